@@ -16,6 +16,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.options import remark_on_translation
 from onmt_lite.config.rules import missing, refuse
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError, refused
@@ -74,6 +75,7 @@ PROGRAM = Program(
     RULES,
     build=lambda resolved: resolved.build(ExportOptions),
     ours_too={"to": Foreign((), CTRANSLATE2, refused=True)},
+    remark=remark_on_translation,
 )
 load_export_options = PROGRAM.load
 

@@ -43,7 +43,8 @@ def run(case, *more):
     Path("a.yaml").write_text(case["yaml"], encoding="utf-8")
     models = [f"{name}.pt" for name in case["model"].split()]
     places = ["-model", *models, "-src", "src.txt", "-output", "out.txt", "-search", "opennmt-3"]
-    return translate.main(["-config", "a.yaml", *places, *shlex.split(case["words"]), *more])
+    config = ["-config", "a.yaml"] if case["yaml"].strip() else []
+    return translate.main([*config, *places, *shlex.split(case["words"]), *more])
 
 
 def output():

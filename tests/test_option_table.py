@@ -149,7 +149,7 @@ def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path
         ("", "-data_type", "data_type true: only text is translated; "),
         ("seed: -2", "", "seed: expected a whole number at least 0"),
         ("", "-seed -2", "seed: expected a whole number at least 0"),
-        ("tgt: {a: 1}", "", "tgt: expected text, got {'a': 1} ("),
+        ("tgt: {a: 1}", "", "tgt: expected a path, got {'a': 1}; write one value after tgt ("),
     ],
 )
 def test_values_that_are_no_defaults_are_refused(tmp_path, yaml, argv, problem):

@@ -211,7 +211,7 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
         ("-train_weights 1e9", "at most 10,000"),
         (f"-seed {2**63}", "seed: .* at most"),
         ("-threads 999", "at most 256"),
-        ("-vocab_size 99999999999", "at most 500000"),
+        ("-vocab_size 99999999999", "at most 500,000"),
         ("-save_bits 4", "8 or 16"),
         ("-train_src a", "train_src; .*paste FILE.src FILE.tgt"),
         ("-valid_tgt b", "valid_tgt; .*paste FILE.src FILE.tgt"),

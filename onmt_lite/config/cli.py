@@ -89,7 +89,7 @@ def tell(argv: Sequence[str], program: Program[Any]) -> str:
         if names in ON or names == ["all"]:
             usage = f"{command()} {program.usage}".replace("{command}", command())
             return help_text(program.options, usage, columns, program.page if names in ON else ())
-        return help_on(names, program.options, columns)
+        return help_on(names, program.options, columns, program.page, program.remark)
     if asked.get("version") in ON:
         return versions()
     if "md" in asked and "md" in program.foreign():  # OpenNMT-py's name

@@ -51,7 +51,9 @@ def is_text(words: Sequence[str]) -> bool:
 def line_that_works(words: Sequence[str]) -> str:
     """Return what to type to translate what was given to no option: text, or a file."""
     if not is_text(words):
-        return f"to translate a file: {started_as()} -src {shlex.quote(words[0])}"
+        output = len(words) == 2 and not os.path.lexists(words[1])
+        src = shlex.join([words[0], *(["-output", words[1]] if output else [])])
+        return f"to translate a file: {started_as()} -src {src}"
     text = " ".join(words)
     quoted = shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
     return f"to translate text: echo {quoted} | {started_as()}"

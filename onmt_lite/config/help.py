@@ -1,16 +1,16 @@
 """Options described: what -help prints, the tables of the documentation, and the JSON Schema."""
 
-import difflib
 import json
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from onmt_lite.config.foreign import Foreign
+from onmt_lite.config.guesses import near_names
 from onmt_lite.config.option import META_NAMES, Option, parse_words
 from onmt_lite.config.sources import Program, dump, split_argv
 from onmt_lite.errors import OptionError
@@ -63,10 +63,17 @@ def in_short(option: Option) -> Option:
     return replace(option, many=False, choices=(), **short)
 
 
-def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
+def help_on(
+    names: Sequence[str],
+    options: Options,
+    columns: int = 80,
+    page: Sequence[str] = (),
+    remark: Callable[[str], str | None] = lambda name: None,
+) -> str:
     """The options and groups of these names, with examples.  OptionError for unknown names.
 
-    Any word of a group's title names the group; if an option has the same name, both are shown.
+    `page` and `remark` are those of the Program.  Any word of a group's title names the group; if
+    an option has the same name, both are shown.
     """
     width, groups = max(NARROWEST, min(columns, WIDEST)), by_group(options)
     parts: list[str] = []
@@ -79,9 +86,10 @@ def help_on(names: Sequence[str], options: Options, columns: int = 80) -> str:
             members = groups[title]
             parts += [_listing(title, members, width), _examples(members, options, width)]
         if name not in options and not titles:
-            known = [*options, *(title.lower() for title in groups)]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "-help all lists all"
+            near = near_names(name, options, page, [title.lower() for title in groups])
+            hint = f"did you mean {' or '.join(near)}?" if near else "-help all lists all"
+            if near[:1] != [name] and not any(name in each for each in near):
+                hint = remark(name.replace("-", "_")) or hint
             problems.append(f"help: no option or group is called {name[:50]!r}; {hint}")
     if problems:
         raise OptionError(*problems)

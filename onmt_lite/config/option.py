@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import math
 import operator
+import os
 import re
 import types
 import typing
@@ -25,6 +26,21 @@ BOUNDS = {
     "min": ("at least", operator.ge),
     "max": ("at most", operator.le),
 }
+# What other programs call a value
+SYNONYMS = {
+    **dict.fromkeys(("float16", "half", "16"), "fp16"),
+    **dict.fromkeys(("float32", "float", "single", "32"), "fp32"),
+    **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
+    **dict.fromkeys(("8", "8bit", "int8_float32", "quantized"), "int8"),
+    **dict.fromkeys(("sentences", "sentence", "examples"), "sents"),
+    **dict.fromkeys(("huggingface", "hf"), "transformers"),
+    **dict.fromkeys(("opennmt-py", "onmt"), "opennmt-3"),
+    "gpu": "cuda",
+    "spm": "sentencepiece",
+    "subword-nmt": "bpe",
+    "warn": "WARNING",
+}
+QUOTES = "\"'`“”„‟«»‹›‘’‚‛"
 DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
 
 Group = TypeVar("Group")
@@ -121,9 +137,17 @@ class Option:
             return f"one of {', '.join(self.choices)}"
         if self.form[1]:
             return self.form[1]
-        nouns = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        limits = [f"{BOUNDS[k][0]} {v:g}" for k, v in self.bounds.items() if v is not None]
+        text = "a path" if self.is_path else "text"
+        nouns = {bool: "true or false", int: "a whole number", float: "a number", str: text}
+        limits = [f"{BOUNDS[k][0]} {_limit(v)}" for k, v in self.bounds.items() if v is not None]
         return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
+
+
+def _limit(bound: float) -> str:
+    """Write a bound readably: 1000, 100,000, 2^63 - 1."""
+    if bound == 2**63 - 1:
+        return "2^63 - 1"
+    return f"{round(bound):,}" if abs(bound) >= 10_000 else f"{bound:g}"
 
 
 def options_of(
@@ -166,11 +190,13 @@ def parse_words(option: Option, words: list[str]) -> Any:
     """Read the words of a command line.  Raises ValueError that says what was expected."""
     if option.kind is bool and not words:
         return True
+    shown = f"; for example: -{option.name} {option.example}" if option.example else ""
     if option.many and not words:
-        raise ValueError("needs at least one value")
+        raise ValueError(f"needs at least one value{shown}")
+    if not option.many and not words:
+        raise ValueError(f"takes one value, got none{shown}")
     if not option.many and len(words) != 1:
-        got = f"{len(words)}: {' '.join(words)}" if words else "none"
-        raise ValueError(f"takes one value, got {got}")
+        raise ValueError(f"takes one value, got {len(words)}: {' '.join(words)}")
     values = [_parse_word(option, word) for word in words]
     return check(option, values if option.many else values[0])
 
@@ -213,6 +239,50 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_one(option: Option, value: Any) -> Any:
+    try:
+        return _checked(option, value)
+    except ValueError as error:
+        raise ValueError(f"{error}{_meant(option, value)}") from None
+
+
+def _meant(option: Option, value: Any) -> str:
+    """Return a question for the value that was probably meant; "" for none."""
+    if _is_list(value):
+        return "; give one value"
+    if isinstance(value, dict):
+        return f"; write one value after {option.name}"
+    is_free = option.kind is str and not option.choices and not option.form[1]
+    if is_free or not isinstance(value, (str, float, int)):
+        return ""
+    text = _quote(value).strip(f"{QUOTES}= ").lower()
+    if option.many and "," in text:
+        try:
+            found = [_checked(option, _parse_word(option, item)) for item in text.split(",")]
+            return f"; did you mean {as_words(found)}?"
+        except ValueError:
+            return ""
+    near = difflib.get_close_matches(text, option.choices, n=1)
+    known = {choice.lower(): choice for choice in option.choices}
+    switch = SWITCHES.get(text, text) if option.kind is bool else text
+    for guess in (
+        *(switch, known.get(text), SYNONYMS.get(text)),
+        *(re.sub(r"^(?:cuda|gpu)?:?(?=\d+$)", "cuda:", text), *near),
+        re.sub(r"^(-?\d+)\.0+$", r"\1", text),  # 5.0
+        re.sub(r"(?<=\d)[,_](?=\d{3}\b)", "", text),  # 1,000
+        *(text.replace(",", "."), text.replace("-", "/")),  # 1,5 and 1-8
+    ):
+        if guess is not None and guess != value:
+            try:
+                found = _checked(
+                    option, _parse_word(option, guess) if type(guess) is str else guess
+                )
+            except ValueError:
+                continue
+            return f"; did you mean {as_words(found)}?"
+    return ""
+
+
+def _checked(option: Option, value: Any) -> Any:
     if isinstance(value, PurePath):
         value = str(value)
     wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
@@ -220,8 +290,7 @@ def _check_one(option: Option, value: Any) -> Any:
         if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
             value = str(value).lower()
         if value not in option.choices:
-            near = difflib.get_close_matches(str(value), option.choices, n=1)
-            raise ValueError(f"{wrong}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise wrong
         return value
     if option.kind is float:
         if isinstance(value, str) and EXPONENT.fullmatch(value):
@@ -233,6 +302,8 @@ def _check_one(option: Option, value: Any) -> Any:
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
             raise wrong
+        if option.is_path:  # the shell does it only for a word that begins with ~
+            value = os.path.expanduser(value)
     elif isinstance(value, float) and not math.isfinite(value):
         raise wrong
     elif isinstance(value, (int, float)):

@@ -21,7 +21,7 @@ from onmt_lite.config.search_options import (
     SamplingOptions,
     SearchOptions,
 )
-from onmt_lite.config.sources import Program, Resolved, Resolver
+from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.errors import OnmtLiteError
 from onmt_lite.models.kernels.build import load_library
@@ -103,7 +103,7 @@ class TranslateOptions:
         """
         resolver = Resolver(PROGRAM)
         for name, value in given.items():
-            resolver.put(name, value, "keyword argument")
+            resolver.put(name, value, KEYWORD)
         with in_keywords():
             return build_options(resolver.result())
 
@@ -215,6 +215,12 @@ def width_of(path: Path) -> int:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     return 0
+
+
+def remark_on_translation(name: str) -> str | None:
+    """Return what a program that does not translate says about an option of the translator."""
+    is_known = name in OPTIONS
+    return "it is for translation (python -m onmt_lite); leave it out" if is_known else None
 
 
 def build_options(resolved: Resolved) -> TranslateOptions:

@@ -4,7 +4,7 @@ Sources win in the order default < YAML files < command line.  Every problem in 
 collected before anything is raised.
 """
 
-import difflib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from onmt_lite.checkpoints.shipped import config_names, find_config
-from onmt_lite.config.console import is_text, line_that_works
+from onmt_lite.checkpoints.shipped import find_config
+from onmt_lite.config.files import PHRASES, TAKES
 from onmt_lite.config.foreign import Foreign
+from onmt_lite.config.guesses import DASHED, about_extra, about_stray, near_names
 from onmt_lite.config.option import (
     META_NAMES,
     Group,
@@ -26,15 +27,12 @@ from onmt_lite.config.option import (
     parse_words,
 )
 from onmt_lite.config.rules import Rule, notes, refusals
+from onmt_lite.config.yaml_file import read_yaml
 from onmt_lite.errors import OptionError
 
 T = TypeVar("T")
+KEYWORD = "keyword argument"  # an origin of values
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
-MAX_BYTES = 64 * 1024
-MAX_DEPTH = 20
-MAX_GUESSES = 3  # names that an unknown one may be the beginning of
-TAG = "tag:yaml.org,2002:"
-PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +143,8 @@ class Resolver:
         self.origins = dict.fromkeys(self.options, "default")
         self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
-        self.failed: set[str] = set()  # options whose value was refused, so they are not missing
+        self.typed: set[str] = set()  # options of the command line
+        self.unread: set[str] = set()  # options and files whose values are wrong
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
     def _foreign(self, name: str) -> Foreign | None:
@@ -153,13 +152,19 @@ class Resolver:
         return program.ours_too.get(name) if name in self.options else program.foreign().get(name)
 
     def yaml_file(self, path: str) -> None:
-        path = find_config(path)
+        path = find_config(os.path.expanduser(path))
         read = check_quoted if self.program.quoted else check
         try:
-            for name, value, line in read_yaml(path, self._is_text):
-                self.put(name, value, f"{path}:{line}", read)
+            found = read_yaml(path, self._is_text)
         except ValueError as error:
             self.problems.append(f"config: {error}")
+            self.unread.add("config")
+            return
+        for name, value, line in found:
+            self.put(name, value, f"{path}:{line}", read)
+        if not found:
+            remedy = "write lines such as `beam_size: 5` into it, or leave it out"
+            self.notes["config"] = f"config: without effect; {path} holds no options; {remedy}"
 
     def _is_text(self, name: str, kind: str) -> bool:
         """Return whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
@@ -171,11 +176,10 @@ class Resolver:
         return self.program.quoted and is_text
 
     def command_line(self, argv: Sequence[str]) -> None:
-        given, stray = split_argv(argv)
+        given, stray = split_argv([self._hyphenated(word) for word in argv])
+        self.typed = {name for name, _ in given}
         if stray:
-            hint = line_that_works(stray) if self.program.takes_text else "-help lists the options"
-            if stray == ["predict"]:  # Eole's command
-                hint = "leave it out: this program only translates"
+            hint = about_stray(stray, self.options, self.program.takes_text)
             self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
         configs: list[str] = []
         for name, words in given:
@@ -183,6 +187,18 @@ class Resolver:
                 configs += words
                 words = configs
             self.put(name, words, "command line", parse_words)
+
+    def _hyphenated(self, word: str) -> str:
+        """Return a word with one hyphen if it is an option after dashes or three hyphens."""
+        rest = DASHED.sub("", word, 1)
+        name = rest.partition("=")[0].lower().replace("-", "_")
+        if rest == word or (name not in self.options and name not in self.program.foreign()):
+            return word
+        self.problems.append(
+            f"{word[:50]}: an option begins with a hyphen, -, not with {word[: -len(rest)]}; "
+            f"write -{rest[:50]}"
+        )
+        return f"-{rest}"
 
     def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
         """Take a value, or the words of a command line; None is as if it were not there.  An empty
@@ -218,38 +234,50 @@ class Resolver:
 
     def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
         if name not in self.options:
-            self.problems.append(f"{self._unknown(name)} ({origin})")
+            self.problems.append(f"{self._unknown(name, raw)} ({origin})")
             return
         try:
             self.values[name] = read(self.options[name], raw)
             self.origins[name] = origin
         except ValueError as error:
             known = self._foreign(name)
-            hint = f"; {known.says}" if known and known.refused else ""
-            meant = self._of_text(name, raw, read)
-            self.failed.add(name)
+            is_guessed = "; did you mean" in f"{error}"
+            hint = f"; {known.says}" if known and known.refused and not is_guessed else ""
+            if isinstance(raw, list) and read is not parse_words and TAKES.get(name) == PHRASES:
+                hint = f"; {name} takes {PHRASES}"
+                hint += "; give the phrases themselves to translate()" if origin == KEYWORD else ""
+            is_typed = read is parse_words and not is_guessed
+            meant = self._extra(name, raw) if is_typed else ""
             self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
+            self.unread.add(name)
 
-    def _of_text(self, name: str, raw: Any, read: Read) -> str:
-        """Return what to add if the words are a sentence without quotes, or behind an option."""
-        if not self.program.takes_text or read is not parse_words:
+    def _extra(self, name: str, words: list[str]) -> str:
+        """Return what to add if words follow an option that does not take them."""
+        option = self.options[name]
+        if option.kind is bool and words:
+            words = ["true", *words]
+        if option.many or len(words) < 2 or not any(words[1:]):
             return ""
-        words = raw if name == "src" or self.options[name].kind is bool else raw[1:]
-        several = " " in " ".join(words).strip()
-        return f"; {line_that_works(words)}" if several and is_text(words) else ""
+        given = self.typed | {n for n, origin in self.origins.items() if origin != "default"}
+        takes_text = self.program.takes_text
+        return f"; {about_extra(option, words, self.options, given, takes_text)}"
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str, raw: Any = None) -> str:
         shown = name[:50]
         if (plain := name.replace("-", "_")) in self.options:
             return f"unknown option {shown}; here it is {plain}"
-        if remark := self.program.remark(plain):
+        remark = self.program.remark(plain)
+        section = raw.items() if isinstance(raw, dict) else ()
+        inner = [n for n, v in section if n in self.options and not isinstance(v, dict)]
+        if isinstance(raw, dict) and (inner or not remark):
+            moved = ", ".join(inner) or "its options"
+            remedy = f"write {moved} at the start of a line, without {shown}"
+            return f"unknown option {shown}; options have no sections: {remedy}"
+        if remark:
             return f"unknown option {shown}; {remark}"
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
-        starts = [known for known in self.options if name and known.startswith(name)]
-        starts.sort(key=lambda known: (known not in self.program.page, len(known)))
-        near = starts[:MAX_GUESSES] or difflib.get_close_matches(name, self.options, 1, cutoff=0.6)
-        if not near:
+        if not (near := near_names(name, self.options, self.program.page)):
             return f"unknown option {shown}; -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
@@ -277,7 +305,8 @@ class Resolver:
             else:
                 self._note(name, known, words, origin)
         refused = refusals(self.program.rules, self.values)
-        self.problems += [p for p in refused if p.partition(" is missing")[0] not in self.failed]
+        # What is missing may be what could not be read
+        self.problems += [each for each in refused if not (self.unread and " is missing; " in each)]
         if self.problems:
             raise OptionError(*self.problems)
         said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
@@ -297,96 +326,3 @@ def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[s
         else:
             stray.append(word)
     return given, stray
-
-
-# -- YAML files ----------------------------------------------------------------------------------
-
-
-def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
-    """Return (key, value, line) of each option in the file.  `is_text(key, kind)` says whether a
-    value of this kind of YAML (bool, int, float, timestamp) is taken as it is written.
-
-    Raises ValueError, naming file and line, for a file that is not YAML and for YAML that no
-    configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
-    """
-    text = _read_text(path)
-    try:
-        _refuse_surprises(text, path)
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None or node.value == "":
-            return []
-        if not isinstance(node, yaml.MappingNode):
-            where = f"{path}:{node.start_mark.line + 1}"
-            raise ValueError(f"not a list of 'option: value' lines ({where})")
-        return _read_mapping(loader, node, path, is_text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ValueError(f"not valid YAML: {error.problem} ({path}:{line})") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"not valid YAML: {' '.join(str(error).split())} ({path})") from None
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, "rb") as f:
-            data = f.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        shipped = f"; shipped are {', '.join(config_names())}" if is_missing else ""
-        reason = getattr(error, "strerror", error)
-        raise ValueError(f"cannot be read: {reason} ({path}){shipped}") from None
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES // 1024} KiB ({path}); is it a configuration?")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: byte {error.start} ({path})") from None
-
-
-def _refuse_surprises(text: str, path: str) -> None:
-    """Check the events; values are made only if they pass."""
-    depth = 0
-    event: Any  # every event has a start_mark, which the type stubs leave open
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent))
-        depth -= isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent))
-        where = f"{path}:{event.start_mark.line + 1}"
-        if depth > MAX_DEPTH:
-            raise ValueError(f"too deep nesting ({where})")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"an alias, *{event.anchor} ({where}); write the value out")
-        if getattr(event, "tag", None) is not None:
-            raise ValueError(f"a tag, {event.tag} ({where}); write the plain value")
-
-
-def _read_mapping(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: Callable[[str, str], bool]
-) -> list[tuple[str, Any, int]]:
-    found: list[tuple[str, Any, int]] = []
-    lines: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ValueError(f"a key must be an option's name ({path}:{line})")
-        key = key_node.value.lstrip("-")
-        if key in lines:
-            both = f"lines {lines[key]} and {line}"
-            raise ValueError(f"{key} is set twice, at {both} ({path}:{line})")
-        lines[key] = line
-        items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
-        for scalar in [value_node, *items]:
-            kind = scalar.tag.removeprefix(TAG)
-            if isinstance(scalar, yaml.ScalarNode) and kind != "null" and is_text(key, kind):
-                scalar.tag = TAG + "str"
-            elif kind == "int" and not PLAIN_INT.fullmatch(scalar.value):
-                raise ValueError(
-                    f"{key}: YAML reads {scalar.value} as another number ({path}:{line}); "
-                    "write plain digits or quote it"
-                )
-        try:
-            value = loader.construct_object(value_node, deep=True)
-        except (ValueError, OverflowError) as error:  # 2026-13-45, which looks like a date
-            raise ValueError(f"{key}: not valid YAML: {error} ({path}:{line})") from None
-        found.append((key, value, line))
-    return found

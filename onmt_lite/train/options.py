@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from onmt_lite.checkpoints.shipped import find_model
 from onmt_lite.config.foreign import remark_on_training
 from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
+from onmt_lite.config.options import remark_on_translation
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
 from onmt_lite.config.sources import Program, Resolved
 
@@ -92,20 +93,28 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    d_model: int = opt(192, "Set the width of the model", min=8, example="256")
+    d_model: int = opt(192, "Set the width of the model", within=(8, 65_536), example="256")
     heads: int = opt(
-        4, "Set the number of attention heads, which must divide d_model", min=1, example="8"
+        4,
+        "Set the number of attention heads, which must divide d_model",
+        within=(1, 1024),
+        example="8",
     )
-    d_ff: int = opt(768, "Set the width inside feed-forward layers", min=8, example="1024")
-    enc_layers: int = opt(3, "Set the number of encoder layers", min=1, example="6")
-    dec_layers: int = opt(1, "Set the number of decoder layers", min=1, example="3")
+    d_ff: int = opt(
+        768, "Set the width inside feed-forward layers", within=(8, 1_000_000), example="1024"
+    )
+    enc_layers: int = opt(3, "Set the number of encoder layers", within=(1, 1000), example="6")
+    dec_layers: int = opt(1, "Set the number of decoder layers", within=(1, 1000), example="3")
     norm: Literal["before", "after"] = opt(
         "before",
         "Normalize before each sublayer, or after it as in Marian, for export to its format",
         example="after",
     )
     max_positions: int = opt(
-        512, "Leave out pairs with a line of more than N tokens", min=8, example="256"
+        512,
+        "Leave out pairs with a line of more than N tokens",
+        within=(8, 1_000_000),
+        example="256",
     )
     dropout: float = opt(
         0.1, "Zero this fraction of the activations", within=(0, 0.9), example="0.3"
@@ -126,7 +135,10 @@ class LearningOptions:
         example="40",
     )
     batch_tokens: int = opt(
-        1500, "Use at most N padded tokens per step and side", min=16, example="7200"
+        1500,
+        "Use at most N padded tokens per step and side",
+        within=(16, 100_000_000),
+        example="7200",
     )
     matrix_lr: float = opt(
         0.02, "Set the peak learning rate of weight matrices (Muon)", above=0, example="0.01"
@@ -230,7 +242,8 @@ RULES = (
     refuse(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
-            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train"
+            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train; "
+            "give one for each"
         ),
     ),
     refuse(
@@ -271,7 +284,7 @@ PROGRAM = Program(
     OPTIONS,
     RULES,
     page=PAGE,
-    remark=remark_on_training,
+    remark=lambda name: remark_on_training(name) or remark_on_translation(name),
     build=build_options,
 )
 load_train_options = PROGRAM.load

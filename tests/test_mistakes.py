@@ -1,0 +1,386 @@
+"""Mistakes of users: one line with the option or file, what is wrong and what to do."""
+
+import os
+import shlex
+
+import pytest
+
+import translate
+from onmt_lite import Translator
+from onmt_lite.config.help import help_on
+from onmt_lite.config.option import check, parse_words
+from onmt_lite.config.options import OPTIONS, PROGRAM, TranslateOptions, load_options
+from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
+from onmt_lite.export import PROGRAM as EXPORT
+from onmt_lite.export import load_export_options
+from onmt_lite.train.__main__ import main as train
+from onmt_lite.train.options import PROGRAM as TRAIN
+from onmt_lite.train.options import load_train_options
+
+FILES = {
+    "in.de": b"Hallo\n",
+    "other.de": b"Hallo\n",
+    "my file.de": b"Hallo\n",
+    "notes.txt": b"Hallo\n",
+    "models/opus-de-en/config.json": b"{}",
+    "folder/file": b"x",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A working directory with some files."""
+    for name, data in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def problem_of(load, *words):
+    """Return the error of a program, which has a single one."""
+    with pytest.raises(OnmtLiteError) as caught:
+        load(*words)
+    problem = str(caught.value)
+    assert "\n" not in problem
+    return problem
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+EXTRA_WORDS = [
+    ("-src in.de out.en", "src: takes one value, got 2: in.de out.en", "-output out.en?"),
+    ("-beam_size 5 runs/out.en", "beam_size: takes one value", "did you mean -output runs/out.en?"),
+    ("-src in.de other.de", "src: takes one value", "to read all: cat in.de other.de"),
+    ("-output out.en in.de", "output: takes one value", "did you mean -src in.de?"),
+    ("-src in.de -output out.en x.txt", "output: takes one value", "leave 'x.txt' out"),
+    ("-src in.de 5", "src: takes one value", "leave '5' out, or write the name of its option"),
+    ("-beam_size 5 6", "beam_size: takes one value", "give only one of them"),
+    ("-src in.de beam_size 5", "src: takes one value", "hyphen: -beam_size 5"),
+    ("-src in.de beam_size=5", "src: takes one value", "hyphen: -beam_size=5"),
+    ("-src my file.de", "src: takes one value", "quote a path with spaces: -src 'my file.de'"),
+    ("-src_lang a b", "src_lang: takes one value", "quote a value with spaces: -src_lang 'a b'"),
+    ("-ban_words the a", "ban_words: takes one value", "write the phrases to a file"),
+    ("-device cuda 1", "device: takes one value", "did you mean cuda:1?"),
+    ("-shard 1 8 -src in.de", "shard: takes one value", "did you mean 1/8?"),
+    ("-beam_size= 5", "beam_size: takes one value", "write -beam_size=5 without spaces"),
+    ("-beam_size = 5", "beam_size: takes one value", "write -beam_size=5 without spaces"),
+    ("-quiet out.en", "quiet: expected true or false", "did you mean -output out.en?"),
+    ("-verbose in.de", "verbose: expected true or false", "did you mean -src in.de?"),
+    ("-beam_size", "beam_size: takes one value, got none", "for example: -beam_size 8"),
+    ("-model", "model: needs at least one value", "for example: -model opus-mt-de-en"),
+]
+
+
+@pytest.mark.parametrize(("line", "start", "remedy"), EXTRA_WORDS)
+def test_extra_words_after_one_value_say_where_they_belong(line, start, remedy):
+    problem = problem_of(load_options, shlex.split(line))
+    assert problem.startswith(start) and remedy in problem
+
+
+def test_extra_words_of_other_programs_say_where_they_belong():
+    argv = "-train in.de -output r extra -train_steps 1".split()
+    problem = problem_of(load_train_options, argv)
+    assert problem.endswith("leave 'extra' out, or write the name of its option before it")
+    problem = problem_of(load_export_options, "-model de-en to marian -output x".split())
+    assert problem.startswith("model: takes one value") and problem.endswith("-to marian")
+
+
+@pytest.mark.parametrize("dash", "‐ ‑ ‒ – — ― − --- -–".split())
+def test_an_option_after_another_dash_is_told_the_hyphen(dash):
+    for argv in ([f"{dash}beam_size", "5"], ["-src", "in.de", f"{dash}beam_size=5"]):
+        problem = problem_of(load_options, argv)
+        assert problem.startswith(f"{dash}beam_size")
+        assert f"not with {dash}; write -beam_size" in problem
+
+
+def test_a_dash_in_the_text_of_a_value_stays():
+    words = ["-tgt_prefix", "–foo", "-tgt_file_prefix"]
+    assert load_options(words)[0].text.tgt_prefix == "–foo"
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("beam_size 5", "an option begins with a hyphen: -beam_size 5"),
+        ("beam_size=5", "an option begins with a hyphen: -beam_size=5"),
+        ("in.de out.en", "-src in.de -output out.en"),
+    ],
+)
+def test_words_before_any_option_say_what_to_type(line, remedy):
+    problem = problem_of(load_options, line.split())
+    assert problem.startswith(f"{line!r} belongs to no option; ") and problem.endswith(remedy)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+NAMES = [
+    ("beam", "beam_size"),
+    ("Beam", "beam_size"),
+    ("size", "beam_size or batch_size"),
+    ("penalty", "length_penalty or coverage_penalty"),
+    ("repeat", "block_ngram_repeat"),
+    ("ngram", "block_ngram_repeat"),
+    ("lang", "src_lang or tgt_lang"),
+    ("language_code", "src_lang or tgt_lang"),
+    ("lenght", "length"),
+    ("beam_widht", "beam_size"),
+    ("greedy", "beam_size"),
+    ("Beam_Siz", "beam_size"),
+    ("sarch", "search"),
+]
+
+
+@pytest.mark.parametrize(("name", "meant"), NAMES)
+def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, folder):
+    (folder / "a.yaml").write_text(f"{name}: 1\n")
+    problems = [
+        problem_of(lambda: help_on([name], OPTIONS, 80, PROGRAM.page)),
+        problem_of(load_options, [f"-{name}", "1"]),
+        problem_of(load_options, ["-config", "a.yaml"]),
+        problem_of(lambda: TranslateOptions.of(**{name: 1})),
+    ]
+    for problem in problems:
+        told = "here it is beam_size" in problem and name == "beam"  # fairseq's name
+        assert told or ("did you mean " in problem and meant in problem), problem
+
+
+def test_help_answers_names_of_other_tools_and_programs():
+    problem = problem_of(lambda: help_on(["num-beams"], OPTIONS, 80, PROGRAM.page, PROGRAM.remark))
+    assert problem.endswith("; here it is beam_size")
+    problem = problem_of(lambda: help_on(["layers"], TRAIN.options, 80, TRAIN.page))
+    assert problem.endswith("did you mean enc_layers or dec_layers?")
+    problem = problem_of(lambda: help_on(["mod"], EXPORT.options))
+    assert problem.endswith("did you mean model?")
+    for load in (load_train_options, load_export_options):
+        with pytest.raises(OptionError, match="unknown option beam_size; it is for translation"):
+            load(["-beam_size", "5"])
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+VALUES = [
+    ("beam_size", "“5”", "5"),
+    ("beam_size", "5.0", "5"),
+    ("beam_size", "1,000", "1000"),
+    ("beam_size", "1e2", "100"),
+    ("n_best", "=5", "5"),
+    ("alpha", "1,5", "1.5"),
+    ("gpu", "0,1", "0 1"),
+    ("verbose", "yes", "true"),
+    ("verbose", "Off", "false"),
+    ("precision", "float16", "fp16"),
+    ("precision", "FP16", "fp16"),
+    ("precision", "bfloat16", "bf16"),
+    ("device", "gpu", "cuda"),
+    ("device", "CPU", "cpu"),
+    ("device", "cuda0", "cuda:0"),
+    ("shard", "1-8", "1/8"),
+    ("output_format", "TEXT", "text"),
+    ("search", "transfomers", "transformers"),
+    ("search", "huggingface", "transformers"),
+    ("batch_type", "sentences", "sents"),
+    ("log_file_level", "info", "INFO"),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "meant"), VALUES)
+def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
+    problem = problem_of(load_options, [f"-{name}", word])
+    assert problem.startswith(f"{name}: expected ")
+    assert problem.endswith(f"; did you mean {meant}? (command line)")
+    parse_words(OPTIONS[name], meant.split())  # which is right
+
+
+@pytest.mark.parametrize("value", ["five", "5x", "10**9", True, [5, 6], {"n": 5}, -1, 5.5, "٥"])
+def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
+    with pytest.raises(ValueError, match="expected a whole number at least 1") as caught:
+        check(OPTIONS["beam_size"], value)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "limit"),
+    [
+        ("-seed 1e30", "at most 2^63 - 1,"),
+        ("-beam_size 99999999999", "at most 1000,"),
+        ("-max_length 999999999", "at most 100,000,"),
+        ("-bucket_lines 1e12", "at most 10,000,000,"),
+        ("-model_weights 1e9", "at most 1,000,000,"),
+    ],
+)
+def test_limits_are_written_in_digits(line, limit):
+    assert limit in problem_of(load_options, line.split())
+
+
+@pytest.mark.parametrize("name", "d_model heads d_ff enc_layers dec_layers batch_tokens".split())
+def test_sizes_that_no_machine_has_are_refused(name):
+    argv = f"-train in.de -output r -train_steps 1 -{name} 9999999999".split()
+    assert problem_of(load_train_options, argv).startswith(f"{name}: expected a whole number ")
+
+
+# -- YAML ------------------------------------------------------------------------------------------
+
+CONFIGS = [  # the file, the line of the error, what to do
+    ("- src: in.de\n- beam_size: 5\n", 1, "write the options without `- `"),
+    ('[{"beam_size": 5}]', 1, "write the options without `- ` or [ ]"),
+    ("hello\n", 1, "write a line `option: value` for each option"),
+    ("beam_size: 5\nbeam_size: 6\n", 2, "remove one of them"),
+    ("src: in.de\n\tbeam_size: 5\n", 2, "write spaces in the place of the TAB"),
+    ("beam_size=5\nn_best=1\n", 1, "write `beam_size: 5` in the place of `beam_size=5`"),
+    ("src: in.de\nbeam_size:5\n", 3, "write a space after the colon of beam_size"),
+    ("-beam_size 5\n-src in.de\n", 1, "write `beam_size: 5`, one option in each line"),
+    ("[translate]\nbeam_size = 5\n", 2, "remove the line [translate]: options have no sections"),
+    ("beam_size: 5 n_best: 2\n", 1, "write one option in each line"),
+    ("beam_size: 5\n  n_best: 2\n", 2, "begin every option at the start of its line"),
+    ("  beam_size: 5\nn_best: 2\n", 2, "begin every option at the start of its line"),
+    ('{"beam_size": 4, "n_best": 2\n', 2, "close the bracket that begins in line 1"),
+    ('src: "in.de\nbeam_size: 5\n', 3, "close the quotation marks that begin in line 1"),
+    ("src: @x\n", 1, "quote the value: src: '@x'"),
+    ("src: *.de\n", 1, "quote the value: src: '*.de'"),
+    ("src: a: b\n", 1, "quote the value: src: 'a: b'"),
+    ("beam_size: 5\n---\nbeam_size: 6\n", 2, "write one list of options: remove the line ---"),
+    ('src: "C:\\Users\\new.txt"\n', 1, "write paths with / or in single quotes"),
+    ('beam_size: 5\nsrc: "D:\\data\\x.txt"\n', 2, "write paths with / or in single quotes"),
+    (
+        "translate:\n  beam_size: 5\n",
+        1,
+        "write beam_size at the start of a line, without translate",
+    ),
+    ("translate:\n  beam: 5\n", 1, "write its options at the start of a line, without translate"),
+    ("model:\n  d_model: 5\n", 1, "write one value after model"),
+    ("src: [a.de, b.de]\n", 1, "give one value"),
+    ("ban_words: [the, a]\n", 1, "ban_words takes a file of phrases"),
+    ("data:\n  valid:\n    path_src: a\n", 1, "it is for training"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "remedy"), CONFIGS)
+def test_a_file_that_is_no_configuration_has_cause_place_and_remedy(folder, text, line, remedy):
+    (folder / "a.yaml").write_text(text)
+    problem = problem_of(load_options, ["-config", "a.yaml"])
+    assert f"(a.yaml:{line})" in problem and remedy in problem
+
+
+def test_a_windows_path_works_as_the_remedy_says(folder):
+    (folder / "a.yaml").write_text("src: 'C:\\Users\\new.txt'\noutput: C:/Users/out.txt\n")
+    data = load_options(["-config", "a.yaml"])[0].data
+    assert (data.src, data.output) == ("C:\\Users\\new.txt", "C:/Users/out.txt")
+
+
+@pytest.mark.parametrize("text", ["", "# beam_size: 5\n", "---\n", "{}\n"])
+def test_a_configuration_without_options_gets_a_note(folder, text):
+    (folder / "a.yaml").write_text(text)
+    (note,) = load_options(["-config", "a.yaml"])[0].notes
+    assert note.startswith("config: without effect; a.yaml holds no options; write lines such as ")
+
+
+def test_what_could_not_be_read_is_not_missing_too():
+    argv = "-model de-en -to onnx -output x".split()
+    assert problem_of(load_export_options, argv).startswith("to: expected one of ")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+MISSING = [
+    ("-src in.ed", 5, "src in.ed: there is no such file; src takes a text file ", "mean in.de?"),
+    ("-src no.html", 5, "src no.html: there is no such file; src takes", "check the path"),
+    ("-src folder/fil", 5, "src folder/fil: there is no such file; ", "mean folder/file?"),
+    ("-src $HOME/x", 5, "src $HOME/x: there is no such file; ", "variables are not replaced"),
+    ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: there", "has no home directory"),
+    ("-src folder", 5, "src folder: it is a directory; src takes", "give the path of a file"),
+    ("-tgt folder", 5, "tgt folder: it is a directory; tgt takes", "give the path of a file"),
+    ("-ban_words the", 5, "ban_words the: there is no such file; ban_words takes a file of phrases",
+     "write the phrases to a file and give its path"),
+    ("-force_words 'good morning'", 5, "force_words good morning: there is no such file; force_wor",
+     "write the phrases to a file and give its path"),
+    ("-replace_unk -phrase_table no", 4, "phrase_table no: there is no such file; phrase_table ta",
+     "check the path"),
+    ("-tokenizer bpe -src_subword_model no", 4, "src_subword_model no: there is no such file; src",
+     "check the path"),
+    ("-output no/out", 5, "cannot write no/out: No such file or directory", "directory first"),
+    ("-log_file folder", 5, "cannot write log_file folder: Is a directory", "path of a file in it"),
+    ("-config nbst", 2, "config: cannot be read: No such file or directory (nbst)", "mean nbest?"),
+    ("-model models/opus-de", 4, "no model at models/opus-de: there is no such ", "opus-de-en?"),
+    ("-model models", 4, "no model at models: the directory has no", "mean models/opus-de-en?"),
+    ("-model de_en", 4, "no model at de_en: there is no such file ", "did you mean de-en?"),
+    ("-model ''", 2, "model is empty", "give a path"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "code", "start", "remedy"), MISSING)
+def test_a_path_that_leads_nowhere_names_option_and_remedy(
+    capfd, monkeypatch, line, code, start, remedy
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = shlex.split(line)
+    words += [] if "-src" in words else ["-src", "in.de"]
+    assert translate.main(words) == code
+    (said,) = capfd.readouterr().err.splitlines()
+    said = said.removeprefix("onmt_lite: error: ")
+    assert said.startswith(start) and remedy in said
+
+
+def test_pairs_that_are_not_there_name_option_and_remedy(capfd):
+    for option in ("train", "valid"):
+        files = {"train": "in.de", "valid": "in.de", option: "no.tsv"}
+        words = [word for name, path in files.items() for word in (f"-{name}", path)]
+        assert train([*words, "-output", "run", "-train_steps", "1"]) == 5
+        said = capfd.readouterr().err
+        assert f"error: {option} no.tsv: there is no such file; {option} takes a file of `s" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_names_option_and_remedy(capfd, folder):
+    (folder / "in.de").chmod(0)
+    assert translate.main(["-src", "in.de"]) == 5
+    said = capfd.readouterr().err
+    assert "error: src in.de: Permission denied; " in said and "; change its permissions" in said
+
+
+def test_phrases_in_the_place_of_a_file_are_answered_in_python():
+    with pytest.raises(OptionError, match="give the phrases themselves to translate()"):
+        TranslateOptions.of(ban_words=["the"])
+    with pytest.raises(CheckpointError, match="no model at models: .*did you mean models/opus"):
+        Translator.from_pretrained("models")
+
+
+# -- the home directory ----------------------------------------------------------------------------
+
+
+def test_a_tilde_is_the_home_directory_in_every_path_option(folder):
+    home = str(folder / "home")
+    paths = {name: option for name, option in OPTIONS.items() if option.is_path}
+    assert {"src", "model", "report", "dump_beam", "log_file", "ban_words"} <= paths.keys()
+    for name, option in paths.items():
+        for path in ("~/x.json", "~"):
+            if name == "dump_beam" and path == "~":
+                continue
+            expanded = path.replace("~", home)
+            expected = (expanded,) if option.many else expanded
+            assert check(option, path) == parse_words(option, [path]) == expected
+    assert check(OPTIONS["src"], "a/~/b") == "a/~/b"
+    assert check(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
+
+
+def test_a_tilde_is_expanded_wherever_options_come_from(folder):
+    (folder / "home").mkdir()
+    (folder / "home" / "a.yaml").write_text("src: ~/in.de\nmodel: [~/one, two]\n")
+    home = str(folder / "home")
+    options = load_options(["--config=~/a.yaml", "-output=~/out.en"])[0]
+    assert (options.data.src, options.data.output) == (f"{home}/in.de", f"{home}/out.en")
+    assert options.model.model == (f"{home}/one", "two")
+    assert TranslateOptions.of(src="~/in.de").data.src == f"{home}/in.de"
+    argv = "--train=~/a.tsv -output=~/run -train_steps 1".split()
+    data = load_train_options(argv)[0].data
+    assert (data.train, data.output) == ((f"{home}/a.tsv",), f"{home}/run")
+    argv = "-model=~/m -to=marian --output=~/x".split()
+    exported = load_export_options(argv)[0]
+    assert (exported.model, exported.output) == (f"{home}/m", f"{home}/x")
+
+
+def test_a_tilde_with_a_name_is_that_user(folder):
+    pwd = pytest.importorskip("pwd")
+    user = pwd.getpwuid(os.getuid())
+    assert check(OPTIONS["src"], f"~{user.pw_name}/x") == f"{user.pw_dir}/x"
