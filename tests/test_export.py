@@ -268,7 +268,8 @@ class TestProgram:
     def test_option_without_value_is_one_error(self):
         with pytest.raises(OptionError) as caught:
             load_export_options(["-model", "-to", "marian", "-output", "y"])
-        assert caught.value.problems == ("model: takes one value, got none (command line)",)
+        (problem,) = caught.value.problems
+        assert problem.startswith("model: takes one value, got none; for example: -model ")
 
     @pytest.mark.parametrize("directory", [None, "x"])
     def test_all_or_nothing(self, tmp_path, directory):

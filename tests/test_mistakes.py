@@ -126,7 +126,6 @@ NAMES = [
     ("language_code", "src_lang or tgt_lang"),
     ("lenght", "length"),
     ("beam_widht", "beam_size"),
-    ("greedy", "beam_size"),
     ("Beam_Siz", "beam_size"),
     ("sarch", "search"),
 ]
@@ -299,13 +298,12 @@ MISSING = [
      "check the path"),
     ("-tokenizer bpe -src_subword_model no", 4, "src_subword_model no: there is no such file; src",
      "check the path"),
-    ("-output no/out", 5, "cannot write no/out: No such file or directory", "directory first"),
-    ("-log_file folder", 5, "cannot write log_file folder: Is a directory", "path of a file in it"),
+    ("-output no/out", 5, "cannot write no/out: the directory no does not", "mkdir -p no"),
+    ("-log_file folder", 5, "cannot write folder: it is a directory", "give the path of a file"),
     ("-config nbst", 2, "config: cannot be read: No such file or directory (nbst)", "mean nbest?"),
     ("-model models/opus-de", 4, "no model at models/opus-de: there is no such ", "opus-de-en?"),
     ("-model models", 4, "no model at models: the directory has no", "mean models/opus-de-en?"),
     ("-model de_en", 4, "no model at de_en: there is no such file ", "did you mean de-en?"),
-    ("-model ''", 2, "model is empty", "give a path"),
 ]  # fmt: skip
 
 

@@ -281,7 +281,7 @@ REFUSED = {
         "several models (a.pt, b.pt); download it, hf download team/several --local-dir DIR, and",
     ),
     "eole": ("team/eole", {}, "the repository holds only an Eole model, which is not supported"),
-    "llama": ("team/llama", {}, "a model of type 'llama', which is not read; of Hugging Face"),
+    "llama": ("team/llama", {}, "a model of type 'llama' is not supported; give a model of type"),
 }
 
 
