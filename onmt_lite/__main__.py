@@ -1,4 +1,4 @@
-"""Translate from the command line: `onmt_translate`, `python -m onmt_lite`, `translate.py`."""
+"""Translate from the command line: `onmt_lite`, `python -m onmt_lite`, `translate.py`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def print_models(options: TranslateOptions) -> None:
 
 
 def train() -> int:
-    """`onmt_train`"""
+    """Run the command `onmt_lite_train`."""
     prepare_environment()
     from onmt_lite.train.__main__ import main
 
@@ -80,7 +80,7 @@ def train() -> int:
 
 
 def export() -> int:
-    """`onmt_export`"""
+    """Run the command `onmt_lite_export`."""
     prepare_environment()
     from onmt_lite.export import main
 

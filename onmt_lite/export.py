@@ -37,7 +37,7 @@ class ExportOptions:
 
     model: str = opt(
         "",
-        "Export this Transformer, of any kind that onmt_translate -model reads",
+        "Export this Transformer, of any kind that onmt_lite -model reads",
         value="PATH",
         example="data/de-en",
     )
@@ -69,7 +69,7 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
 PROGRAM = Program(
-    "onmt_export",
+    "onmt_lite_export",
     USAGE,
     OPTIONS,
     RULES,

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from onmt_lite.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_WHEEL = ["pyproject.toml", "README.md", "LICENSE", "onmt_lite", "data", "configs"]
+# Packages and commands of the wheels of OpenNMT-py 1.2, 2.3 and 3.5.1
+OPENNMT_PACKAGE = "onmt"
+OPENNMT_COMMANDS = (
+    "onmt_average_models onmt_build_vocab onmt_preprocess onmt_release_model onmt_server "
+    "onmt_train onmt_translate onmt_translate_dynamic"
+).split()
 GERMAN = "Guten Morgen!\nWo ist der Bahnhof?\n"
 
 
@@ -75,13 +82,27 @@ def from_checkout(tmp_path, monkeypatch, capfdbinary):
     return run
 
 
+def test_wheel_installed_beside_opennmt_py_overwrites_nothing(environment):
+    (path,) = environment.parent.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        packages = {name.split("/")[0] for name in wheel.namelist()}
+        (entries,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
+        lines = wheel.read(entries).decode("utf-8").splitlines()
+    (about,) = (name for name in packages if name.endswith(".dist-info"))
+    assert packages == {"onmt_lite", about} and OPENNMT_PACKAGE not in packages
+    commands = {line.split(" = ")[0] for line in lines if " = " in line}
+    assert commands == {"onmt_lite", "onmt_lite_train", "onmt_lite_export"}
+    assert commands.isdisjoint(OPENNMT_COMMANDS)
+    assert all((environment / "bin" / command).exists() for command in commands)
+
+
 def test_the_shipped_model_translates(run, from_checkout, environment):
     where = run("python", "-c", "import onmt_lite; print(onmt_lite.__file__)")
     assert Path(where).is_relative_to(environment)
     exact = "-precision", "fp32"
     expected = from_checkout(*exact, stdin=GERMAN)
     assert "Good morning" in expected
-    assert run("onmt_translate", *exact, stdin=GERMAN, err="") == expected
+    assert run("onmt_lite", *exact, stdin=GERMAN, err="") == expected
     words = "-m", "onmt_lite", "-model", "de-en", *exact
     assert run("python", *words, stdin=GERMAN) == expected
 
@@ -90,18 +111,19 @@ def test_the_shipped_model_translates(run, from_checkout, environment):
 @pytest.mark.parametrize("name", ["nbest", "nbest.yaml", "configs/nbest.yaml"])
 def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
     expected = from_checkout("-config", "configs/nbest.yaml", "-print_config")
-    found = run("onmt_translate", "-config", name, "-print_config")
+    found = run("onmt_lite", "-config", name, "-print_config")
     values = [line.split("  # ")[0] for line in found.splitlines()]
     assert values == [line.split("  # ")[0] for line in expected.splitlines()]
     assert "n_best: 5" in values
     # One that names a shipped model
     expected = from_checkout("-config", "configs/searches.yaml", stdin="x x\n")
-    assert run("onmt_translate", "-config", "searches", stdin="x x\n") == expected
+    assert run("onmt_lite", "-config", "searches", stdin="x x\n") == expected
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "command", [["onmt_translate"], ["python", "-m", "onmt_lite"], ["onmt_train"], ["onmt_export"]]
+    "command",
+    [["onmt_lite"], ["python", "-m", "onmt_lite"], ["onmt_lite_train"], ["onmt_lite_export"]],
 )
 def test_version_and_help(run, command):
     version = run(*command, "-version", err="")
@@ -112,12 +134,12 @@ def test_version_and_help(run, command):
 
 @pytest.mark.sweep
 def test_the_commands_train_and_export(run, tmp_path):
-    assert run("onmt_train", "-config", "train-small", "-print_config").startswith("train: ")
-    run("onmt_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
+    assert run("onmt_lite_train", "-config", "train-small", "-print_config").startswith("train: ")
+    run("onmt_lite_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
     # The table of names from other tools is there too
     said = "onmt_lite: error: unknown option num_beams; here it is beam_size (command line)\n"
-    run("onmt_translate", "-num_beams", "5", code=2, err=said)
+    run("onmt_lite", "-num_beams", "5", code=2, err=said)
 
 
 @pytest.mark.sweep

@@ -334,7 +334,7 @@ class TestWhatBelongsToOthers:
         (dict(data_type="img"), "data_type img: only text is translated"),
         (dict(n_best=9, beam_size=4), "n_best=9 is more than beam_size=4"),
         (dict(patience=2.0), "patience: search=opennmt has no such option"),
-        (dict(nothing=1), "unknown option nothing; onmt_translate -help all"),
+        (dict(nothing=1), "unknown option nothing; onmt_lite -help all"),
     ],
 )
 def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
@@ -373,7 +373,7 @@ class TestWords:
             ("fewer -workers or a smaller -batch_size", "fewer workers= or a smaller batch_size="),
             ("-do_sample, or -do_sample false", "do_sample=True, or do_sample=False"),
             ("--search fairseq has, --alpha=0.5", "search=fairseq has, alpha=0.5"),
-            ("none; -print_model lists all", "none; onmt_translate -print_model lists all"),
+            ("none; -print_model lists all", "none; onmt_lite -print_model lists all"),
             ("beam_size 5 and max_length 4", "beam_size=5 and max_length=4"),
             ("beam_size: at least 1 (iconv -f x -t y, min-length 5)", None),
             ("the search of the model and its output 5", None),

@@ -60,9 +60,9 @@ PROGRAMS: dict[str, Callable] = {
     "benchmarks": parse_benchmarks,
 }
 COMMANDS = {  # of an installed copy
-    "onmt_translate": "onmt_lite",
-    "onmt_train": "onmt_lite.train",
-    "onmt_export": "onmt_lite.export",
+    "onmt_lite": "onmt_lite",
+    "onmt_lite_train": "onmt_lite.train",
+    "onmt_lite_export": "onmt_lite.export",
 }
 # Files that commands of the pages read beside those of the repository
 INPUTS = {

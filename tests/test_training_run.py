@@ -387,12 +387,12 @@ def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
     assert translate_with(out) == f"python translate.py -model '{out}' -src FILE"
     monkeypatch.chdir(tmp_path)  # no checkout
     assert translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
-    monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_train"])
-    assert translate_with(out) == f"onmt_translate -model '{out}' -src FILE"
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_lite_train"])
+    assert translate_with(out) == f"onmt_lite -model '{out}' -src FILE"
     out.mkdir()
     assert how_to_go_on(out) == ""
     (out / "train_state.pt").touch()
-    again = f"onmt_train -config '{out}/train.yaml' -resume"
+    again = f"onmt_lite_train -config '{out}/train.yaml' -resume"
     assert how_to_go_on(out) == f"; go on: {again}"
 
 

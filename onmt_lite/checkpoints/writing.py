@@ -361,7 +361,7 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> tuple[str, ...]:
-    """Lines for the YAML of `onmt_translate`, and differences between the two programs."""
+    """Return lines for OpenNMT-py's YAML, and differences between the two programs."""
     pieces = files[0] if len(files) > 1 else None
     transforms = ["sentencepiece"] * (pieces is not None) + ["suffix"] * bool(checkpoint.src_end)
     lines = [f"transforms: [{', '.join(transforms)}]"] if transforms else []
@@ -370,7 +370,7 @@ def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> 
     if checkpoint.src_end:
         lines.append(f'src_suffix: "{EOS}"')
     lines.append(f"self_attn_type: {SELF_ATTENTION[cfg.dec_self_attn]}")
-    notes = ["in the YAML of onmt_translate:", *(f"  {line}" for line in lines)]
+    notes = ["in the YAML of OpenNMT-py's onmt_translate:", *(f"  {line}" for line in lines)]
     if checkpoint.never_ids:
         never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.never_ids)
         notes.append(f"OpenNMT-py does not forbid {never} in outputs, as is done here")

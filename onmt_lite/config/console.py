@@ -64,7 +64,7 @@ def started_as() -> str:
     path = Path(sys.argv[0])
     if path.name == "translate.py" or path.parent.name == "onmt_lite":
         return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
-    return path.name if path.name == "onmt_translate" else "python -m onmt_lite"
+    return path.name if path.name == "onmt_lite" else "python -m onmt_lite"
 
 
 def is_typed(src: str) -> bool:

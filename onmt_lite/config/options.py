@@ -231,7 +231,7 @@ def build_options(resolved: Resolved) -> TranslateOptions:
 
 OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), help_besides)
 PROGRAM = Program(
-    name="onmt_translate",
+    name="onmt_lite",
     usage=USAGE,
     options=OPTIONS,
     page=PAGE,
@@ -253,7 +253,7 @@ load_options = PROGRAM.load
 
 # An option, with or without a dash, and what may be its value
 NAMED = re.compile(
-    rf"(?<![\w-])(?<!onmt_translate )(-{{0,2}})\b({'|'.join(OPTIONS)})\b([ =][\w.+-]*\w)?"
+    rf"(?<![\w-])(?<!onmt_lite )(-{{0,2}})\b({'|'.join(OPTIONS)})\b([ =][\w.+-]*\w)?"
 )
 
 
@@ -266,7 +266,7 @@ def as_keywords(message: str) -> str:
 def _as_keyword(found: re.Match[str]) -> str:
     dash, option, rest = found[1], OPTIONS[found[2]], found[3] or ""
     if option.group == InformationOptions.title:
-        return f"onmt_translate {found[0]}" if dash else found[0]
+        return f"onmt_lite {found[0]}" if dash else found[0]
     is_switch, is_number, value = option.kind is bool, option.kind in (int, float), rest[1:]
     if value in (("true", "false") if is_switch else option.choices) or (
         is_number and NUMBER.fullmatch(value)

@@ -207,7 +207,7 @@ def whole(paths: Any) -> Any:
 
 
 PROGRAM = Program(
-    name="onmt_ray",
+    name="onmt_lite.ray",
     usage=USAGE,
     options=OPTIONS,
     page=PAGE,

@@ -128,7 +128,11 @@ RULES = (
     refuse(lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"),
 )
 PROGRAM = Program(
-    "onmt_calibrate", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(CalibrateOptions)
+    "onmt_lite.train.calibrate",
+    USAGE,
+    OPTIONS,
+    RULES,
+    build=lambda resolved: resolved.build(CalibrateOptions),
 )
 load_calibrate_options = PROGRAM.load
 

@@ -220,5 +220,5 @@ def how_to_go_on(out: Path, how: str = "go on") -> str:
 def translate_with(out: Path) -> str:
     """Return the command to paste that translates with the model."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
-    program = "onmt_translate" if command() == "onmt_train" else script
+    program = "onmt_lite" if command() == "onmt_lite_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"

@@ -279,7 +279,7 @@ def build_options(resolved: Resolved) -> TrainOptions:
 
 
 PROGRAM = Program(
-    "onmt_train",
+    "onmt_lite_train",
     USAGE,
     OPTIONS,
     RULES,
