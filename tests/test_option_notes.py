@@ -407,7 +407,10 @@ def test_a_note_of_the_line_whose_end_may_not_come(toy, min_length, more, noted)
 
 
 def test_the_summary_names_the_lines(run):
-    assert "min-length-over-limit: 1 of 1 lines (1)" in run("-min_length 9")
+    assert (
+        "line 1: min_length is above the length limit; raise max_length_ratio [min-length-"
+        in run("-min_length 9")
+    )
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class TestSameAsTranslatePy:
         code, err = job.end()
         assert code == 0, err
         assert read(here) == expected("-src", "all", *options)
-        assert "empty: " in err and " of 90 lines (1, 28, 55, 82)" in err
+        assert "lines 1, 28, 55 and 82: the input is blank" in err
         assert not (here / "out.parts").exists()
 
     def test_objects(self, here, start, expected):
@@ -160,7 +160,7 @@ class TestSameAsTranslatePy:
         wanted = expected(*options, "-output_format", "jsonl")
         assert code == 7, err  # the last line is no object
         assert read(here) == wanted
-        assert "invalid-json: 1 of 31 lines (31)" in err
+        assert "line 31: the input is not a JSON object" in err
 
     def test_another_kind_of_output_and_nothing_to_translate(self, here, start, expected):
         for data in (b"katze\nkatze\n\n", b""):

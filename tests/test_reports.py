@@ -3,14 +3,16 @@
 import json
 import logging
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.config.text_options import DataOptions
+from onmt_lite.inference import postprocess
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import LOG, Summary, averages, build_writer, sentence_log
+from onmt_lite.jobs.reports import LOG, PHRASES, Summary, averages, build_writer, sentence_log
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -183,8 +185,8 @@ def test_summary_averages_over_sentences_and_words(log):
     ]
     Summary.of(translations).log(scores=True)
     assert log == [
-        "empty: 1 of 3 lines (3)",
-        "truncated: 1 of 3 lines (2)",
+        "line 3: the input is blank, so the output is too [empty]",
+        "line 2: the input is too long; its end is not translated [truncated]",
         "PRED AVG SCORE: -0.5000, PRED PPL: 1.6487",  # e^0.5
         "PRED SCORE: -1.5000, PRED PPL: 4.48 NB SENTENCES: 2",  # e^1.5
         "GOLD AVG SCORE: -1.5000, GOLD PPL: 4.4817",
@@ -217,8 +219,9 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
         notes = ("unknown-tokens",) * unknown + ("repeats",) * (i in (4, 19))
         translations.append(Translation(i, "x", [hyp()], notes, n_unknown=2 * unknown))
     expected = [
-        "repeats: 2 of 20 lines (5, 20)",
-        "unknown-tokens: 7 of 20 lines, 14 tokens (1, 4, 7, 10, 13, ...)",
+        "lines 5 and 20: the translation repeats itself [repeats]",
+        "lines 1, 4, 7, 10, 13 and 2 more: the model does not know some words or characters "
+        "(14 tokens) [unknown-tokens]",
     ]
     for n in (1, 3, 6, 19, 20):  # cut into parts
         whole = Summary()
@@ -229,8 +232,41 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
         log.clear()
 
 
+@pytest.mark.parametrize(
+    ("n_lines", "expected"),
+    [
+        (1, "line 1: the translation repeats itself [repeats]"),
+        (2, "lines 1 and 2: the translation repeats itself [repeats]"),
+        (5, "lines 1, 2, 3, 4 and 5: the translation repeats itself [repeats]"),
+        (6, "lines 1, 2, 3, 4, 5 and 1 more: the translation repeats itself [repeats]"),
+        (1239, "lines 1, 2, 3, 4, 5 and 1,234 more: the translation repeats itself [repeats]"),
+    ],
+)
+def test_summary_of_n_lines_shows_five_numbers_and_counts_the_rest(log, n_lines, expected):
+    Summary.of(Translation(i, "x", [hyp()], ("repeats",)) for i in range(n_lines)).log(scores=False)
+    assert log == [expected]
+
+
+def test_summary_of_one_unknown_token_is_singular(log):
+    Summary.of([Translation(0, "x", [hyp()], ("unknown-tokens",), n_unknown=1)]).log(scores=False)
+    assert log[0].endswith("(1 token) [unknown-tokens]")
+
+
+def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
+    rows = re.findall(r"^  of .*: (.*)$", postprocess.__doc__ or "", re.M)
+    notes = [note for row in rows for note in row.split(", ")]
+    assert sorted(notes) == sorted(PHRASES), "each note needs its sentence in PHRASES"
+    for note in notes:
+        log.clear()
+        Summary.of([Translation(4, "x", [hyp()], (note,))]).log(scores=False)
+        line = log[0].split(" (0 tokens)")[0].removesuffix(f" [{note}]")
+        # A subject in small letters, a verb, and no full stop: it follows `line 5: `
+        assert re.fullmatch(r"line 5: [a-z_]+ [^.]*[^.,;]", line), line
+        assert len(line) <= 85, line
+
+
 def test_the_first_lines_that_could_not_be_translated_whatever_the_reason():
     notes = [("not-a-number",), ("invalid-json",), ("empty",), ("no-text-field",)] * 3
     lines = [Translation(i, "", [NOTHING], notes[i]) for i in range(len(notes))]
     found = Summary.of(lines).untranslated
-    assert (found.n_lines, found.shown()) == (9, "1, 2, 4, 5, 6, ...")
+    assert (found.n_lines, found.shown()) == (9, "1, 2, 4, 5, 6 and 4 more")

@@ -19,6 +19,31 @@ LOG = logging.getLogger("onmt_lite")
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
 
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json
+PHRASES = {  # each note in the summary, after `line 3: `
+    "capitals": "the model read the capitals in lowercase",
+    "empty": "the input is blank, so the output is too",
+    "invalid-json": "the input is not a JSON object with a text; the output is blank",
+    "invalid-utf8": "some bytes are not UTF-8 and were replaced by U+FFFD",
+    "line-breaks": "line breaks inside the text were read as spaces",
+    "min-length-over-limit": "min_length is above the length limit; raise max_length_ratio",
+    "not-a-number": "the model computed NaN or infinity; the output is blank",
+    "numbers": "the numbers differ from the input",
+    "prefix-banned": "the prefix contains a banned phrase and was not used",
+    "prefix-over-limit": "the prefix reached the length limit, which was raised",
+    "prefix-truncated": "the prefix is too long and was cut",
+    "prefix-unknown": "the model does not know parts of the prefix; the output differs there",
+    "repeats": "the translation repeats itself",
+    "search-empty": "the model allowed no further token; the translation ends early or is blank",
+    "tgt-invalid-json": "the reference or prefix is not a JSON object with a text and was not used",
+    "tgt-invalid-utf8": "some bytes of the reference or prefix are not UTF-8; U+FFFD replaced them",
+    "tgt-not-a-number": "the model computed NaN or infinity; the reference has no score",
+    "tgt-too-long": "the reference is too long and was not scored",
+    "truncated": "the input is too long; its end is not translated",
+    "unfinished": "the translation was cut at the length limit",
+    "unknown-script": "the model does not know the script; the output is a copy of the input",
+    "unknown-tokens": "the model does not know some words or characters",
+    "unsure": "the model is unsure; the translation may be wrong",
+}
 SHOWN = 5  # numbers of lines with a note
 DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
 QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
@@ -147,8 +172,17 @@ class Noted:
         self.quotes = [quotes.get(number, "") for number in self.first]
 
     def shown(self) -> str:
-        more = ["..."] * (self.n_lines > SHOWN)
-        return ", ".join([*map(str, self.first), *more])
+        """3; 3 and 8; 3, 8, 12, 20, 31 and 40 more"""
+        n_more = self.n_lines - len(self.first)
+        *numbers, last = [*map(str, self.first), *[f"{n_more:,} more"] * (n_more > 0)]
+        return f"{', '.join(numbers)} and {last}" if numbers else last
+
+    def sentence(self, note: str) -> str:
+        """line 3: the numbers differ from the input [numbers]"""
+        s = "" if self.n_lines == 1 else "s"
+        tokens = "token" if self.n_unknown == 1 else "tokens"
+        count = f" ({self.n_unknown:,} {tokens})" if note == "unknown-tokens" else ""
+        return f"line{s} {self.shown()}: {PHRASES.get(note, note)}{count} [{note}]"
 
 
 @dataclass
@@ -226,12 +260,7 @@ class Summary:
     def log(self, scores: bool) -> None:
         """Log notes and averages; `scores`: averages of the hypotheses on stderr too."""
         for note, noted in sorted(self.notes.items()):
-            s = "" if noted.n_unknown == 1 else "s"
-            tokens = f", {noted.n_unknown} token{s}" if note == "unknown-tokens" else ""
-            LOG.info(
-                "%s: %d of %d lines%s (%s)",
-                *(note, noted.n_lines, self.n_lines, tokens, noted.shown()),
-            )
+            LOG.info("%s", noted.sentence(note))
             for number, quote in [*zip(noted.first, noted.quotes)][:QUOTED]:
                 if quote:
                     LOG.info("    %d: %s", number, quote)

@@ -29,7 +29,7 @@ def log_softmax(logits, i):
 def test_text_output_and_summary(main, src):
     done = main("-src", src)
     assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
-    assert done.err == "empty: 1 of 4 lines (3)\n"
+    assert done.err == "line 3: the input is blank, so the output is too [empty]\n"
     done = main("-src", src, "-n_best", 2, "-beam_size", 3)
     assert (done.code, len(done.lines)) == (0, 8)
     assert done.lines[:6] == ["ein", "ü", "ü", "ein", "", ""]
@@ -82,8 +82,8 @@ def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
         out = (tmp_path / "out.txt").read_bytes()
         assert out.endswith(b"\n")
         assert len(out.decode("utf-8").splitlines()) == out.count(b"\n") == 2 * len(lines)
-        assert "invalid-utf8: 1 of 11 lines" in done.err
-        assert "empty: 3 of 11 lines" in done.err
+        assert "\nline 7: some bytes are not UTF-8" in f"\n{done.err}"
+        assert "lines 2, 3 and 8: the input is blank" in done.err
 
 
 def test_an_empty_file_gives_an_empty_file(main, tmp_path):

@@ -269,8 +269,8 @@ class TestJsonl:
         assert b"[1.1, 10000.0]" in done.out
         n_invalid = sum("invalid-json" in expected[2] for _, expected in OBJECTS)
         assert done.code == 7 and f"error: {n_invalid} lines could not be translated" in done.err
-        assert f"invalid-json: {n_invalid} of {len(OBJECTS)} lines" in done.err
-        assert "not UTF-8" not in done.err
+        assert "the input is not a JSON object with a text; the output is blank" in done.err
+        assert "NOTE: line" not in done.err
 
     def test_text_output_has_one_line_each(self, main, tmp_path):
         (tmp_path / "a").write_bytes(JSONL)
@@ -337,14 +337,14 @@ class TestJsonl:
     def test_half_characters_are_no_matter_of_encoding(self, main, tiny_checkpoint):
         argv = ["-input_format", "jsonl", "-model", tiny_checkpoint, "-max_length", 3]
         done = main(*argv, stdin=b'{"text": "der \\ud83d hund"}\n')
-        assert "invalid-utf8: 1 of 1 lines" in done.err and "NOTE" not in done.err
+        assert "line 1: some bytes are not UTF-8" in done.err and "NOTE" not in done.err
 
     def test_an_empty_name(self, main):
         main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
 
 
 GERMAN = "Grüße aus München\nÄpfel und Öl\nDas Haus\nfür fünf\nschön\nsüß\nBär"
-SOME = "NOTE: lines 1, 2, 4, 5, 6, ... are not UTF-8"
+SOME = "NOTE: lines 1, 2, 4, 5, 6 and 1 more are not UTF-8"
 CONVERT = "convert the input"
 ENCODED = [  # lines, and what is said of them at the end
     (GERMAN.encode("latin1"), f"{SOME} but look like latin1; {CONVERT}: iconv -f latin1 -t utf-8"),
@@ -354,7 +354,7 @@ ENCODED = [  # lines, and what is said of them at the end
     ),
     (
         "Привет мир\nКак дела\nДобрый день".encode("koi8-r"),
-        f"NOTE: lines 1, 2, 3 are not UTF-8; {CONVERT}",
+        f"NOTE: lines 1, 2 and 3 are not UTF-8; {CONVERT}",
     ),
     # A file in two encodings is not converted as a whole
     (

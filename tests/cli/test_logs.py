@@ -52,8 +52,8 @@ def test_each_job_says_its_lines_once(main, src, tmp_path):
     """Handlers of an earlier job would say them again."""
     for _ in range(3):
         done = main("-src", src, "-log_file", "log")
-        assert done.err.count("empty: 1 of 4 lines") == 1
-    assert (tmp_path / "log").read_text("utf-8").count("empty: 1 of 4 lines") == 3
+        assert done.err.count("line 3: the input is blank") == 1
+    assert (tmp_path / "log").read_text("utf-8").count("line 3: the input is blank") == 3
 
 
 def test_runs_in_one_file_are_told_apart(process, src, tmp_path):

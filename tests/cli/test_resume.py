@@ -81,7 +81,7 @@ def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
         ]
     done = main(*argv, "-resume")
     assert done.code == 0 and "NOTE: going on; 32 of 40 lines are done" in done.err
-    assert "empty: 10 of 40 lines (3, 7, 11, 15, 19, ...)" in done.err
+    assert "lines 3, 7, 11, 15, 19 and 5 more: the input is blank" in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     report = (tmp_path / "rep").read_text().splitlines()
     assert [json.loads(line) for line in report] == REPORT

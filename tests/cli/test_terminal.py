@@ -91,7 +91,7 @@ def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown
     assert "100%" in bars[-1]
     *_, summary, per_token, per_sentence, end, nothing = screen.lines()
     assert per_token.startswith("PRED AVG SCORE: ") and per_sentence.startswith("PRED SCORE: ")
-    assert (summary, nothing) == ("empty: 1 of 4 lines (3)", "")
+    assert (summary, nothing) == ("line 3: the input is blank, so the output is too [empty]", "")
     assert re.fullmatch(END.format("out"), end + "\n")
 
 
@@ -195,7 +195,7 @@ class TestWithoutATerminal:
 
     def test_little_is_said_about_a_short_job(self, main, src):
         said = main("-src", src, "-output", "out").err
-        assert said == "empty: 1 of 4 lines (3)\n"
+        assert said == "line 3: the input is blank, so the output is too [empty]\n"
         assert [counted(n) for n in (0, 1, 12345)] == ["0 lines", "1 line", "12,345 lines"]
 
     def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
@@ -203,7 +203,7 @@ class TestWithoutATerminal:
         monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
         argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
         done = main("-src", src, "-output", "out", *argv)
-        said = done.err.split("empty: ")
+        said = done.err.split("line 3: ")
         assert re.fullmatch(f"({self.LINE}){{4}}", said[0])  # the blank line, then three batches
         assert "4 of 4 lines, " in said[0] and "00:00 left\n" in said[0]
         assert re.fullmatch(END.format("out"), done.err.split("\n", 5)[-1])

@@ -31,18 +31,20 @@ def test_the_output_is_complete(main, nan_table, tmp_path):
     done = main(*options, "-quiet")
     assert (done.code, done.out) == (7, b"")
     assert done.err == (
-        "onmt_lite: error: 6 lines could not be translated (2, 4, 6, 8, 10, ...); "
+        "onmt_lite: error: 6 lines could not be translated (2, 4, 6, 8, 10 and 1 more); "
         "they are blank in the output, which is complete\n"
     )
     found = (tmp_path / "out").read_text("utf-8").split("\n")
     assert found == [{"a": "x"}.get(line, "") for line in lines] + [""]
     assert not (tmp_path / "out.parts").exists()
     logged = main(*options).err
-    assert "not-a-number: 6 of 12 lines (2, 4, 6, 8, 10, ...)" in logged
+    assert "lines 2, 4, 6, 8, 10 and 1 more: the model computed NaN or infinity" in logged
     done = main(*options, "-output_format", "jsonl", "-bucket_lines", "5")
     records = list(map(json.loads, (tmp_path / "out").read_text("utf-8").splitlines()))
     assert [r["id"] for r in records if "not-a-number" in r["notes"]] == [1, 3, 5, 7, 9, 11]
-    assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10, ...)" in done.err
+    assert (
+        done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10 and 1 more)" in done.err
+    )
 
 
 def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch):
@@ -72,7 +74,7 @@ def test_one_line_and_other_notes(main, nan_table, tmp_path):
         "it is blank in the output, which is complete\n"
     )
     (tmp_path / "src.jsonl").write_text('{"text": "bad"}\n{"text": "a"}\nx\n', "utf-8")
-    assert "2 lines could not be translated (1, 3)" in main(*options).err
+    assert "2 lines could not be translated (1 and 3)" in main(*options).err
     (tmp_path / "src.jsonl").write_text('{"text": "a"}\n{"text": ""}\n', "utf-8")
     assert (main(*options).code, main(*options).err) == (0, "")
 
