@@ -19,17 +19,18 @@ from onmt_lite.inference.trace_page import BLOCKS, drawing_of
 from onmt_lite.text.lines import Line
 
 ROOT = Path(__file__).resolve().parents[1]
-SENTENCE = "Lass mich in Ruhe."
+SEARCHED = "Lass mich in Ruhe."  # in search.svg
+SENTENCE = "Mein Bruder wohnt seit drei Jahren in Berlin."  # of data/sample.de.txt
 INPUT = (  # input.de
-    "Guten Morgen!\nDas kostet 899,00 €.\nWir treffen uns am 3. Mai um 20 Uhr.\n"
-    "Gleis 7, bitte, oder wie?\n"
+    "Guten Morgen! Wie geht es dir?\nWo ist der Bahnhof?\n"
+    "Die Sitzung beginnt um 14.30 Uhr in Raum 212.\n"
 )
 SESSION = (
     f'echo "{SENTENCE}" | python translate.py -n_best 3 -with_score',
     "python translate.py -src input.de -output output.en",
     "python translate.py -src input.de -num_beams 4",
 )
-COLUMNS, LETTER, ROW, MARGIN = 96, 8.5, 21, 20  # of the terminal; letters that fit, pixels
+COLUMNS, LETTER, ROW, MARGIN = 98, 8.5, 21, 20  # of the terminal; letters that fit, pixels
 TERMINAL_STYLE = """\
 text{font:14px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink);
 white-space:pre}
@@ -40,7 +41,7 @@ white-space:pre}
 def picture_of_search() -> str:
     """The search of one sentence, in the precision in which every processor says the same."""
     translator = Translator.from_pretrained(str(ROOT / "data/de-en"), precision="fp32")
-    line, options = Line(0, SENTENCE, traced=True), TranslateOptions.of(beam_size=4)
+    line, options = Line(0, SEARCHED, traced=True), TranslateOptions.of(beam_size=4)
     (found,) = translator.pipeline.translate_lines([line], None, options)
     assert found.trace is not None
     drawing = drawing_of(found.trace)
