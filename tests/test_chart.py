@@ -137,6 +137,19 @@ def test_time_begins_at_zero_and_no_value_below_zero_is_made_up(points):
     assert numbers.count(0) >= 1 and not any(label.startswith("-") for label in labels)
 
 
+@pytest.mark.parametrize("values", [[31.0, 33.0], [0.0, 0.0], [12.5]])
+def test_axis_from_zero_begins_at_zero_for_its_panel_only(values):
+    points = list(enumerate(values))
+    panels = {"loss": {"loss": [(0.0, 2.6), (1.0, 4.4)]}, "BLEU": {"BLEU": points}}
+    chart = read(line_chart("t", "minutes", panels, from_zero=("BLEU",)))
+    places = [(float(t.get("y", "nan")), "".join(t.itertext())) for t in chart.iter(f"{SVG}text")]
+    is_tick = [t.get("text-anchor") == "end" for t in chart.iter(f"{SVG}text")]
+    labels = [place for place, kept in zip(places, is_tick) if kept]
+    loss, bleu = ([float(text) for y, text in labels if (y < 260) == upper] for upper in (1, 0))
+    assert min(loss) == 2.5
+    assert min(bleu) == 0 and max(bleu) >= max(values)
+
+
 def test_a_long_title_keeps_both_ends():
     title = f"Training of {'/very/long/path' * 20}/mine"
     assert texts(line_chart("Training of runs/mine", "x", {}))[0] == "Training of runs/mine"

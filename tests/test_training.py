@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 from collections import Counter
 from operator import eq
@@ -153,6 +154,33 @@ def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_ho
     sources, targets = zip(*data.read_pairs(corpus)[:50])
     n_tokens = sum(len(ours.tokenizer.encode(tgt)) + 1 for tgt in targets)
     assert -sum(ours.score(sources, targets)) / n_tokens < start / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "excluded", "advice"),
+    [
+        ("-norm before", ["Marian"], "; train with -norm after to export to Marian"),
+        ("-norm after", ["OpenNMT-py"], "; train with -norm before to export to OpenNMT-py"),
+        ("-max_positions 6000", ["OpenNMT-py", "Marian"], "; train with -norm after"),
+    ],
+)
+def test_export_formats_that_exclude_the_model_are_named_before_training(
+    corpus, tmp_path, words, excluded, advice
+):
+    train(options(corpus, tmp_path / "run", "-train_steps", 1, *words.split()))
+    log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+    before = log[: log.index("target tokens/s, as measured now")]
+    told = dict(re.findall(r"export: (\S+) cannot hold this model \((.*)\)", before))
+    assert [*told] == excluded and advice in before
+    names = {"opennmt-py": ("OpenNMT-py", "run.pt"), "marian": ("Marian", "marian")}
+    for to, (title, output) in names.items():
+        wanted = ExportOptions(str(tmp_path / "run"), to, str(tmp_path / output))
+        if title not in told:
+            export(wanted)
+            continue
+        with pytest.raises(CheckpointError) as error:
+            export(wanted)
+        assert str(error.value) == f"{title} cannot hold this model: {told[title]}"
 
 
 @pytest.mark.sweep

@@ -53,9 +53,26 @@ def test_the_first_line_says_steps_epochs_and_time():
         "at 4,000 target tokens/s, as measured now, this run takes 28 minutes for 6,000 steps; "
         "an epoch has 1,500: 4 epochs"
     )
-    # Of a run that goes on, what it has done counts too: 20 of 30 minutes are left
+
+
+def test_forecast_of_a_resumed_run_counts_earlier_runs_and_names_them():
+    # 20 of 30 minutes are left: 20 * 60 * 4000 / 1100 steps, which make 9,364
     (line,) = told(TATOEBA, n_steps=5000, seconds=600, train_minutes=30)
-    assert "for 9,364 steps" in line  # 5000 + 20 * 60 * 4000 / 1100
+    assert line == (
+        "at 4,000 target tokens/s, as measured now, this run takes 20 minutes for 4,364 more "
+        "steps, in addition to 10 minutes for 5,000 steps so far; an epoch has 1,500: 6.2 epochs "
+        "in all"
+    )
+    # 1,000 of 6,000 steps are left, of 0.275 s each
+    (line,) = told(TATOEBA, n_steps=5000, seconds=9999, train_steps=6000)
+    assert "this run takes 4.6 minutes for 1,000 more steps, in addition to 2.8 hours" in line
+
+
+def test_advice_to_a_resumed_run_counts_the_minutes_of_earlier_runs():
+    # 7,500 steps are useful: 500 took 10 minutes, 7,000 more take 32.1
+    _, note = told(TATOEBA, n_steps=500, seconds=600, train_minutes=11)
+    assert note.endswith("takes about 42 minutes: -train_minutes 42")
+    assert len(told(TATOEBA, n_steps=500, seconds=600, train_minutes=42)) == 1
 
 
 @pytest.mark.parametrize("n_pairs", [2, 200, 4999])

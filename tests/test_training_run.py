@@ -6,11 +6,13 @@ import gzip
 import math
 import os
 import re
+import shlex
 import shutil
 import stat
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
@@ -30,7 +32,7 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.train import data
+from onmt_lite.train import calibrate, data
 from onmt_lite.train import options as training_options
 from onmt_lite.train import run as module
 from onmt_lite.train.folder import Row, alone_in, how_to_go_on, translate_with
@@ -275,7 +277,7 @@ def test_a_run_without_room_keeps_what_it_had(run, options, monkeypatch):
 
     def full(fd):
         calls.extend([fd] * stat.S_ISREG(os.fstat(fd).st_mode))
-        if len(calls) > 3:  # the options, pieces and table of the start fit
+        if len(calls) > 4:  # options, pieces, held-out pairs and table of the start fit
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -375,10 +377,37 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
     said = capfd.readouterr().err.split("\n")[:-1]
     assert re.match(r"onmt_lite \S+ begins on ", begins)
     assert said == ["making pieces of the words of 300 pairs", *told]
-    assert told[-1] == f"translate with it: python translate.py -model {folder} -src FILE"
-    assert f"model: {folder}" in told[-2]
-    for name in ("train.log", "train.csv", "train.svg"):
-        assert name in told[-2] and (folder / name).exists()
+    model, translating, calibrating = told[-3:]
+    assert translating == f"translate with it: python translate.py -model {folder} -src FILE"
+    assert calibrating.startswith("calibrate it to get a confidence for each line")
+    assert f"model: {folder}" in model
+    for name in ("train.log", "train.csv", "train.svg", "valid.tsv"):
+        assert name in model and (folder / name).exists()
+
+
+@pytest.mark.parametrize("valid", [0, 2])
+def test_held_out_pairs_of_a_run_are_saved_in_its_direction(options, corpus, valid):
+    given = options("-reverse")
+    train(replace(given, data=replace(given.data, valid=(str(corpus),) * valid)))
+    folder = Path(given.data.output)
+    lines = (folder / "valid.tsv").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("\t") for line in corpus.read_text(encoding="utf-8").splitlines()]
+    if valid:
+        assert lines == 2 * [f"{tgt}\t{src}" for src, tgt in pairs]
+    else:
+        assert 0 < len(lines) < len(pairs) and set(lines) <= {f"{tgt}\t{src}" for src, tgt in pairs}
+
+
+def test_calibration_command_of_a_run_gives_the_model_a_confidence(run, corpus, capfd):
+    folder = run("-train_steps", "80", "-valid", corpus)
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`unsure` for doubtful ones: (python .*)", log)
+    python, _, module, *words = shlex.split(command)
+    assert (python, module) == ("python", calibrate.__name__)
+    assert Translator.from_pretrained(folder).translate("eins.").confidence is None
+    assert calibrate.main(words) == 0
+    assert capfd.readouterr().out.startswith("confidence: 300 lines")
+    assert 0 < Translator.from_pretrained(folder).translate("eins.").confidence < 1
 
 
 def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):

@@ -45,15 +45,21 @@ class Export(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _checked(checkpoint: Checkpoint, target: str, obstacles: Any) -> Transformer:
-    """The model.  CheckpointError unless it is a Transformer without any of the obstacles."""
+def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) -> list[str]:
+    """Return the properties of a Transformer that the format cannot hold."""
+    found = OBSTACLES[target](checkpoint, cfg)
+    return [name for name, is_there in found.items() if is_there]
+
+
+def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
+    """Return the model.  Raises CheckpointError if the format cannot hold it."""
     model = checkpoint.model
     if not isinstance(model, Transformer):
         kind = type(model).__name__
         raise CheckpointError(
             f"only a Transformer can be written for {target}, this is a {kind}; give another model"
         )
-    if reasons := [name for name, is_there in obstacles(checkpoint, model.cfg).items() if is_there]:
+    if reasons := find_obstacles(checkpoint, model.cfg, target):
         raise CheckpointError(
             f"{target} cannot hold this model: {'; '.join(reasons)}; choose another format or model"
         )
@@ -99,7 +105,7 @@ BEAMS = 5  # what transformers searches with where it is not told; ours is the s
 
 def marian_directory(checkpoint: Checkpoint) -> Export:
     """The files of the directory.  CheckpointError names what Marian cannot hold."""
-    model = _checked(checkpoint, "Marian", _marian_obstacles)
+    model = _checked(checkpoint, "Marian")
     weights = {name: w.float() for name, w in _marian_weights(model).items()}
     # transformers does not open a file that does not say where its tensors come from
     files = {"model.safetensors": safetensors.dump(weights, {"format": "pt"})}
@@ -227,7 +233,7 @@ SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "ave
 
 def opennmt_file(checkpoint: Checkpoint, stem: str) -> Export:
     """STEM.pt, and STEM.model of pieces.  CheckpointError names what OpenNMT-py 3.5.1 lacks."""
-    model = _checked(checkpoint, "OpenNMT-py", _opennmt_obstacles)
+    model = _checked(checkpoint, "OpenNMT-py")
     weights = _opennmt_weights(model)
     src, tgt = (
         _named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py")
@@ -275,6 +281,9 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         "no start token": tgt.bos_id is None,
         "source lines that end in another token": checkpoint.src_end not in ((), (src.eos_id,)),
     }
+
+
+OBSTACLES = {"OpenNMT-py": _opennmt_obstacles, "Marian": _marian_obstacles}
 
 
 def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:

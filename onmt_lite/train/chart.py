@@ -7,7 +7,7 @@ colours are given, so that a chart looks the same on a dark page.
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito 2008
 DARK, LIGHT = "#222222", "#dddddd"
@@ -22,18 +22,27 @@ UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 Points = Sequence[tuple[float, float]]
 
 
-def line_chart(title: str, x_label: str, panels: Mapping[str, Mapping[str, Points]]) -> str:
+def line_chart(
+    title: str,
+    x_label: str,
+    panels: Mapping[str, Mapping[str, Points]],
+    from_zero: Container[str] = (),
+) -> str:
     """Draw panels below each other, with the same x axis, which has 0, and a scale of their own.
 
-    `panels` has the label of each y axis and its lines, by name.  Points are joined in order; those
-    that are not finite, or too large to compute with, are left out.
+    `panels` has the label of each y axis and its lines, by name; the axes in `from_zero` include 0.
+    Points are joined in order; those that are not finite, or too large to compute with, are left
+    out.
     """
     kept = {
         label: {name: [p for p in points if is_drawable(p)] for name, points in lines}
         for label, lines in ((label, lines.items()) for label, lines in panels.items())
     }
     x_ticks = ticks([0.0, *(x for lines in kept.values() for ps in lines.values() for x, _ in ps)])
-    scales = [ticks([y for ps in lines.values() for _, y in ps]) for lines in kept.values()]
+    scales = [
+        ticks([*[0.0] * (label in from_zero), *(y for ps in lines.values() for _, y in ps)])
+        for label, lines in kept.items()
+    ]
     left = 38 + max([26.0, *map(label_width, scales)])
     right = max(20.0, 4 + label_width(x_ticks) / 2)
     top, height, gap = 48, 200, 44

@@ -91,6 +91,18 @@ def read_corpora(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[P
     return kind(files, data.train_weights or [1.0] * len(files)), held_out
 
 
+def held_out_notes(data: DataOptions, pairs: list[Pair], shown: list[Pair]) -> list[str]:
+    """Return notes on how far the scores of the `shown` held-out pairs can be trusted."""
+    if not data.valid:
+        return [
+            "without -valid, every fiftieth pair of train is held out; pairs that share a side "
+            "with one of them are left out"
+        ]
+    n_known = sum(map(set(pairs).__contains__, shown))
+    told = f"{n_known} of {len(shown)} held-out pairs are in train too: their scores tell little"
+    return [told] if n_known else []
+
+
 def read_lines(path: Path | str) -> list[str]:
     """Read the lines of a UTF-8 file, plain or gzip, without line ends and byte order mark.
 

@@ -25,9 +25,10 @@ from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
-TABLE, PLOT = "train.csv", "train.svg"
+TABLE, PLOT, HELD_OUT = "train.csv", "train.svg", "valid.tsv"
 SCRIPT = Path("translate.py")  # in a checkout
-OWN = (STATE, LOG_FILE, CONFIG, TABLE, PLOT, native.MANIFEST, native.WEIGHTS, native.PIECES)
+BESIDE = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # the model, for its user
+OWN = (STATE, CONFIG, *BESIDE, native.MANIFEST, native.WEIGHTS, native.PIECES)
 
 
 def check_files(options: TrainOptions) -> None:
@@ -134,9 +135,8 @@ class Journal:
         }
         if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
             panels["BLEU"] = {"BLEU": scores}
-        replace_files(
-            self.out, {PLOT: line_chart(title, "minutes by the clock", panels).encode("utf-8")}
-        )
+        chart = line_chart(title, "minutes by the clock", panels, from_zero=("BLEU",))
+        replace_files(self.out, {PLOT: chart.encode("utf-8")})
 
 
 def read_table(path: Path) -> list[Row]:
@@ -170,6 +170,11 @@ def settled_values(
         "train": digest(text.pairs),
         "valid": " ".join(map(digest, held_out)),
     }
+
+
+def as_lines(pairs: list[Pair]) -> bytes:
+    """Return pairs as the lines of a file, the source first."""
+    return "".join(f"{src}\t{tgt}\n" for src, tgt in pairs).encode("utf-8")
 
 
 def digest(pairs: list[Pair]) -> str:
@@ -222,3 +227,9 @@ def translate_with(out: Path) -> str:
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_lite" if command() == "onmt_lite_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
+
+
+def calibrate_with(out: Path) -> str:
+    """Return the command to paste that calibrates the model."""
+    words = shlex.join(["-model", str(out), "-valid", str(out / HELD_OUT)])
+    return f"python -m onmt_lite.train.calibrate {words}"

@@ -57,19 +57,28 @@ def measured_speed(
 def forecast(
     pace: Pace, learning: LearningOptions, n_steps: int, seconds: float, is_trained: bool
 ) -> list[str]:
-    """Describe a run that has made `n_steps` in so many seconds, and note if it is far too short.
+    """Describe what is left of a run, and note if the whole run is far too short.
 
-    No length is too short for a model that `is_trained` already.
+    Args:
+        pace: sizes and speed
+        learning: the limits, which count earlier runs
+        n_steps: steps of earlier runs, 0 without -resume
+        seconds: time of earlier runs, without validations
+        is_trained: no length is too short for a model that was trained before
+
+    Returns:
+        One line, and a note if there is one.
     """
     by_steps = learning.train_steps or math.inf
     left = 60 * learning.train_minutes - seconds
     by_time = n_steps + left / pace.seconds(1) if learning.train_minutes else math.inf
     steps = min(by_steps, by_time)
-    epochs = steps / pace.epoch_steps
+    epochs, more = steps / pace.epoch_steps, steps - n_steps
+    earlier = f"more steps, in addition to {duration(seconds)} for {n_steps:,} steps so far"
     told = [
         f"at {pace.tokens_per_second:,.0f} target tokens/s, as measured now, this run takes "
-        f"{duration(pace.seconds(steps))} for {steps:,.0f} steps; an epoch has "
-        f"{pace.epoch_steps:,}: {rounded(epochs)} epochs"
+        f"{duration(pace.seconds(more))} for {more:,.0f} {earlier if n_steps else 'steps'}; "
+        f"an epoch has {pace.epoch_steps:,}: {rounded(epochs)} epochs{' in all' * (n_steps > 0)}"
     ]
     needed = pace.useful_steps()
     if is_trained:
@@ -81,12 +90,12 @@ def forecast(
             "and a trained model, named with -init_from, learns from fewer"
         )
     elif steps * FAR < needed:
-        seconds = pace.seconds(needed)
+        whole = seconds + pace.seconds(needed - n_steps)  # with what earlier runs took
         minutes = by_time < by_steps
-        option = f"minutes {rounded(seconds / 60)}" if minutes else f"steps {rounded(needed)}"
+        option = f"minutes {rounded(whole / 60)}" if minutes else f"steps {rounded(needed)}"
         told.append(
             f"NOTE: that is far too little to learn to translate from {pace.n_pairs:,} pairs; "
-            f"a first useful model of this size takes about {duration(seconds)}: "
+            f"a first useful model of this size takes about {duration(whole)}: "
             f"-train_{option.replace(',', '')}"
         )
     return told

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.writing import find_obstacles
 from onmt_lite.errors import OptionError
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.config import TransformerConfig
@@ -70,6 +72,20 @@ def rounding(model: Transformer) -> Transformer:
     for embedding in {model.src_embedding, model.tgt_embedding}:
         embedding.register_forward_hook(rounded)
     return model
+
+
+NORM_FOR = {"OpenNMT-py": "before", "Marian": "after"}  # the value of -norm for export
+
+
+def export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> list[str]:
+    """Return a line for each format to which the model cannot be exported."""
+    lines, norm = [], "before" if cfg.pre_norm else "after"
+    for target, needed in NORM_FOR.items():
+        if obstacles := find_obstacles(checkpoint, cfg, target):
+            line = f"export: {target} cannot hold this model ({'; '.join(obstacles)})"
+            advice = f"; train with -norm {needed} to export to {target}"
+            lines.append(line + advice * (norm != needed))
+    return lines
 
 
 # -- the loss -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from onmt_lite.config.sources import Program, Resolved
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
 
-Trains a Transformer on pairs of lines and writes a model that translate.py -model reads, with a
+Trains a Transformer on pairs of lines and writes a model that onmt_lite -model reads, with a
 log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
 Stop the run with Ctrl-C at any time; -resume continues it.
 
@@ -127,10 +127,16 @@ class LearningOptions:
 
     title: ClassVar[str] = "Learning"
 
-    train_steps: int = opt(0, "Stop after N steps; 0 sets no limit", min=0, example="20000")
+    train_steps: int = opt(
+        0,
+        "Stop after N steps, counting earlier runs with -resume; 0 sets no limit",
+        min=0,
+        example="20000",
+    )
     train_minutes: float = opt(
         0.0,
-        "Stop after X minutes by the clock, not counting validations; 0 sets no limit",
+        "Stop after X minutes by the clock, counting earlier runs with -resume but not "
+        "validations; 0 sets no limit",
         min=0,
         example="40",
     )

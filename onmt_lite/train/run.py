@@ -71,13 +71,17 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
                 raise
             said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
             raise MemoryExhausted(f"{said}{folder.how_to_go_on(out)}") from None
-    files = ", ".join((folder.LOG_FILE, folder.TABLE, folder.PLOT))
     LOG.info(
         "%d steps took %.1f minutes by the clock, without validations, and %.1f processor minutes",
         *(trainer.n_steps, trainer.seconds / 60, trainer.processor_seconds / 60),
     )
+    files = ", ".join(folder.BESIDE)
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
     LOG.info("translate with it: %s", folder.translate_with(out))
+    LOG.info(
+        "calibrate it to get a confidence for each line, and `unsure` for doubtful ones: %s",
+        folder.calibrate_with(out),
+    )
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
         interrupted.kept = f"at step {trainer.n_steps}, state saved{folder.how_to_go_on(out)}"
@@ -149,7 +153,7 @@ class Trainer:
         if state is not None:
             self.load_state(state)
         self.last_row = self.n_tokens, self.seconds, 0.0
-        self._begin()
+        self._begin([pair for pairs in held_out for pair in pairs])
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         learning = self.options.learning
@@ -168,7 +172,7 @@ class Trainer:
         size, all_characters = files.vocab_size, files.all_characters
         return data.train_sentencepiece(self.text.for_pieces(), size, all_characters)
 
-    def _begin(self) -> None:
+    def _begin(self, held_out: list[data.Pair]) -> None:
         """Make the directory and begin its files; log sizes, device and notes."""
         with refused(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
@@ -177,7 +181,8 @@ class Trainer:
             add_log_file(self.options.learning.log_file)
         log_start()
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
-        replace_files(self.out, {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces})
+        files = {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
+        replace_files(self.out, {**files, folder.HELD_OUT: folder.as_lines(held_out)})
         self.journal = folder.Journal(self.out, self.n_steps)
         pairs = self.text.pairs
         LOG.info(
@@ -189,18 +194,12 @@ class Trainer:
             self.device,
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
-        for note in self.options.notes:
+        notes = data.held_out_notes(self.options.data, pairs, self.shown)
+        for note in (*self.options.notes, *notes):
             LOG.info("NOTE: %s", note)
-        if not self.options.data.valid:
-            LOG.info(
-                "NOTE: without -valid, every fiftieth pair of train is held out; pairs that share "
-                "a side with one of them are left out"
-            )
-        elif n_known := sum(map(set(pairs).__contains__, self.shown)):
-            LOG.info(
-                "NOTE: %d of %d held-out pairs are in train too: their scores tell little",
-                *(n_known, len(self.shown)),
-            )
+        checkpoint = native.checkpoint(self.model, self.sp)
+        for line in network.export_limits(checkpoint, self.model.cfg):
+            LOG.info("%s", line)
         if not HAS_SACREBLEU:
             LOG.info("no BLEU at validations: sacrebleu is missing (pip install sacrebleu)")
         if self.n_steps:
