@@ -57,7 +57,9 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     trainer = Trainer(options, text)
     out = trainer.out
     if trainer.progress() >= 1:
-        LOG.info("this run is complete: limits count earlier runs; raise train_minutes or train_steps")
+        LOG.info(
+            "this run is complete: limits count earlier runs; raise train_minutes or train_steps"
+        )
     else:
         try:
             with noted_signals(trainer.stop), folder.alone_in(out):
