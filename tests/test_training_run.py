@@ -251,7 +251,7 @@ def test_a_complete_run_says_so(run, options, capsys):
     rows = table(folder)
     capsys.readouterr()
     train(options("-train_steps", "2", "-resume"))
-    assert "this run is complete: limits count earlier runs" in capsys.readouterr().err
+    assert "this run is complete; earlier runs count" in capsys.readouterr().err
     assert table(folder) == rows
     assert "held-out pairs are in train too" in (folder / "train.log").read_text(encoding="utf-8")
 

@@ -57,9 +57,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     trainer = Trainer(options, text)
     out = trainer.out
     if trainer.progress() >= 1:
-        LOG.info(
-            "this run is complete: limits count earlier runs; raise train_minutes or train_steps"
-        )
+        LOG.info("this run is complete; earlier runs count: raise train_minutes or train_steps")
     else:
         try:
             with noted_signals(trainer.stop), folder.alone_in(out):
