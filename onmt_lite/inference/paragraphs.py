@@ -15,6 +15,7 @@ from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text import markup
+from onmt_lite.text.abbreviations import is_abbreviation
 from onmt_lite.text.lines import Line
 
 WORD = re.compile(r"\S+")
@@ -25,9 +26,6 @@ NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such
 ITEM = re.compile(
     "|".join((markup.TAG, markup.ESCAPED_TAG, markup.BRACES, markup.CODE_SPAN, markup.LINK_END))
 )
-# Longer abbreviations that have a vowel
-SHORTENED = frozenset("dipl inst prof prov sept univ evtl ggfs inkl exkl zzgl".split())
-VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
@@ -189,12 +187,13 @@ def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) ->
 def sentences_of(text: str) -> list[str]:
     """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
     white space around and between them; a mark at the start keeps the space before it."""
-    words, small = list(WORD.finditer(text)), text == text.lower()
+    words, small = list(WORD.finditer(text)), text in (text.lower(), text.upper())
     inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
     starts = [
         i
         for i in range(1, len(words))
-        if begins(words[i][0], words[i - 1][0], small) and words[i].start() not in inside
+        if begins([w[0] for w in words[max(0, i - 2) : i + 1]], small)
+        and words[i].start() not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
     found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
@@ -202,22 +201,14 @@ def sentences_of(text: str) -> list[str]:
     return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
 
 
-def begins(word: str, before: str, small: bool) -> bool:
-    """Whether this word begins a sentence; `small`: of a line without capitals."""
-    closed, first = before.strip(OPENING + CLOSING), word.lstrip(OPENING)[:1]
+def begins(words: Sequence[str], small: bool) -> bool:
+    """Whether the last of these words begins a sentence, by the one or two before it; `small`: of a
+    line in one case."""
+    *earlier, before, word = words
+    closed, word = before.strip(OPENING + CLOSING), word.lstrip(OPENING)
     last = closed.rstrip(MARKS)
-    marks = closed[len(last) :]
+    marks, first = closed[len(last) :], word[:1]
     if not marks or not first.isalnum() or (first.islower() and not small):
         return False
-    word = NO_WORD.split(last)[-1]
-    return marks != "." or not word or not is_abbreviation(word, small)
-
-
-def is_abbreviation(word: str, small: bool) -> bool:
-    """Whether the point after a word may be its own: "Dr.", "z.B.", "bzw.", "3.".  Nouns of three
-    letters count as such, too, so that two sentences may be taken for one ("Guten Tag. Ich gehe.").
-    """
-    if not word.isalpha() or len(word) == 1 or word.lower() in SHORTENED:
-        return True
-    capital = small or word[0].isupper()
-    return len(word) <= 3 and capital or len(word) <= 4 and not VOWEL.search(word)
+    last = NO_WORD.split(last)[-1]
+    return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, small)
