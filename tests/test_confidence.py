@@ -158,10 +158,14 @@ def test_what_a_calibrated_model_says(model, tmp_path, capfd):
     for t in found[:-2]:
         mean = t.hyps[0].log_prob / len(t.hyps[0].token_log_probs)
         at_zero = translator.checkpoint.confidence.at_zero
-        assert t.confidence == pytest.approx(1 / (1 + math.exp(-at_zero - 2 * mean)))
+        by_curve = 1 / (1 + math.exp(-at_zero - 2 * mean))
+        flawed = {"unfinished", "repeats"} & {*t.notes}
+        assert (
+            t.confidence < min(0.5, by_curve) if flawed else t.confidence == pytest.approx(by_curve)
+        )
     assert [t.confidence for t in found[-2:]] == [None, None]
     unsure = [i for i, t in enumerate(found) if t.confidence is not None and t.confidence < 0.5]
-    assert 0 < len(unsure) < len(tiny.SENTENCES)
+    assert unsure
     assert [i for i, t in enumerate(found) if "unsure" in t.notes] == unsure
 
     (tmp_path / "src").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,12 +1,14 @@
 """What is noted of a line, by outputs that are known beforehand."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints.record import Confidence
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.postprocess import loops, times_running
 from onmt_lite.text.lines import Line, to_line
@@ -48,6 +50,18 @@ def test_words_in_a_row_are_counted_as_by_trying_all(text):
         ("1 1 1 1", "Eins", False),
         ("on 1 1 1, on 1 1 1, on 1 1 1", "Eins", True),
         ("", "", False),
+        ("Ha" * 22, "ha" * 9, True),
+        ("Ha" * 12, "ha" * 9, False),
+        ("ha " * 9, "ha" * 9, False),
+        ("He" + "." * 100, "Hallo" + "." * 51, True),
+        ("Hello" + "." * 60, "Hallo" + "." * 51, False),
+        ("la" * 20, "Was" + "." * 51, True),
+        (". . . . . . . . . . . .", "…", True),
+        ("Nooooooo!", "Nein!", False),
+        ("Nooooooooooooooooooo!", "Nein!", True),
+        ("Nooooooooooooooooooo!", "Neiiiiiiiiiiiiiiiin!", False),
+        ("1000000000000", "Viel", False),
+        ("xyzabc" * 4, "Was?", True),
     ],
 )
 def test_loops(text, source, expected):
@@ -70,6 +84,20 @@ def test_output_that_is_cut_or_loops():
     ends = make_source({}, [9.0, -9.0, -9.0])
     (found,) = of_table(ends).translate(["s0"])
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("max_length, notes", [(4, {"unfinished", "repeats"}), (2, {"unfinished"})])
+def test_confidence_of_output_that_is_cut_or_loops_is_below_a_half(max_length, notes):
+    """However probable each of its tokens, and however sure the curve is."""
+    endless = make_checkpoint([make_source({}, [-9.0, 9.0, -9.0])])
+    checkpoint = replace(endless, confidence=Confidence(99.0, 1.0))
+    translator = Translator(checkpoint, TranslateOptions.of(device="cpu", beam_size=1))
+    (found,) = translator.translate(["s0"], max_length=max_length)
+    assert set(found.notes) == {*notes, "unsure"}
+    assert 0 < found.confidence < 0.5
+    ends = replace(checkpoint, model=make_checkpoint([make_source({}, [9.0, -9.0, -9.0])]).model)
+    (sure,) = Translator(ends, TranslateOptions.of(device="cpu")).translate(["s0"])
+    assert sure.notes == () and sure.confidence > 0.99
 
 
 def test_unknown_tokens_are_counted(translator):

@@ -143,6 +143,16 @@ def test_a_line_is_unsure_as_a_whole(model):
     assert ["unsure" in t.notes for t in found] == [True, False, False]
 
 
+def test_confidence_of_a_line_with_one_unfinished_sentence_is_below_a_half(model):
+    checkpoint = replace(model.checkpoint, confidence=Confidence(99, 10))  # sure of anything
+    options = TranslateOptions.of(device="cpu", threads=1, split_longer=20, max_length=6)
+    line = "Ja. Der Hund meiner Tante schläft heute lange in seinem Korb. Nein."
+    (cut,) = Translator(checkpoint, options).translate([line])
+    (whole,) = Translator(checkpoint, options).translate([line], max_length=99)
+    assert "unfinished" in cut.notes and "unsure" in cut.notes and cut.confidence < 0.5
+    assert "unsure" not in whole.notes and whole.confidence > 0.99
+
+
 def test_a_line_is_split_above_that_length_alone(model):
     """And by the default search alone."""
     texts = {n: make(model, split_longer=n).translate([LINE])[0].hyps for n in (0, 1, 64, 65)}

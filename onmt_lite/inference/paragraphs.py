@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.inference.postprocess import confidence_in
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
@@ -122,8 +123,9 @@ def join(line: Line, parts: Sequence[Translation], config: SearchConfig) -> Tran
     second of each, and so on, from its last if it has fewer."""
     n_best = max(len(part.hyps) for part in parts)
     summed = config.options.search.length_penalty == "none"
-    curve = config.checkpoint.confidence
-    confidence = None if curve is None else curve.of([part.hyps[0] for part in parts])
+    flawed = any(note in part.notes for part in parts for note in ("unfinished", "repeats"))
+    best = [part.hyps[0] for part in parts]
+    confidence = confidence_in(best, config.checkpoint.confidence, flawed)
     is_sure = confidence is not None and confidence >= 0.5
     notes = dict.fromkeys(chain(*(part.notes for part in parts)))
     tokens = [part.src_tokens for part in parts if part.src_tokens is not None]

@@ -13,7 +13,16 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.alignment import Aligner, own_tokens
 from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
 from onmt_lite.inference.paragraphs import Paragraphs
-from onmt_lite.inference.postprocess import Renderer, judged, model_notes, notes_of, total, unmet
+from onmt_lite.inference.postprocess import (
+    Renderer,
+    confidence_in,
+    flaws_of,
+    judged,
+    model_notes,
+    notes_of,
+    total,
+    unmet,
+)
 from onmt_lite.inference.preprocess import ExampleMaker, check_pair, choose_languages
 from onmt_lite.inference.records import NOTHING, Added, Example, Found, Translation
 from onmt_lite.inference.runner import Runner, over_groups
@@ -288,7 +297,8 @@ class Pipeline:
     ) -> Translation:
         """All that is known about one line."""
         curve = self.checkpoint.confidence if found.hyps else None
-        confidence = None if curve is None else curve.of(found.hyps[:1])
+        flaws = flaws_of(example, found)
+        confidence = confidence_in(found.hyps[:1], curve, any(flaws.values()))
         unsure = confidence is not None and confidence < 0.5
         gold_log_prob, forced = total(found.gold), example.line.forced
         gold = found.gold if gold_log_prob is not None else None
@@ -297,7 +307,7 @@ class Pipeline:
             example.line.id,
             example.line.text,
             found.hyps,
-            notes_of(example, found, config, unsure),
+            notes_of(example, found, config, flaws, unsure),
             gold_log_prob=gold_log_prob,
             has_gold=has_gold,
             n_src_tokens=example.n_src_tokens,

@@ -13,12 +13,13 @@ The notes, in all; docs/jobs-reference.md says what each one means:
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import read_tag
 from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Translation
@@ -156,23 +157,47 @@ def holds_banned(text: str, example: Example) -> bool:
 WORD = re.compile(r"\w+")
 A_LETTER = re.compile(r"[^\W\d_]")
 LOOP = 3  # times running from which words are a loop
+CHAR_LOOP = re.compile(r"(.{1,20}?)\1{3,}")  # hahahaha
+LONG_LOOP = 10  # characters from which such a run counts
+SAME_LENGTH = 1.5  # a run up to this much longer than one in the source is a translation of it
+FLAWED = 0.49  # the most confidence in a translation that is cut off or repeats
+
+
+def confidence_in(
+    hyps: Sequence[Hypothesis], curve: Confidence | None, flawed: bool
+) -> float | None:
+    """Return the probability that the text that hypotheses make up is right, None if it is unknown.
+
+    Each turn of a loop is surer than the last one, so that the curve does not hold for a `flawed`
+    text, which is cut off or repeats.
+    """
+    confidence = curve.of(hyps) if curve is not None and hyps else None
+    return confidence * FLAWED if confidence is not None and flawed else confidence
+
+
+def flaws_of(example: Example, found: Found) -> dict[str, bool]:
+    """Return by note whether the best hypothesis is cut off, and whether it repeats."""
+    if not (example.src_ids and found.hyps):
+        return {}
+    best = found.hyps[0]
+    is_cut = not best.ended and not found.note
+    return {"unfinished": is_cut, "repeats": loops(best.text, example.line.text)}
 
 
 def notes_of(
-    example: Example, found: Found, config: SearchConfig, unsure: bool = False
+    example: Example, found: Found, config: SearchConfig, flaws: Mapping[str, bool], unsure: bool
 ) -> tuple[str, ...]:
     """The notes of one line, beginning with the notes of preprocessing."""
     flags, gold = dict[str, bool](), found.gold
     if example.src_ids:
         flags["unknown-tokens"] = example.n_unknown > 0
     if example.src_ids and found.hyps:
-        best = found.hyps[0]
         flags |= {
             "prefix-over-limit": is_outgrown(config, example),
             "min-length-over-limit": cannot_end(config, example),
-            "unfinished": not best.ended and not found.note,
+            "unfinished": flaws["unfinished"],
             "unsure": unsure,
-            "repeats": loops(best.text, example.line.text),
+            "repeats": flaws["repeats"],
             "empty-markup": best.has_empty_markup,
             found.note: bool(found.note),
         }
@@ -181,9 +206,25 @@ def notes_of(
 
 
 def loops(text: str, source: str) -> bool:
-    """Whether words of `text` come three times running or more, and more often than in `source`."""
-    n_times = times_running(text)
-    return n_times >= LOOP and n_times > times_running(source)
+    """Return True if words of `text` come three times running or more, and more often than in
+    `source`, or if characters repeat for longer than in `source`."""
+    runs = zip(char_runs(text), char_runs(source))
+    if any(n >= LONG_LOOP and n > SAME_LENGTH * n_source for n, n_source in runs):
+        return True
+    n_times, n_source_times = times_running(text), times_running(source)
+    in_a_word = n_source_times < LOOP and char_runs(source)[0] > 0  # hahahaha may be ha ha ha ha
+    return n_times >= LOOP and n_times > n_source_times and not in_a_word
+
+
+def char_runs(text: str) -> tuple[int, int]:
+    """Return the lengths of the longest runs in which letters or other characters repeat, such as
+    hahahaha or ......, without spaces and whatever their case; numbers do not count."""
+    longest = [0, 0]
+    for match in CHAR_LOOP.finditer("".join(text.casefold().split())):
+        has_letter = any(map(str.isalpha, match[1]))
+        if has_letter or not any(map(str.isdigit, match[1])):
+            longest[not has_letter] = max(longest[not has_letter], len(match[0]))
+    return longest[0], longest[1]
 
 
 def times_running(text: str) -> int:
