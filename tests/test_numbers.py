@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onmt_lite import Translator
 from onmt_lite.checkpoints.record import Direction, Languages
 from onmt_lite.inference.postprocess import judged
 from onmt_lite.inference.records import NOTHING, Translation
@@ -58,6 +59,21 @@ XIV | XVI
 0176 48291735 | 0176 4829173
 {0} von {1} | {0} of {0}
 ١٢ | 13
+100 nM | 100 to M
+100 nM | 100 nm
+10 KBps | 10 caps
+10 KBps | 10 Kbps
+12 V und 60 Ah | 12 v and 60 ah
+12 V und 60 Ah | 12 V and 60 ah
+5 MW | 5 mW
+1013 hPa | 1013
+3,5 GHz | 3.5 degrees
+20 mmol/l | 20 mmol
+5 t | 5
+12V | 12
+85 dB | 85 db
+5 MB | 5 mb
+5 kWh | 5 KWH
 """
 AGREE = """
 1.234,50 Euro | €1,234.50
@@ -133,6 +149,18 @@ Gib acht! | Be careful!
 Zweifel | doubt
 ein Tag | a day
 ２０ | 20
+12 V | 12 volts
+60 Ah | 60 ampere-hours
+5 MW | 5 megawatts
+3 kHz | 3 kilohertz
+10 s | ten seconds
+100 Mbit/s | 100 megabits per second
+5 t | five tons
+5 l | 5 L
+2 L | two liters
+20 µg/m³ | 20 µg/m³
+12V | 12 V
+Zimmer 12 B | room 12B
 """
 
 
@@ -335,6 +363,20 @@ def test_only_what_the_model_made_is_judged(translator):
     assert noted(hyp, right, notes=("capitals",)) == ("capitals", "numbers")
     assert noted(right, hyp) == ()
     assert noted(replace(hyp, token_log_probs=[])) == noted() == ()
+
+
+@pytest.mark.parametrize(
+    "line, amounts",
+    [
+        ("Die Konzentration beträgt 100 nM.", ["100 nM"]),
+        ("10 KBps sind nicht 10 Kbps.", ["10 KBps", "10 Kbps"]),
+        ("Die Batterie hat 12 V und 60 Ah.", ["12 V", "60 Ah"]),
+        ("Es waren -5 kV im Netz.", ["-5 kV"]),
+    ],
+)
+def test_units_that_case_tells_apart_are_copied(line, amounts):
+    (found,) = Translator.from_pretrained(device="cpu").translate([line])
+    assert all(amount in found.text for amount in amounts) and "numbers" not in found.notes
 
 
 def test_languages_are_those_of_the_model_the_options_or_the_line(translator):

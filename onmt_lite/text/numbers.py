@@ -390,9 +390,47 @@ def signs() -> tuple[re.Pattern[str], list[re.Pattern[str]]]:
     """Finds the sign of a unit after a number, as one group each; and all forms of each unit."""
     units = data()["units"]
     after = "|".join(f"({sign})" for sign in units)
-    forms = (rf"(?<![^\W\d_])(?:{sign}|{words})(?![^\W\d_])" for sign, words in units.items())
+    forms = (rf"(?<![^\W\d_])(?:{sign}|(?i:{words}))(?![^\W\d_])" for sign, words in units.items())
     found = re.compile(rf"\d[{SPACES}]?(?:{after})(?!\w)")
-    return found, [re.compile(form, re.IGNORECASE) for form in forms]
+    return found, [*map(re.compile, forms)]
+
+
+@lru_cache
+def symbols() -> re.Pattern[str]:
+    """Find a unit that is copied to the letter; its prefix and base are groups."""
+    table = data()["symbols"]
+    prefixes, prefixed, plain = (
+        "|".join(table[name]) for name in ("prefixes", "prefixed", "plain")
+    )
+    known = "|".join(data()["units"])
+    return re.compile(
+        rf"(?!(?:{known})(?![\w/]))(?:(?P<prefix>{prefixes})?(?P<base>{prefixed})|(?P<plain>{plain}))"
+        rf"(?:/\w+[²³]?)?(?!\w)"
+    )
+
+
+@lru_cache
+def amounts() -> re.Pattern[str]:
+    """Find a number with such a unit, which is the group `unit`; 60s are no seconds."""
+    unit = re.sub(r"\?P<(?:prefix|base|plain)>", "?:", symbols().pattern)
+    return re.compile(
+        rf"(?<![\w.,:−–-])[−-]?\d+(?:[.,–-]\d+)*(?:[{SPACES}](?=\S)|(?![a-z](?!\w)))(?P<unit>{unit})"
+    )
+
+
+def symbol_forms(symbol: str) -> str:
+    """Return a pattern of what says the same as a symbol: the symbol, or words in any case."""
+    table, found = data()["symbols"], symbols().match(symbol)
+    assert found is not None
+    said = [
+        words
+        for sign, words in table["prefixes"].items()
+        if re.fullmatch(sign, found["prefix"] or "")
+    ]
+    own = found["base"] or found["plain"]
+    bases = {**table["prefixed"], **table["plain"]}
+    words = next(words for sign, words in bases.items() if re.fullmatch(sign, own))
+    return rf"(?<![^\W\d_])(?:{re.escape(symbol)}|(?i:{''.join(said)}[ -]?(?:{words})))(?![^\W\d_])"
 
 
 def lost_sign(source: str, translation: str) -> str:
@@ -401,5 +439,7 @@ def lost_sign(source: str, translation: str) -> str:
         return minus[0]
     found, forms = signs()
     said = {match.lastindex or 0: match for match in found.finditer(source)}
-    lost = (match[i] for i, match in said.items() if not forms[i - 1].search(translation))
-    return next(lost, "")
+    lost = [match[i] for i, match in said.items() if not forms[i - 1].search(translation)]
+    letters = dict.fromkeys(match["unit"] for match in amounts().finditer(source))
+    lost += [unit for unit in letters if not re.search(symbol_forms(unit), translation)]
+    return next(iter(lost), "")

@@ -49,6 +49,7 @@ from onmt_lite.text.markup import (
     emphases,
     head_of,
 )
+from onmt_lite.text.numbers import amounts
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
 
 UnknownRule = Literal["copy", "drop", "model"]
@@ -232,7 +233,8 @@ class Extractor:
             start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
         head = head_of(line, start)
         line = line[:start] + line[start + len(head) :]
-        if not head and has_words and all(map(self.knows, set(line))) and not HINT.search(line):
+        hinted = head or HINT.search(line) or self.unknown.numbers and amounts().search(line)
+        if has_words and all(map(self.knows, set(line))) and not hinted:
             return None
         if not has_words and not self.encode(line):  # blank
             return None
@@ -309,6 +311,10 @@ class Extractor:
         classes = list(map(self._class, line))
         for span in spans:
             classes[span.start : span.end] = "#" * (span.end - span.start)
+        for match in amounts().finditer(line) if self.unknown.numbers else ():
+            if "#" not in classes[match.start() : match.end()]:  # 10 KBps
+                spans.append(Span(*match.span(), True))
+                classes[match.start() : match.end()] = "#" * len(match[0])
         for match in self.pattern.finditer("".join(classes)):
             spans.append(Span(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
@@ -391,7 +397,8 @@ def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
     lower = line.lower()
     names = (name for name in unknown.names if name.lower() not in lower)
     numbers = chain((name for name in unknown.numbers if name not in lower), names)
-    free = [numbers if NUMBER.match(span.of(line)) else names for span in spans]
+    texts = [span.of(line) for span in spans]
+    free = [numbers if NUMBER.match(t) or amounts().fullmatch(t) else names for t in texts]
     return [next(left, "") if span.is_word else "" for left, span in zip(free, spans)]
 
 
