@@ -33,8 +33,8 @@ from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 CAPITALS = (
-    "lines in capitals are put into small letters here before the model reads them; elsewhere, do "
-    "so yourself"
+    "lines and words in capitals are put into lowercase here before the model reads them; "
+    "elsewhere, do so yourself"
 )
 
 

@@ -26,6 +26,7 @@ from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Tra
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
+from onmt_lite.text.capitals import restore_capitals
 from onmt_lite.text.numbers import differing
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, restore
@@ -123,6 +124,8 @@ class Renderer:
         sources  the token of the line for each, if words are put back
         """
         text, reading = self.tokenizer.decode(tokens), example.reading
+        if example.loud and sources:
+            text = restore_capitals(text, example.src_tokens, tokens, sources, example.loud)
         case = str.upper if example.in_capitals else str
         if not reading:
             return case(text), False

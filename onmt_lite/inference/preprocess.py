@@ -8,6 +8,7 @@ from dataclasses import replace
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.inference.records import Example
+from onmt_lite.text.capitals import Spans, lower_reading, lower_words
 from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, NO_FIELD, UNREAD, Line, in_capitals
 from onmt_lite.text.phrases import occurs
 from onmt_lite.text.placeholders import Extractor, Reading, UnknownRule
@@ -74,7 +75,7 @@ class ExampleMaker:
         reading = self.extractor.extract(text) if self.extractor else None
         reading = reading or Reading(text, (text,))
         capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
-        reading = reading.lower() if capitals else reading
+        reading, loud = self._lowered(reading, capitals)
         tokens = self.tokenizer.encode(reading.text)
         is_changed = reading.items or reading.head
         plain = self.tokenizer.encode(reading.head + reading.plain) if is_changed else tokens
@@ -90,12 +91,12 @@ class ExampleMaker:
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, own_words = self._copying(tokens, before, after)
         tgt_room = self.max_positions - len(frame.start)
-        tgt_ids = self._target_ids(tgt, reading, capitals, own_words)
+        tgt_ids = self._target_ids(tgt, reading, capitals, bool(loud), own_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
             if len(tgt_ids) > tgt_room or is_cut(tgt):
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
-        prefix_ids = self._target_ids(prefix, reading, capitals, own_words) or []
+        prefix_ids = self._target_ids(prefix, reading, capitals, bool(loud), own_words) or []
         notes += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
         if len(prefix_ids) > tgt_room or is_cut(prefix):
@@ -106,7 +107,7 @@ class ExampleMaker:
             n_src_tokens=len(ids),
             n_unknown=n_unknown,
             tgt_ids=tgt_ids,
-            notes=(*notes, CAPITALS) if capitals else notes,
+            notes=(*notes, CAPITALS) if capitals or loud else notes,
             copy_ids=copy_ids,
             own_words=own_words,
             start=frame.start,
@@ -114,6 +115,18 @@ class ExampleMaker:
             src_tokens=tuple(tokens),
             n_tag=n_tag,
             reading=self._kept(reading),
+            in_capitals=capitals,
+            # Phrases are matched as the model writes them
+            loud=() if line.forced or line.banned else loud,
+        )
+
+    def _lowered(self, reading: Reading, capitals: bool) -> tuple[Reading, Spans]:
+        """In lowercase if the whole line is in uppercase; else the words that are, and their
+        places."""
+        if capitals:
+            return reading.lower(), ()
+        return (
+            lower_reading(reading, self.tokenizer.encode) if self.lowers_capitals else (reading, ())
         )
 
     def _kept(self, reading: Reading) -> Reading | None:
@@ -152,15 +165,22 @@ class ExampleMaker:
         return around[0] + ids + around[1], tuple(own_words)
 
     def _target_ids(
-        self, line: Line | None, reading: Reading, capitals: bool, own_words: Sequence[str]
+        self,
+        line: Line | None,
+        reading: Reading,
+        capitals: bool,
+        some_capitals: bool,
+        own_words: Sequence[str],
     ) -> list[int] | None:
-        """Ids of a line in the target language; capitals: whether its source is written so."""
+        """Ids of a line in the target language; capitals: whether its source is in uppercase;
+        some_capitals: whether words of it are."""
         if line is None or UNREAD & {*line.notes}:
             return None
         text = LINE_BREAKS.sub(" ", line.text)
         if not text.strip():
             return []
         text = text.lower() if capitals and in_capitals(text) else text
+        text = lower_words(text, self.tokenizer.encode_target)[0] if some_capitals else text
         text = reading.of_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)

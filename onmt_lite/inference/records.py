@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from onmt_lite.text.lines import CAPITALS, Line
+from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import Reading
 
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
@@ -34,16 +34,14 @@ class Example:
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # words and marks taken out of the line, to be put back
     passes: bool = False  # it is not translated but passed through
+    in_capitals: bool = False  # its translation is written in uppercase
+    # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.capitals`
+    loud: tuple[tuple[int, int], ...] = ()
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether attention places what was taken out of the line."""
-        return self.reading is not None and bool(self.reading.items)
-
-    @property
-    def in_capitals(self) -> bool:
-        """Whether its translation is written in capitals."""
-        return CAPITALS in self.notes
+        """Return True if attention places parts of the text of its translation."""
+        return bool(self.loud or self.reading is not None and self.reading.items)
 
 
 @dataclass(frozen=True)

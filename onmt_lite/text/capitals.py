@@ -1,0 +1,118 @@
+"""Words in uppercase inside a line: ACHTUNG: Der Boden ist nass.
+
+A model with cased subwords reads such words letter by letter and rarely translates them.  So it
+reads them in lowercase, or with a first capital if that takes fewer subwords, and the words that
+translate them become uppercase again.  Acronyms stay as they are: in lowercase they take about as
+many subwords, or abbreviations.yaml lists them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from onmt_lite.text.abbreviations import abbreviations
+from onmt_lite.text.placeholders import Reading
+from onmt_lite.text.tag_projection import Units, n_places, texts_of
+
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+SENTENCE_START = re.compile(r"[.!?…:]\W*$")
+Encode = Callable[[str], list[str]]
+Spans = tuple[tuple[int, int], ...]
+
+
+class Respelled(NamedTuple):
+    """A word in uppercase as the model may read it."""
+
+    start: int
+    text: str
+    is_common: bool  # it is a word of the language for certain
+    may_be_common: bool  # it is one next to such words
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
+    """Return a word of a text as the model may read it; a sentence starts with a capital if that
+    takes no more subwords."""
+    word = text[start:end]
+    lower = "".join(char.lower() if len(char.lower()) == 1 else char for char in word)
+    n_upper, n_lower, n_first = (len(encode(w)) for w in (word, lower, word[0] + lower[1:]))
+    n, n_letters = min(n_lower, n_first), len(word)
+    starts = SENTENCE_START.search(text[max(0, start - 9) : start]) is not None or start == 0
+    is_lower = n_lower < n_first or n_lower == n_first and not starts
+    spelling = lower if is_lower else word[0] + lower[1:]
+    if n >= n_upper or n_letters < 2:
+        return Respelled(start, word, False, False)
+    if word in abbreviations().acronyms:  # MIT may be the institute or the preposition
+        return Respelled(start, spelling, False, n_lower == 1)
+    # Subwords of a word have more letters than those of an acronym
+    is_common = n_letters > 2 and (n == 1 or n_letters >= 2.5 * n)
+    may_be = n_lower == 1 if n_letters == 2 else n_letters > 4 or n_letters >= 1.5 * n
+    return Respelled(start, spelling, is_common, may_be)
+
+
+def lower_words(text: str, encode: Encode) -> tuple[str, Spans]:
+    """Lowercase the words in uppercase, but not acronyms; return the text, of equal length, and
+    the spans of these words."""
+    runs: list[list[Respelled]] = [[]]
+    for match in WORD.finditer(text):
+        word = match[0]
+        if any(map(str.islower, word.replace("ß", ""))):  # ß is rarely written in uppercase
+            runs.append([])
+        elif word.isalpha() and word != "ß":
+            runs[-1].append(respelled(text, *match.span(), encode))
+    found = [each for run in runs if any(w.is_common for w in run) for each in run]
+    words = [each for each in found if each.is_common or each.may_be_common]
+    for each in words:
+        text = text[: each.start] + each.text + text[each.end :]
+    return text, tuple((each.start, each.end) for each in words)
+
+
+def lower_reading(reading: Reading, encode: Encode) -> tuple[Reading, Spans]:
+    """Do so with a reading, but for its stand-ins; return the places of the words: the numbers of
+    characters without spaces, as its tokens have them."""
+    text, spans = lower_words(reading.text, encode)
+    parts, at = list[str](), 0
+    for part, name in zip(reading.parts, [*(item.stand_in for item in reading.items), ""]):
+        parts.append(text[at : at + len(part)])
+        at += len(part) + len(name)
+
+    def place(index: int) -> int:
+        return sum(map(n_places, texts_of(encode(text[:index]))))
+
+    return replace(reading, parts=tuple(parts)), tuple((place(a), place(b)) for a, b in spans)
+
+
+def restore_capitals(
+    text: str, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int], loud: Spans
+) -> str:
+    """Uppercase the words of a translation that translate words in uppercase.
+
+    Args:
+        text: the translation.
+        src_tokens: the source as the model read it.
+        tokens: the tokens of the translation.
+        sources: index of the source token for each of them.
+        loud: places of the words in uppercase in the source.
+    """
+    source, target = Units(src_tokens), Units(tokens)
+    units = {u for a, b in loud for u in range(source.at(a), source.at(b - 1) + 1)}
+    votes: list[Counter[bool]] = [Counter() for _ in target.starts]
+    paired = source.marks == target.marks
+    for j, index in zip(target.of_token, sources):
+        u = source.of_token[index]
+        apart = paired and source.sentence(u) != target.sentence(j)
+        if j >= 0 and u not in source.stops and not apart:
+            votes[j][u in units] += 1
+    chars, places = list(text), [i for i, char in enumerate(text) if not char.isspace()]
+    is_loud, stops = False, {*target.stops}
+    for j, (start, end, vote) in enumerate(zip(target.starts, target.ends, votes)):
+        # A word without a vote is like the word before it in its sentence
+        is_loud = vote[True] >= vote[False] if vote else is_loud and j - 1 not in stops
+        for i in places[start:end] if is_loud else ():
+            chars[i] = chars[i].upper() if len(chars[i].upper()) == 1 else chars[i]
+    return "".join(chars)

@@ -1,0 +1,104 @@
+"""Words in uppercase inside a line are translated, and acronyms are not touched."""
+
+import pytest
+
+from onmt_lite import Translator
+from onmt_lite.text.capitals import lower_words, restore_capitals
+
+LOWERED = """
+ACHTUNG: Der Boden ist nass. | ACHTUNG
+ICH LIEBE DICH, Maria! | ICH LIEBE DICH
+BITTE NICHT STÖREN (danke) | BITTE NICHT STÖREN
+Das ist SEHR wichtig, und zwar NUR heute. | SEHR NUR
+DIE NATO HAT RECHT, sagte er. | DIE HAT RECHT
+Wir sind UM 14 UHR IM HAUS, sagt er. | UM UHR IM HAUS
+DIE STRAßE IST GROß, oder? | DIE STRAßE IST GROß
+KOMM MIT MIR, Tom! | KOMM MIT MIR
+Der KFZ-MEISTER kommt. | MEISTER
+"""
+KEPT = """
+Die NATO, die USA, die EU und die UNESCO haben einen Vertrag.
+Der ADAC, die SPD und der TÜV prüfen die DIN.
+Die XML- und die PDF-Datei der Muster GmbH.
+Mein Kennzeichen ist HH-KU 123, meine IBAN DE89 3704 0044 0532 0130 00.
+Die WHO warnt vor AIDS und COVID.
+Ludwig XIV fuhr mit dem LKW, dem ICE und dem UFO.
+Das FBI sucht die CD und den PC im WLAN mit GPS.
+Ich esse A, B und C.
+Sie forscht am MIT Media Lab in Boston.
+"""
+# The program's words, and what stays of its own case
+SHIPPED = {
+    "ACHTUNG: Der Boden ist nass.": ("ATTENTION", "floor"),
+    "ICH KOMME MORGEN NACH HAUSE. Bis dann!": ("HOME TOMORROW", "See you then"),
+    "ICH LIEBE DICH, Maria!": ("I LOVE YOU", ""),
+    "Guten Morgen. WO BIST DU? Ich warte.": ("WHERE ARE YOU", "waiting"),
+    "ICH LIEBE {name} SEHR, Maria.": ("I LOVE {name}", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return Translator.from_pretrained(device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def encode(translator):
+    return translator.pipeline.renderer.tokenizer.encode
+
+
+@pytest.mark.parametrize("case", LOWERED.strip().split("\n"))
+def test_words_in_uppercase_are_lowered(encode, case):
+    line, words = case.split(" | ")
+    found, spans = lower_words(line, encode)
+    assert [line[start:end] for start, end in spans] == words.split(" ")
+    assert found.lower() == line.lower()
+    outside = [i for i in range(len(line)) if not any(a <= i < b for a, b in spans)]
+    assert all(found[i] == line[i] for i in outside)
+    assert not any(found[start:end].replace("ß", "").isupper() for start, end in spans)
+
+
+@pytest.mark.parametrize("line", KEPT.strip().split("\n"))
+def test_acronyms_and_codes_are_kept(encode, line):
+    assert lower_words(line, encode) == (line, ())
+
+
+def test_words_that_translate_them_become_uppercase():
+    """Each target token has the source token at its index; spaces do not count as places."""
+    source, target = ["▁achtung", ":", "▁der", "▁boden"], ["▁at", "tention", ":", "▁the", "▁floor"]
+    found = restore_capitals("attention: the floor", source, target, [0, 0, 1, 2, 3], ((0, 7),))
+    assert found == "ATTENTION: the floor"
+    found = restore_capitals("attention: the floor", source, target, [0, 0, 1, 2, 3], ((11, 16),))
+    assert found == "attention: the FLOOR"
+
+
+def test_no_word_is_moved_to_another_sentence_by_attention():
+    source, target = ["▁komm", ".", "▁geh", "."], ["▁come", ".", "▁go", "."]
+    for sources in ([0, 1, 2, 1], [0, 1, 0, 1]):
+        found = restore_capitals("come. go.", source, target, sources, ((0, 4),))
+        assert found == "COME. go."
+
+
+@pytest.mark.parametrize("line", SHIPPED)
+def test_the_shipped_model_translates_them(translator, line):
+    (found,) = translator.translate([line])
+    loud, quiet = SHIPPED[line]
+    assert loud in found.text and quiet in found.text and "capitals" in found.notes
+
+
+def test_forced_phrases_are_met_in_the_case_they_are_given(translator):
+    (found,) = translator.translate(["ACHTUNG: Der Boden ist nass."], force_words=["floor"])
+    assert "floor" in found.text and found.unmet == () and "capitals" in found.notes
+    assert "ATTENTION" not in found.text
+
+
+def test_lines_without_such_words_have_no_note(translator):
+    found = translator.translate(["Der Hund schläft.", "Die NATO hat recht."])
+    assert all("capitals" not in t.notes for t in found)
+
+
+def test_references_are_scored_as_their_lowercase(translator):
+    line, lower = "ACHTUNG: Der Boden ist nass.", "achtung: Der Boden ist nass."
+    loud, quiet = "ATTENTION: the floor is wet.", "attention: the floor is wet."
+    scores = translator.score([line, lower], [loud, quiet])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
