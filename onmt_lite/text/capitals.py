@@ -50,7 +50,7 @@ def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
     if word in abbreviations().acronyms:  # MIT may be the institute or the preposition
         return Respelled(start, spelling, False, n_lower == 1)
     # Subwords of a word have more letters than those of an acronym
-    is_common = n_letters > 2 and (n == 1 or n_letters >= 2.5 * n)
+    is_common = n_letters > 2 and (n == 1 or n_letters >= (2.5 if n_letters < 5 else 1.6) * n)
     may_be = n_lower == 1 if n_letters == 2 else n_letters > 4 or n_letters >= 1.5 * n
     return Respelled(start, spelling, is_common, may_be)
 
