@@ -201,7 +201,7 @@ def notes_of(
             "unfinished": flaws["unfinished"],
             "unsure": unsure,
             "repeats": flaws["repeats"],
-            "empty-markup": best.has_empty_markup,
+            "empty-markup": found.hyps[0].has_empty_markup,
             found.note: bool(found.note),
         }
     flags["tgt-not-a-number"] = gold is not None and total(gold) is None
