@@ -19,6 +19,7 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted, explained
 from onmt_lite.models.ensemble import Ensemble
+from onmt_lite.models.threads import cpu_threads
 from onmt_lite.search.model_defaults import TokenRules
 from onmt_lite.text.vocab import Vocab
 
@@ -48,6 +49,7 @@ def load_checkpoints(
     return found[0] if len(found) == 1 else combine(found, list(map(str, paths)), weights, of_probs)
 
 
+@cpu_threads()
 def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
     """Load a model of any kind that is read.
 

@@ -97,7 +97,7 @@ def copied(translation: Translation, example: Example) -> Translation:
 
 
 class Pipeline:
-    """A model with the options that its translations use unless told otherwise."""
+    """A loaded model with default translation options."""
 
     def __init__(
         self,
@@ -114,7 +114,8 @@ class Pipeline:
         read already.  `free`: bytes of main memory for its work, by default all that are free."""
         self.options = options
         device, precision = choose(options.speed, options.is_exact)
-        model = placed(checkpoint.model, device, precision)
+        with computing(options.speed, device):
+            model = placed(checkpoint.model, device, precision)
         checkpoint = fit(replace(checkpoint, model=model), options, own or read_own(options))
         self.checkpoint = checkpoint
         self.direction(options)  # a missing language is an error before the first line is read

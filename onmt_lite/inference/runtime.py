@@ -19,6 +19,7 @@ from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import kernel_for, pack
 from onmt_lite.models.processor import LEAST_WIDTH
+from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
 
 DTYPES = {
@@ -37,7 +38,9 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
     A GPU that is asked for and missing is an error.
     """
     if len(options.gpu) > 1:
-        raise OptionError("gpu: several are for workers, one each, of the command line; give one")
+        raise OptionError(
+            "gpu: multiple GPUs need workers (command line, or workers=N); pass a single GPU"
+        )
     name, precision = options.device, options.precision
     if options.gpu:
         name = "cpu" if options.gpu[0] < 0 else f"cuda:{options.gpu[0]}"
@@ -128,21 +131,18 @@ def threads_of_each(speed: SpeedOptions, n: int) -> int:
 @contextlib.contextmanager
 def computing(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
     """Let torch compute as the options say, and then as before."""
-    n_threads, before = 1 if speed.deterministic else speed.threads, torch.get_num_threads()
+    n_threads = 1 if speed.deterministic else speed.threads
     ordered = speed.deterministic and device.type == "cuda"
     mode = torch.get_deterministic_debug_mode()
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
-    if ordered:  # a GPU then adds up in the same order each time
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-        torch.use_deterministic_algorithms(True, warn_only=True)  # warns of a kernel that cannot
-    try:
-        yield
-    finally:
-        if n_threads is not None:
-            torch.set_num_threads(before)
-        if ordered:
-            torch.set_deterministic_debug_mode(mode)
+    with cpu_threads(n_threads):
+        if ordered:  # a GPU then adds up in the same order each time
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+            torch.use_deterministic_algorithms(True, warn_only=True)  # warns if a kernel cannot
+        try:
+            yield
+        finally:
+            if ordered:
+                torch.set_deterministic_debug_mode(mode)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Budget:
 
 
 class Room:
-    """Memory for examples: a number at once that did not fit is not tried again."""
+    """Halves the batch after an out-of-memory error and remembers the size that failed."""
 
     def __init__(self, remedy: str):
         """`remedy`: what to do about one example that does not fit."""

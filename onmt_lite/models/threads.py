@@ -1,0 +1,38 @@
+"""CPU threads of torch, in this process and in its forks."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from onmt_lite.errors import OptionError
+
+_used_in: int | None = None  # id of the process in which torch has started threads
+
+
+@contextmanager
+def cpu_threads(n: int | None = None) -> Iterator[None]:
+    """Let torch compute with `n` CPU threads, by default its own setting, and restore that.
+
+    A fork has none of its parent's OpenMP threads but waits for them, so it computes with one.
+    OptionError if `n` is larger there.
+    """
+    global _used_in
+    before = torch.get_num_threads()
+    if _used_in not in (None, os.getpid()):
+        if n is not None and n > 1:
+            raise OptionError(
+                f"threads {n}: this process was forked after torch had started threads, so it can "
+                "use only one; set threads to 1, or start the process with spawn instead of fork"
+            )
+        n = 1
+    elif (n or before) > 1:
+        _used_in = os.getpid()
+    if n is not None:
+        torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        if n is not None:
+            torch.set_num_threads(before)
