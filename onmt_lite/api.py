@@ -1,12 +1,12 @@
-"""Translator: the Python interface.  It checks the options of a call and numbers its lines; the
-work is done by a Pipeline in this process, or by worker processes that have one each."""
+"""Translator: the Python interface.  It checks the options of a call and numbers its lines; a
+Pipeline in this process does the work, or worker processes with a Pipeline each."""
 
 import dataclasses
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -22,36 +22,38 @@ from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcess
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_text, from_texts
-from onmt_lite.text.phrases import marked, parse_phrases
+from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_texts
+from onmt_lite.text.phrases import Phrases, iter_phrases, marked
 from onmt_lite.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from onmt_lite.config.keywords import AllOptions, CallOptions, FileOptions
 
 # Options that are fixed when the model is loaded
 FIXED = (
-    *("model", "avg_raw_probs", "model_weights"),
-    *("device", "gpu", "precision", "workers"),
+    *("model", "avg_raw_probs", "model_weights", "device", "gpu", "precision", "workers"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 NOT_PER_CALL = "cannot be changed per call; pass it to from_pretrained()"
 LANGUAGES = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
 Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
-# Of all lines, with TAB between them, or of each line: so, or as a list of phrases; None: none
-Phrases = str | Iterable[str | Sequence[str] | None] | None
 
 
 class Translator:
-    """A model with the options that its translations use unless told otherwise.
+    """A loaded model with default translation options.
 
-    `Translator.from_pretrained()` makes one of the shipped model; `translate` takes a text or many.
-    It stays in its process: to use it in others, make one in each.
+    `Translator.from_pretrained()` loads the shipped model; `translate` takes one or many texts.
+    A Translator works only in the process that loaded it.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, **more: Any):
-        """Translate with a checkpoint that is loaded already.
+        """Translate with a loaded checkpoint; use `from_pretrained` to load a model by its path.
 
         Args:
-            checkpoint: of `load_checkpoint`.
-            options: of `TranslateOptions.of`, the defaults of all calls.
+            checkpoint: from `load_checkpoint`.
+            options: from `TranslateOptions.of`, the defaults of all calls.
             more: the other arguments of a Pipeline.
 
         Raises:
@@ -64,23 +66,25 @@ class Translator:
         self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
-    def from_pretrained(cls, path: str | Path | None = None, **options: Any) -> "Translator":
+    def from_pretrained(
+        cls, path: str | Path | None = None, **options: "Unpack[AllOptions]"
+    ) -> "Translator":
         """Load a model.
 
         Args:
-            path: str or Path, of any kind that -model takes, TEAM/NAME of the Hugging Face hub
-                among them; by default the shipped one.  An ensemble is given as `model=[...]`.
-            options: the command line's by name, the defaults of all calls.  Fixed from then on are
-                those of the model and its text, `device="auto"`, `precision="auto"` and `workers`,
-                a number of processes that do the calls, until `close`; by default there are none.
-                docs/options.md lists all.
+            path: str or Path of a model in any format that -model takes, or TEAM/NAME of the
+                Hugging Face hub; by default the shipped model.  `model=[...]` is an ensemble.
+            options: default options of all calls, named as on the command line; docs/options.md
+                lists all.  Calls cannot change the options of the model and its text,
+                `device="auto"`, `precision="auto"` and `workers`, the number of processes that
+                translate until `close` (default: this process translates).
 
         Returns:
             The Translator.
 
         Raises:
-            OptionError: for options that are wrong, or that the model does not take.
-            CheckpointError: for a model that is missing, damaged or of no kind that is read.
+            OptionError: for wrong options, or options that the model does not take.
+            CheckpointError: for a model that is missing, damaged or in an unknown format.
             MemoryExhausted: if the model does not fit into memory.
         """
         if path is not None:
@@ -133,11 +137,6 @@ class Translator:
     def device(self) -> torch.device:
         return self.pipeline.device
 
-    @device.setter
-    def device(self, device: torch.device) -> None:
-        """Batches are made on `device` from now on; the model stays where it is."""
-        self.pipeline.runner.device = device
-
     @property
     def checkpoint(self) -> Checkpoint:
         return self.pipeline.checkpoint
@@ -152,14 +151,14 @@ class Translator:
         return self.backend.machine
 
     @overload
-    def translate(
+    def translate(  # type: ignore[overload-overlap]
         self,
         lines: str,
         prefixes: str | None = None,
         progress: Progress | None = None,
         force_words: str | Sequence[str] | None = None,
         ban_words: str | Sequence[str] | None = None,
-        **options: Any,
+        **options: "Unpack[CallOptions]",
     ) -> Translation: ...
 
     @overload
@@ -170,7 +169,7 @@ class Translator:
         progress: Progress | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
-        **options: Any,
+        **options: "Unpack[CallOptions]",
     ) -> list[Translation]: ...
 
     def translate(
@@ -180,29 +179,28 @@ class Translator:
         progress: Progress | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
-        **options: Any,
+        **options: "Unpack[CallOptions]",
     ) -> Translation | list[Translation]:
         """Translate one text, or all texts of an iterable.
 
         Args:
-            lines: one str, or any iterable of them.  Each is a line: breaks inside of it are read
+            lines: one str, or an iterable of str.  Each is a line: line breaks inside it are read
                 as spaces, with the note `line-breaks`.
-            prefixes: the beginning of the translation: of one text a str, or else one per line.
-                By default there are none.
-            progress: called after each batch with the numbers of lines and of target tokens that
-                are done, both int.
-            force_words: phrases that translations must hold: a str with TAB between them for all
-                lines; or such a str, or a list of str, for each line.  For one text also a list
-                of phrases.  By default there are none.
-            ban_words: phrases that translations may not hold, likewise.
-            options: the command line's by name, such as `beam_size=5` or `n_best=1`; by default
-                those of `from_pretrained`.  docs/options.md lists all.
+            prefixes: the beginning of each translation: a str for one text, otherwise one per line
+                (default: none).
+            progress: called after each batch with the number of finished lines and target tokens.
+            force_words: phrases that translations must contain: a tab-separated str for all lines;
+                or such a str, or a list of str, for each line.  For one text also a list of
+                phrases (default: none).
+            ban_words: phrases that translations must not contain, in the same form.
+            options: named as on the command line, such as `beam_size=5` or `n_best=1`; by default
+                the options of `from_pretrained`.  docs/options.md lists all.
 
         Returns:
-            One Translation for a str, or else a list with one for each line, in order.
+            One Translation for a str, otherwise a list with one for each line, in order.
 
         Raises:
-            OptionError: for options that are wrong, or that a call cannot have.
+            OptionError: for wrong options, or options that a call cannot have.
             TypeError: for a line that is not text.
             DataError: if there are more or fewer prefixes or phrases than lines.
             MemoryExhausted: for a line that does not fit into memory alone.
@@ -223,12 +221,12 @@ class Translator:
         progress: Progress | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
-        **options: Any,
+        **options: "Unpack[CallOptions]",
     ) -> Generator[Translation, None, None]:
-        """Translate lines as they come, also without an end.
+        """Translate lines as they arrive, even if they never end.
 
-        Lines are read in windows of 1, 2, 4 ... 1,024, each when the results of the one before
-        have been taken, so that memory does not grow with the input.
+        Lines are read in windows of 1, 2, 4 ... 1,024.  A window is read after the results of the
+        previous window have been taken, so memory does not grow with the input.
 
         Args:
             lines: any iterable of str, as of `translate`.
@@ -259,7 +257,11 @@ class Translator:
             return self.backend.translate_lines(lines, None, options, progress, prefixes)
 
     def translate_file(
-        self, src: str | Path, output: str | Path, progress: Progress | None = None, **options: Any
+        self,
+        src: str | Path,
+        output: str | Path,
+        progress: Progress | None = None,
+        **options: "Unpack[FileOptions]",
     ) -> Summary:
         """Translate a file as the command line does: `output` appears when it is complete.
 
@@ -271,15 +273,15 @@ class Translator:
                 `with_score=False` and others of the formats.
 
         Returns:
-            What the command line counts: `n_lines`, in `notes` the lines with each note, and in
-            `untranslated` the lines that are blank because they could not be translated.
+            The counts of the command line: `n_lines`, in `notes` the lines with each note, and in
+            `untranslated` the lines left empty because they could not be translated.
 
         Raises:
-            OptionError: for options that are wrong, or that a call cannot have.
+            OptionError: for wrong options, or options that a call cannot have.
             DataError: for an input that is not text.
-            FileError: if reading or writing fails.  After any error an older `output` is as it was.
+            FileError: if reading or writing fails.  After any error an older `output` is unchanged.
         """
-        job = dict(src=src, output=output, quiet=True, verbose=False)
+        job: dict[str, Any] = dict(src=src, output=output, quiet=True, verbose=False)
         parsed, backend = self._options(options, **job), self.backend
         engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
         with in_keywords():
@@ -301,9 +303,9 @@ class Translator:
             tgt_lines: their translations: one str, or as many as source lines.
 
         Returns:
-            The log-probability of each target in nats, its end token included: one float for two
-            str, or else a list.  None if the source is blank or passed through, the target is
-            longer than the model takes, or the model returns NaN.
+            The log-probability of each target in nats, including its end token: one float for two
+            str, otherwise a list.  None if the source is empty or passed through, the target is
+            too long for the model, or the model returns NaN.
 
         Raises:
             TypeError: for a line that is not text.
@@ -332,7 +334,7 @@ class Translator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _options(self, given: dict[str, Any], **job: Any) -> TranslateOptions:
+    def _options(self, given: Mapping[str, Any], **job: Any) -> TranslateOptions:
         """The options of a call, and of the `job` that it is.  OptionError for options that a call
         cannot have."""
         of_files = {} if job else vars(self.options.data) | vars(self.options.phrases)
@@ -369,13 +371,12 @@ class Translator:
 def paired(
     lines: Iterable[str], prefixes: Iterable[str] | None, forced: Phrases, banned: Phrases
 ) -> Iterator[Pair]:
-    """Each line with its phrases, and its prefix.  Raises DataError if a phrase is forced and
-    banned, or there are more or fewer entries of one kind than lines; TypeError for an entry that
-    is no text or holds no phrases."""
+    """Pair each line, with its phrases, with its prefix.  Raises DataError if a phrase is forced
+    and banned or if the numbers of entries differ, and TypeError for an entry of the wrong type."""
     beside: dict[str, Iterator[Any]] = {
         "prefixes": repeat(None) if prefixes is None else from_texts(prefixes, "prefixes"),
-        "force_words": of_lines("force_words", forced),
-        "ban_words": of_lines("ban_words", banned),
+        "force_words": iter_phrases("force_words", forced),
+        "ban_words": iter_phrases("ban_words", banned),
     }
     rows = side_by_side(from_texts(lines, "lines"), beside)
     return ((marked(line, *phrases), prefix) for line, prefix, *phrases in rows)
@@ -422,23 +423,6 @@ def totals(progress: Progress | None) -> Added:
     return add
 
 
-def of_lines(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
-    """The phrases of one line after the other."""
-    if isinstance(phrases, str | None):
-        return repeat(of_line(name, phrases))
-    if not hasattr(phrases, "__iter__"):
-        raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
-    return (of_line(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
-
-
 def of_one(phrases: Any) -> Any:
     """The phrases of one text as those of a list with this text."""
     return phrases if isinstance(phrases, str | None) else [phrases]
-
-
-def of_line(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    words = [entry] if isinstance(entry, str) else [] if entry is None else entry
-    try:
-        return parse_phrases(from_text("\t".join(words), 0).text)  # without lone surrogates
-    except TypeError:
-        raise TypeError(f"{name}: expected phrases, got {repr(entry)[:50]}") from None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onmt_lite.checkpoints import hub
 from onmt_lite.checkpoints.shipped import find_model, model_paths
@@ -28,6 +28,11 @@ from onmt_lite.models.kernels.build import load_library
 from onmt_lite.models.processor import LEAST_WIDTH
 from onmt_lite.search.model_defaults import read_decoder, read_defaults
 from onmt_lite.search.presets import PRESETS, SWITCHES
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from onmt_lite.config.keywords import AllOptions
 
 USAGE = """\
 [options]
@@ -88,7 +93,7 @@ class TranslateOptions:
         return self.search.search != "opennmt"
 
     @classmethod
-    def of(cls, **given: Any) -> "TranslateOptions":
+    def of(cls, **given: "Unpack[AllOptions]") -> "TranslateOptions":
         """Build options from keyword arguments.
 
         Args:
@@ -107,7 +112,7 @@ class TranslateOptions:
         with in_keywords():
             return build_options(resolver.result())
 
-    def updated(self, **given: Any) -> "TranslateOptions":
+    def updated(self, **given: "Unpack[AllOptions]") -> "TranslateOptions":
         """Change some options.
 
         Args:

@@ -12,13 +12,14 @@ whether it stands there as whole words.
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import NamedTuple
 
 from onmt_lite.errors import DataError
-from onmt_lite.text.lines import Line
+from onmt_lite.text.lines import Line, from_text
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -33,6 +34,9 @@ LAST = chr(0x10FFFF)
 ANCHOR = "a"  # a word beside which tokens are looked at
 CACHED = 1 << 16  # states and tokens
 MET = -1
+
+# Phrases of all lines, separated by tabs; or for each line such a str, or a list of phrases
+Phrases = str | Iterable[str | Sequence[str] | None] | None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -78,6 +82,23 @@ def parse_phrases(line: str) -> tuple[str, ...]:
     """The phrases of a line of -force_words or -ban_words, TAB between them; each of them once."""
     phrases = (single_spaced(part).strip() for part in line.split("\t"))
     return tuple(dict.fromkeys(filter(None, phrases)))
+
+
+def iter_phrases(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
+    """Yield the phrases of each line; `name` is the name of the argument in a TypeError."""
+    if isinstance(phrases, str | None):
+        return repeat(_parse_entry(name, phrases))
+    if not hasattr(phrases, "__iter__"):
+        raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
+    return (_parse_entry(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
+
+
+def _parse_entry(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
+    words = [entry] if isinstance(entry, str) else [] if entry is None else entry
+    try:
+        return parse_phrases(from_text("\t".join(words), 0).text)  # without lone surrogates
+    except TypeError:
+        raise TypeError(f"{name}: expected phrases, got {repr(entry)[:50]}") from None
 
 
 def single_spaced(text: str) -> str:

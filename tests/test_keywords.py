@@ -1,0 +1,127 @@
+"""Types of keyword options: the stub file, the options of each call, and what mypy says of both."""
+
+import os
+import subprocess
+import sys
+import typing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onmt_lite import OptionError
+from onmt_lite.config.option import META_NAMES, check
+from onmt_lite.config.options import OPTIONS
+from tests.support import keywords
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = [name for name in OPTIONS if name not in META_NAMES]
+# Only modules that users see; the others would take long
+CONFIG = """\
+[mypy]
+follow_imports = skip
+[mypy-onmt_lite,onmt_lite.api,onmt_lite.config.*,onmt_lite.inference.records]
+follow_imports = silent
+"""
+HEADER = """\
+from pathlib import Path
+from typing_extensions import Unpack, assert_type
+from onmt_lite import TranslateOptions, Translation, Translator
+from onmt_lite.config.keywords import AllOptions
+def use(**options: Unpack[AllOptions]) -> None: ...
+translator = Translator.from_pretrained(Path("de-en"), threads=1, gpu=[0], model=["a", Path("b")])
+"""
+RIGHT = [
+    'assert_type(translator.translate("x", n_best=2, search="fairseq", alpha=1), Translation)',
+    'assert_type(translator.translate(["x"], early_stopping=True), list[Translation])',
+    'translator.translate("x", force_words=["a"], batch_size=None, ignore_when_blocking=("a",))',
+    'next(translator.translate_stream(["x"], beam_size=3))',
+    'translator.translate_file("a", Path("b"), tgt=Path("c"), output_format="jsonl", beam_size=3)',
+    'TranslateOptions.of(beam_size=3, src_onmttok_kwargs={"mode": "none"}).updated(n_best=2)',
+]
+WRONG = [
+    'translator.translate("x", beam_siz=3)',
+    'translator.translate("x", beam_size="3")',
+    'translator.translate(["x"], beam_siz=3)',
+    'translator.translate("x", search="fairsek")',
+    'translator.translate("x", model="y")',
+    'translator.translate("x", tgt="y")',
+    'translator.translate("x", quiet=True)',
+    'translator.translate_stream(["x"], beam_siz=3)',
+    'translator.translate_file("a", "b", quiet=True)',
+    'translator.translate_file("a", "b", output_format="json")',
+    "Translator.from_pretrained(beam_siz=3)",
+    'Translator.from_pretrained(config="x")',
+    "Translator.from_pretrained(precision=16)",
+    'TranslateOptions.of(beam_size="3")',
+    "TranslateOptions.of().updated(beam=3)",
+    'translator("x")',
+]
+
+
+def test_stub_file_equals_output_of_generator():
+    text = keywords.STUB.read_text(encoding="utf-8")
+    assert text == keywords.make_stub(), "run `python -m tests.support.keywords`"
+
+
+@pytest.mark.parametrize(
+    ("name", "stub", "parameters"),
+    [
+        ("translate", "CallOptions", {"force_words", "ban_words"}),
+        ("translate_stream", "CallOptions", {"force_words", "ban_words"}),
+        ("translate_file", "FileOptions", {"src", "output"}),
+    ],
+)
+def test_stub_has_the_options_that_a_call_accepts(translator, tmp_path, name, stub, parameters):
+    """Whether it is the default or not: an option that a call cannot have is refused by name."""
+    (tmp_path / "src").write_text("", encoding="utf-8")
+    lines = [tmp_path / "src", tmp_path / "out"] if name == "translate_file" else [[]]
+    accepted = set()
+    for option in set(NAMES) - parameters:
+        try:
+            getattr(translator, name)(*lines, **{option: OPTIONS[option].default})
+            accepted.add(option)
+        except OptionError as error:
+            assert str(error).startswith(f"{option}: ")
+    types = {}
+    exec(keywords.make_stub(), types)
+    assert typing.get_type_hints(types[stub]).keys() == accepted
+
+
+def write_values(option):
+    """Return values of many types as they are written in Python."""
+    texts = {option.choices[0] if option.choices else "x", "fairsek"}
+    found = [*map(repr, sorted(texts)), "0.5", "1", "[0.5]", "(1,)", "['x']", "('x',)", "[b'x']"]
+    found += ["Path('x')", "[Path('x')]", "{'mode': 'none'}", "{1}", "b'x'", "True"]
+    is_number = option.kind in (int, float)
+    # To mypy, True is an int and bytes are a sequence of int
+    return [each for each in found if each not in ("True", "b'x'") or not is_number]
+
+
+def accepts(option, value):
+    """Return whether a value has a type that the option takes, whatever its bounds and form."""
+    try:
+        check(replace(option, min=None, max=None, above=None, form=(".*", "")), value)
+        return True
+    except ValueError:
+        return False
+
+
+def test_mypy_accepts_the_values_that_run_and_rejects_mistakes(tmp_path):
+    """As `mypy --strict` of a user's script; a path is a str or a Path where a file is meant."""
+    lines, wrong = [*HEADER.splitlines(), *RIGHT, *WRONG], {*WRONG}
+    for name in NAMES:
+        for written in write_values(OPTIONS[name]):
+            if "Path" in written and not OPTIONS[name].is_path:
+                continue  # runs, but no type says so
+            lines.append(f"use({name}={written})")
+            if not accepts(OPTIONS[name], eval(written, {"Path": Path})):
+                wrong.add(lines[-1])
+    (tmp_path / "user.py").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    (tmp_path / "mypy.ini").write_text(CONFIG, encoding="utf-8")
+    words = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "user.py"]
+    paths = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=paths, capture_output=True, text=True)
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert all(line.startswith("user.py:") for line in errors), errors
+    assert {lines[int(line.split(":")[1]) - 1] for line in errors} == wrong
