@@ -2,6 +2,7 @@
 Pipeline in this process does the work, or worker processes with a Pipeline each."""
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -48,7 +49,12 @@ class Translator:
     A Translator works only in the process that loaded it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: TranslateOptions, **more: Any):
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None = None,
+        options: TranslateOptions | None = None,
+        **more: Any,
+    ):
         """Translate with a loaded checkpoint; use `from_pretrained` to load a model by its path.
 
         Args:
@@ -58,11 +64,15 @@ class Translator:
 
         Raises:
             OptionError: for options that the model does not take.
+            TypeError: without a checkpoint or options.
         """
+        if not isinstance(checkpoint, Checkpoint) or not isinstance(options, TranslateOptions):
+            raise TypeError("Translator() does not load a model; call Translator.from_pretrained()")
         self._use(Pipeline(checkpoint, options, **more), type(checkpoint.model).__name__)
 
     def _use(self, backend: Pipeline | Pool, name: str) -> None:
-        self.backend, self.options, self.name = backend, backend.options, name
+        self._backend, self.options, self.name = backend, backend.options, name
+        self._process = os.getpid()
         self.warned: set[str] = set()  # notes on options that were given as warnings
 
     @classmethod
@@ -122,12 +132,27 @@ class Translator:
             "Translator.from_pretrained() in the other process"
         )
 
+    if not TYPE_CHECKING:  # type checkers know that it is not callable
+
+        def __call__(self, *given, **options):
+            raise TypeError("a Translator is not callable; use translator.translate(...)")
+
+    @property
+    def backend(self) -> Pipeline | Pool:
+        """The model or its workers.  ValueError in a process that has not loaded them."""
+        if os.getpid() != self._process:
+            raise ValueError(
+                "this Translator was loaded in another process; call Translator.from_pretrained() "
+                "in each process"
+            )
+        return self._backend
+
     @property
     def pipeline(self) -> Pipeline:
         """The Pipeline of this process.  AttributeError if workers translate."""
-        if isinstance(self.backend, Pool):
+        if isinstance(self._backend, Pool):
             raise AttributeError("a Translator with workers has no model in this process")
-        return self.backend
+        return self._backend
 
     @property
     def model(self) -> EncoderDecoder:
@@ -148,7 +173,7 @@ class Translator:
     @property
     def machine(self) -> dict[str, str] | None:
         """Device and precision of the model."""
-        return self.backend.machine
+        return self._backend.machine
 
     @overload
     def translate(  # type: ignore[overload-overlap]
@@ -204,6 +229,7 @@ class Translator:
             TypeError: for a line that is not text.
             DataError: if there are more or fewer prefixes or phrases than lines.
             MemoryExhausted: for a line that does not fit into memory alone.
+            ValueError: in a process that has not loaded the model.
         """
         parsed, one = self._options(options), isinstance(lines, str)
         if isinstance(lines, str):  # as a list of one
@@ -281,7 +307,8 @@ class Translator:
             DataError: for an input that is not text.
             FileError: if reading or writing fails.  After any error an older `output` is unchanged.
         """
-        job: dict[str, Any] = dict(src=src, output=output, quiet=True, verbose=False)
+        job: dict[str, Any] = dict(src=os.fspath(src), output=os.fspath(output))
+        job |= dict(quiet=True, verbose=False)
         parsed, backend = self._options(options, **job), self.backend
         engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
         with in_keywords():
@@ -325,8 +352,8 @@ class Translator:
 
     def close(self) -> None:
         """End the processes of `workers`; at the end of the program that happens by itself."""
-        if isinstance(self.backend, Pool):
-            self.backend.close()
+        if isinstance(self._backend, Pool):
+            self._backend.close()
 
     def __enter__(self) -> "Translator":
         return self
@@ -412,6 +439,8 @@ def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
 
 def totals(progress: Progress | None) -> Added:
     """A progress of the counts that each batch adds, from one of totals."""
+    if not (progress is None or callable(progress)):
+        raise TypeError(f"progress: expected a function, got {type(progress).__name__}")
     n_lines = n_tokens = 0
 
     def add(more_lines: int, more_tokens: int, work: float) -> None:

@@ -6,11 +6,13 @@ import io
 import itertools
 import json
 import logging
+import os
 import pickle
 import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +23,11 @@ from onmt_lite import (
     DataError,
     Hypothesis,
     OptionError,
+    TranslateOptions,
     Translation,
     Translator,
     api,
+    load_checkpoint,
     load_options,
 )
 from onmt_lite.config.options import as_keywords
@@ -32,6 +36,7 @@ from onmt_lite.jobs.job import run_job
 from tests.support import tiny
 from tests.test_translator import assert_same
 
+ROOT = Path(__file__).resolve().parents[1]
 LINES = [*tiny.SENTENCES, "", "a", "das rote haus der stadt"]
 PREFIXES = ["the", "", "a dog", "", "the", *[""] * (len(LINES) - 5)]
 
@@ -303,6 +308,55 @@ def test_progress_counts_lines_and_tokens(translator, tmp_path, name):
     assert len(calls) > 3
 
 
+def test_positional_arguments_of_other_tools_are_type_errors(translator, tmp_path):
+    for more in (("en", "de"), (None, {"beam_size": 3})):
+        with pytest.raises(TypeError, match="progress: expected a function, got (str|dict)"):
+            translator.translate("der hund", *more)
+    with pytest.raises(TypeError, match="NoneType"):  # does not wait for standard input
+        translator.translate_file(None, tmp_path / "out")
+
+
+OTHER_PROCESS = (
+    "ValueError: this Translator was loaded in another process; call Translator.from_pretrained() "
+    "in each process"
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(threads=2),
+        pytest.param(dict(threads=2, precision="fp32"), marks=pytest.mark.sweep),
+        pytest.param(dict(threads=1), marks=pytest.mark.sweep),
+        pytest.param(dict(workers=2), marks=pytest.mark.sweep),
+    ],
+)
+def test_fork_of_a_process_with_a_translator_raises_and_can_load_another(options):
+    """Whatever torch did in the parent, no call waits for threads that a fork does not have."""
+    words = [sys.executable, "-m", "tests.support.forks", json.dumps(options)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    text = found.pop("here")
+    loaded = dict.fromkeys(
+        ("from_pretrained", "workers=2", "threads=2", "threads=2 in a call"), text
+    )
+    if "threads" in options and options["threads"] == 2:
+        for name in ("threads=2", "threads=2 in a call"):
+            loaded[name] = found[name]
+            assert found[name].startswith("OptionError: threads=2: this process was forked after")
+    elsewhere = ("translate", "translate_stream", "stream of the parent", "translate_file", "score")
+    assert found == {
+        **dict.fromkeys((*elsewhere, "after close", "Pool"), OTHER_PROCESS),
+        "repr": found["repr"],
+        "with": "left",
+        "load_checkpoint": str(load_checkpoint(ROOT / "data" / "de-en").eos_id),
+        **loaded,
+    }
+    assert found["repr"].startswith("Translator(") and text == "Good morning!"
+
+
 class TestWhatBelongsToOthers:
     def test_the_random_state_of_torch(self, tiny_checkpoint):
         torch.manual_seed(7)
@@ -407,6 +461,18 @@ class TestTranslatorAsAValue:
                 ):
                     take(translator)
             assert translator.translate("der hund").text
+
+    def test_call_of_the_object_names_translate(self, translator):
+        with pytest.raises(TypeError, match=r"not callable; use translator\.translate\(\.\.\.\)"):
+            translator("der hund")
+
+    @pytest.mark.parametrize(
+        "given",
+        [(), ("data/de-en",), ("data/de-en", TranslateOptions.of()), (None, {"beam_size": 3})],
+    )
+    def test_constructor_without_checkpoint_names_from_pretrained(self, given):
+        with pytest.raises(TypeError, match=r"call Translator\.from_pretrained\(\)"):
+            Translator(*given)
 
     def test_names_the_shipped_model_and_one_that_is_loaded_already(self, translator):
         assert repr(Translator.from_pretrained(precision="fp32", device="cpu")) == (

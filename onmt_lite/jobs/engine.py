@@ -139,13 +139,13 @@ class Pool(Engine):
         return [each for number in sorted(parts) for each in parts[number]]
 
     def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
-        """ValueError if the workers have been ended, or are those of another process."""
+        """ValueError if the workers have ended, or from the progress callback of a call."""
         if not self._end.alive:
             raise ValueError("this Translator is closed")
-        if os.getpid() != self.process:
-            raise ValueError("this Translator is of another process; make one in each")
         if self._caller == threading.get_ident():
-            raise ValueError("this Translator is at work: its progress cannot call it")
+            raise ValueError(
+                "Translator is not re-entrant: do not call it from its own progress callback"
+            )
         with self._lock, closing(self._workers.run(tasks, progress)) as results:
             self._caller = threading.get_ident()
             try:
