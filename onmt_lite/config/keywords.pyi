@@ -58,7 +58,7 @@ class CallOptions(TypedDict, total=False):
 class FileOptions(CallOptions, total=False):
     input_format: Literal["auto", "text", "jsonl"]
     text_field: str
-    output_format: Literal["text", "jsonl", "moses", "tsv"]
+    output_format: Literal["auto", "text", "jsonl", "moses", "tsv"]
     with_score: bool
     token_scores: bool
     tgt: str | PurePath | None
