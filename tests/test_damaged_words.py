@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.huggingface.bart import read_vocab
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.pieces import as_sentencepiece
@@ -84,11 +85,12 @@ def edit(path, function):
     path.write_text(json.dumps(said), "utf-8")
 
 
-def test_start_tokens_that_two_files_say(copy):
-    for name, words in (("t5", "decoder_start_token_id"), ("mbart25", "neither a language")):
-        path = copy(name)
+def test_start_token_of_generation_config_wins_over_config(copy):
+    t5, mbart = copy("t5"), copy("mbart25")
+    for path in (t5, mbart):
         change(path / "generation_config.json", decoder_start_token_id=8)
-        assert_refused(path, words)
+    assert load_checkpoint(t5).start_id == 8
+    assert_refused(mbart, "generation_config.json: decoder_start_token_id 8 is neither a language")
 
 
 def test_an_added_token_with_the_id_of_a_piece(copy):
@@ -98,7 +100,7 @@ def test_an_added_token_with_the_id_of_a_piece(copy):
 
     path = copy("nllb")
     edit(path / "tokenizer_config.json", move_last)
-    assert_refused(path, "has the id of")
+    assert_refused(path, "tokenizer_config.json", "has the ID 18 of '▁n'")
 
 
 @pytest.mark.parametrize("listed", [5, {"a": 1}, "x", ["a"]], ids=str)
@@ -121,14 +123,15 @@ def test_ids_of_added_tokens(file, value, copy):
     else:
         edit(path / file, lambda said: said.update({max(said, key=said.get): value}))
         (path / "tokenizer.json").unlink()
-    words = "has the id a whole number of more than 40 digits"
-    assert_refused(path, words if value == 10**400 else "ids are no whole numbers")
+    words = "has the ID a whole number of more than 40 digits"
+    assert_refused(path, file, words if value == 10**400 else "of an added token is not an integer")
 
 
 def test_an_id_that_is_a_list(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
+    config = Description(dict(eos_token_id=0, pad_token_id=0), tmp_path / "config.json")
     with pytest.raises(CheckpointError, match="id a list of 'a' cannot be"):
-        read_vocab(tmp_path / "vocab.json", 2, 0, 0)
+        read_vocab(tmp_path / "vocab.json", 2, config)
 
 
 SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}

@@ -72,10 +72,7 @@ class ExampleMaker:
             prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         frame = checkpoint.frame(direction)
-        reading = self.extractor.extract(text) if self.extractor else None
-        reading = reading or Reading(text, (text,))
-        capitals = self.lowers_capitals and in_capitals("".join(reading.parts))
-        reading, loud = self._lowered(reading, capitals)
+        reading, capitals, loud = self._read(text)
         tokens = self.tokenizer.encode(reading.text)
         is_changed = reading.items or reading.head
         plain = self.tokenizer.encode(reading.head + reading.plain) if is_changed else tokens
@@ -120,14 +117,21 @@ class ExampleMaker:
             loud=() if line.forced or line.banned else loud,
         )
 
-    def _lowered(self, reading: Reading, capitals: bool) -> tuple[Reading, Spans]:
-        """In lowercase if the whole line is in uppercase; else the words that are, and their
-        places."""
-        if capitals:
-            return reading.lower(), ()
-        return (
-            lower_reading(reading, self.tokenizer.encode) if self.lowers_capitals else (reading, ())
+    def _read(self, text: str) -> tuple[Reading, bool, Spans]:
+        """Take the items out of a line, and lowercase what is in uppercase.
+
+        Returns:
+            The line, whether all of it was in uppercase, and otherwise the words that were.
+        """
+        reading = (self.extractor.extract(text) if self.extractor else None) or Reading(
+            text, (text,)
         )
+        if not self.lowers_capitals:
+            return reading, False, ()
+        if in_capitals("".join(reading.parts)):
+            return reading.lower(), True, ()
+        reading, loud = lower_reading(reading, self.tokenizer.encode)
+        return reading, False, loud
 
     def _kept(self, reading: Reading) -> Reading | None:
         """What is put back into the translation: everything, or by the rule `drop` the head."""

@@ -302,11 +302,11 @@ class TestJsonl:
         done.failed(3, f"tgt a.jsonl: no line has a text, line 1 {has}")
         done = main("-src", "a.jsonl", "-text_field", "body")
         assert done.code == 3 and "line 1 has no field 'body' (fields: id, sentence); " in done.err
-        blank = "3 lines could not be translated (1, 2, 3); they are blank in the output, which"
+        blank = "3 lines could not be translated (1, 2 and 3); they are blank in the output, which"
         done = main("-input_format", "jsonl", stdin=data)
         assert (done.code, done.out) == (7, b"\n\n\n")
         assert f"{blank} is complete; line 1 {has}" in done.err
-        assert f"no-text-field: 2 of 3 lines (1, 3)\n    1: {has}\n" in done.err
+        assert f"blank [no-text-field]\n    1: {has}\n" in done.err
         (tmp_path / "a.jsonl").write_bytes(data + b'{"text": "one"}\n')
         done = main("-src", "a.jsonl", "-output_format", "jsonl")
         records = [json.loads(line) for line in done.lines]
