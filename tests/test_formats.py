@@ -100,11 +100,12 @@ def test_what_a_limit_cuts_off_is_counted_and_marked(run):
     cut = [i for i, line in enumerate(lines, 1) if not json.loads(line)["hyps"][0]["ended"]]
     blank = [i for i, line in enumerate(LINES, 1) if not line.strip()]
     cut = [i for i in cut if i not in blank]
-    assert cut and f"unfinished: {len(cut)} of {len(LINES)} lines" in log
+    first = ", ".join(map(str, cut[:-1]))
+    assert f"lines {first} and {cut[-1]}: the translation was cut at the length limit" in log
 
 
 def test_options_name_the_formats_that_there_are():
-    assert set(DECLARED["output_format"].choices) == set(reports.FORMATS)
+    assert set(DECLARED["output_format"].choices) == {"auto", *reports.FORMATS}
     assert set(OF_REFERENCES) == set(reports.OF_REFERENCES)
 
 
