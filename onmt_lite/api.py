@@ -162,6 +162,11 @@ class Translator:
     def device(self) -> torch.device:
         return self.pipeline.device
 
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        """Make batches on `device` from now on; the model stays where it is."""
+        self.pipeline.runner.device = device
+
     @property
     def checkpoint(self) -> Checkpoint:
         return self.pipeline.checkpoint
