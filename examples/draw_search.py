@@ -8,7 +8,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not in
 
 from onmt_lite import Translator
 from onmt_lite.inference.search_setup import search_config, sentence_of
-from onmt_lite.search.decode import decode
+from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import Line
 
 translator = Translator.from_pretrained("de-en", beam_size=3)

@@ -10,8 +10,8 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.models.captured import LOG, rounded_up, with_graphs
-from onmt_lite.search.decode import decode
-from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.beam_search import decode
+from onmt_lite.search.spec import Limits, Sentence
 from tests.support import families, tiny
 from tests.support.cases import (
     LINES,

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from onmt_lite.search import plan as module
-from onmt_lite.search.plan import Clock
+from onmt_lite.search import spec as module
+from onmt_lite.search.spec import Clock
 
 
 @pytest.fixture

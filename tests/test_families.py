@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import describe
 from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import search_config, sentence_of
-from onmt_lite.search.decode import decode
+from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import from_texts
 from tests.support.files import change
 from tests.support.sweeps import swept

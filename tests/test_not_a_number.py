@@ -16,9 +16,9 @@ from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
-from onmt_lite.search.decode import decode
-from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.spec import Limits, Sentence
 from tests.support import cases
 from tests.support.sweeps import swept
 from tests.support.tables import (

@@ -12,9 +12,9 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
-from onmt_lite.search.decode import decode
-from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.spec import Limits, Sentence
 from tests.support import cases, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.sweeps import swept

@@ -13,7 +13,7 @@ from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.search_setup import search_config
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.decode import BeamBatch
+from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.policy import FILTERS
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.search.masks import normaliser
-from onmt_lite.search.plan import Plan
+from onmt_lite.search.logits import normaliser
 from onmt_lite.search.policy import Exhausted
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.ranking import Ranker
+from onmt_lite.search.spec import Plan
+from onmt_lite.search.topk import Ranker
 
 CPU = torch.device("cpu")
 FEW = (0.0, -0.0, -0.25, -1.0, -1.0000001, -30.0, -math.inf)  # so that many are equal

@@ -13,10 +13,10 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.runner import join_batches
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.decode import BeamBatch, decode
-from onmt_lite.search.plan import Limits, Sentence
+from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.scheduler import fill_holes
+from onmt_lite.search.slots import fill_holes
+from onmt_lite.search.spec import Limits, Sentence
 from onmt_lite.text.lines import Line
 from tests.support import families, tiny
 from tests.support.sweeps import swept

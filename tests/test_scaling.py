@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onmt_lite.models.base import Selection
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.decode import decode
-from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.spec import Limits, Plan, Sentence
 
 BOS, EOS = 2, 3
 ALLOWED = 0.15

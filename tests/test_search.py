@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.search.beam import Beam, Candidates, Event
-from onmt_lite.search.plan import Limits
+from onmt_lite.search.spec import Limits
 from tests.support.tables import (
     EOS,
     START,

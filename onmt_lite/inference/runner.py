@@ -22,9 +22,9 @@ from onmt_lite.inference.trace import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
-from onmt_lite.search.decode import decode
-from onmt_lite.search.masks import attend_targets, score_targets
-from onmt_lite.search.plan import Clock
+from onmt_lite.search.beam_search import decode
+from onmt_lite.search.logits import attend_targets, score_targets
+from onmt_lite.search.spec import Clock
 
 R = TypeVar("R")
 
@@ -172,7 +172,7 @@ class Runner:
         return self._over_targets(examples, alone, self.align_room, attend)
 
     def _given(self, part: list[Example]) -> tuple[Targets, Tensor | None]:
-        """Sources and targets as `onmt_lite.search.masks` takes them, and the copied ids."""
+        """Sources and targets as `onmt_lite.search.logits` takes them, and the copied ids."""
         pad_id = self.checkpoint.src_vocab.pad_id or 0
         src, src_lengths, copied = pad_batch(part, pad_id, self.device)
         targets, starts = [e.tgt_ids or [] for e in part], [e.start for e in part]

@@ -11,10 +11,10 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
-from onmt_lite.search.plan import Limits, Plan, Sentence
 from onmt_lite.search.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, Stop
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.ranking import line_seed
+from onmt_lite.search.spec import Limits, Plan, Sentence
+from onmt_lite.search.topk import line_seed
 from onmt_lite.text.lines import Line
 from onmt_lite.text.phrases import PhraseAutomaton
 

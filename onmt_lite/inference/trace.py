@@ -11,10 +11,10 @@ from torch import Tensor
 from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import Continuation, Ending, Example, Found, Trace
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Candidates, Finished, length_norm
-from onmt_lite.search.decode import BeamBatch
-from onmt_lite.search.masks import FORCED
-from onmt_lite.search.plan import Plan
-from onmt_lite.search.scheduler import Slot
+from onmt_lite.search.beam_search import BeamBatch
+from onmt_lite.search.logits import FORCED
+from onmt_lite.search.slots import Slot
+from onmt_lite.search.spec import Plan
 
 IDLE = -1e8  # scores below belong to rows that do not exist yet
 

@@ -6,7 +6,7 @@ that it reads and writes must keep their addresses, so each running state has a 
 them, and shapes come in few sizes:
 
     sentences     eighths of a power of two; places after the last sentence hold what was there
-    source        multiples of 32 tokens, see `onmt_lite.search.scheduler`
+    source        multiples of 32 tokens, see `onmt_lite.search.slots`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
 Not run on a GPU: the tests replay operations on a simulated one (tests/test_captured.py).

@@ -1,6 +1,6 @@
 """The search: one loop, one `Beam` per sentence.
 
-Modules in the order of data: `plan`, `decode`, `scheduler`, `masks`, `ranking`, `beam`.
+Modules in the order of data: `spec`, `beam_search`, `slots`, `logits`, `topk`, `beam`.
 
 Words that all of them use:
 

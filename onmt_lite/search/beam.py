@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from onmt_lite.search.plan import Limits, Plan
 from onmt_lite.search.policy import Bound, Full, LengthRatio, TopEnded
+from onmt_lite.search.spec import Limits, Plan
 
 NOT_A_NUMBER = "not-a-number"  # the model's output is NaN, so nothing can be ranked
 SEARCH_EMPTY = "search-empty"  # the model allows no continuation before a hypothesis has finished

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import sent
-from onmt_lite.search.plan import Plan
-from onmt_lite.search.ranking import Ranked
-from onmt_lite.search.scheduler import Slot
+from onmt_lite.search.slots import Slot
+from onmt_lite.search.spec import Plan
+from onmt_lite.search.topk import Ranked
 from onmt_lite.text.phrases import Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely

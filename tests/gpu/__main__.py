@@ -12,7 +12,7 @@ import torch
 
 from onmt_lite.models.base import AnyModel
 from onmt_lite.models.captured import CudaRecorder, with_graphs
-from onmt_lite.search.decode import decode
+from onmt_lite.search.beam_search import decode
 from tests.gpu.counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
 from tests.gpu.counts import main as print_bounds
 

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onmt_lite.models.captured import with_graphs
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.decode import BeamBatch
-from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.spec import Limits, Plan, Sentence
 from tests.support.simulated import FREE
 
 MODELS = {

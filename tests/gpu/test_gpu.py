@@ -23,8 +23,8 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.models.table import TableModel
-from onmt_lite.search.decode import BeamBatch
-from onmt_lite.search.scheduler import Scheduler, Transfer
+from onmt_lite.search.beam_search import BeamBatch
+from onmt_lite.search.slots import Scheduler, Transfer
 from tests.support.cases import (
     BEAM,
     CASES,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.decode import decode
-from onmt_lite.search.plan import Limits, Plan, Sentence
+from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.spec import Limits, Plan, Sentence
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam, Event
 from onmt_lite.search.constraints import Constraints
-from onmt_lite.search.masks import (
+from onmt_lite.search.logits import (
     Forced,
     Masks,
     StepRules,
@@ -20,9 +20,9 @@ from onmt_lite.search.masks import (
     coverage_penalty,
     most_attended,
 )
-from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
-from onmt_lite.search.ranking import Ranked, Ranker, Scored, draw, open_places
-from onmt_lite.search.scheduler import Encoded, Scheduler, Slot, SlotTable, Transfer, fill_holes
+from onmt_lite.search.slots import Encoded, Scheduler, Slot, SlotTable, Transfer, fill_holes
+from onmt_lite.search.spec import NO_TOKEN, Plan, Sentence
+from onmt_lite.search.topk import Ranked, Ranker, Scored, draw, open_places
 
 OnStep = Callable[["BeamBatch"], object]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Heads, Sums
 from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.search.constraints import Held
-from onmt_lite.search.plan import NO_TOKEN, Plan
-from onmt_lite.search.ranking import Scored
+from onmt_lite.search.spec import NO_TOKEN, Plan
+from onmt_lite.search.topk import Scored
 
 MANY = 1024  # tokens
 TINY = torch.finfo(torch.float32).tiny

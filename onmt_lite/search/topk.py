@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import block_of
-from onmt_lite.search.plan import Plan
+from onmt_lite.search.spec import Plan
 
 MASK32 = 0xFFFFFFFF
 

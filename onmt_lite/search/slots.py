@@ -9,8 +9,8 @@ from torch import Tensor
 
 from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam, Beam2018, Candidates, Event
-from onmt_lite.search.plan import NO_TOKEN, Plan, Sentence
-from onmt_lite.search.ranking import Ranked
+from onmt_lite.search.spec import NO_TOKEN, Plan, Sentence
+from onmt_lite.search.topk import Ranked
 
 # Sources are as wide as a multiple of this.  On a GPU few shapes of steps are recorded; on a CPU a
 # sum over a sentence's tokens that torch makes has the same order, to the last bit, in every batch
