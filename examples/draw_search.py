@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
 
 from onmt_lite import Translator
-from onmt_lite.inference.search_setup import search_config, sentence_of
+from onmt_lite.inference.search_setup import search_config, to_sentence
 from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import Line
 
@@ -17,11 +17,11 @@ sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 # %% What translate() does with a batch, here with one sentence: its Beam keeps the books
 example = translator.pipeline.examples.make(Line(0, sentence))
 config = search_config(translator.options, translator.checkpoint)
-[(_, beam)] = decode(translator.model, [sentence_of(config, example)], config.plan)
+[(_, beam)] = decode(translator.model, [to_sentence(config, example)], config.spec)
 
 # %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished
 vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id
-totals = [0.0] * beam.plan.beam_size
+totals = [0.0] * beam.spec.beam_size
 print(f"{sentence}\n\nstep  row  from  log_prob  tokens")
 for step, parents in enumerate(beam.prev_ks, 1):
     totals = [totals[p] + x for p, x in zip(parents, beam.log_probs[step - 1])]

@@ -17,7 +17,7 @@ from onmt_lite.inference.runner import Runner
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.logits import attend_targets
+from onmt_lite.search.teacher_forcing import attend_targets
 from tests.support import tiny
 from tests.support.families import make_cnn, make_copying_transformer, make_rnn
 

@@ -17,7 +17,7 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Plan, Sentence
+from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
 
 GIB, MIB = 1 << 30, 1 << 20
 BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)
@@ -81,12 +81,12 @@ def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     preset = PRESETS["opennmt"]
-    plan = Plan(preset.policy, next(iter(preset.stops.values())), beam, bos_id=1, eos_id=2)
+    spec = SearchSpec(preset.policy, next(iter(preset.stops.values())), beam, bos_id=1, eos_id=2)
     n, width = 8, 12
     steps = 2 * width + 5
-    sentences = [Sentence([3 + i] * width, Limits(steps, steps + 1)) for i in range(n)]
+    sentences = [Sentence([3 + i] * width, SentenceLimits(steps, steps + 1)) for i in range(n)]
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        assert len(list(decode(model, sentences, plan))) == n
+        assert len(list(decode(model, sentences, spec))) == n
     found = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     found.sort(key=lambda e: e.start_ns())
     most = max(accumulate(event.nbytes() for event in found))

@@ -11,7 +11,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.models.captured import LOG, rounded_up, with_graphs
 from onmt_lite.search.beam_search import decode
-from onmt_lite.search.spec import Limits, Sentence
+from onmt_lite.search.spec import Sentence, SentenceLimits
 from tests.support import families, tiny
 from tests.support.cases import (
     LINES,
@@ -22,7 +22,7 @@ from tests.support.cases import (
 )
 from tests.support.simulated import Event, SimulatedDevice, move
 from tests.support.sweeps import swept
-from tests.support.tables import Settings, plan_of
+from tests.support.tables import Settings, make_spec
 from tests.test_device import assert_same, on_device, simulate
 from tests.test_state import TRANSFORMERS
 
@@ -83,12 +83,12 @@ def test_sentences_join_and_keys_are_cleared_away(config):
 def test_places_where_nobody_is_stay_within_the_tables_of_positions():
     """The last of 18 places is left at position 10, and the others run for eight more steps."""
     limits = [6] * 17 + [10] + [12] * 17
-    waiting = [Sentence([5, 6, 7], Limits(n)) for n in limits]
-    plan = replace(plan_of(Settings(beam_size=2, max_length=0)), bos_id=tiny.BOS)
+    waiting = [Sentence([5, 6, 7], SentenceLimits(n)) for n in limits]
+    spec = replace(make_spec(Settings(beam_size=2, max_length=0)), bos_id=tiny.BOS)
     model, simulated = endless_transformer(max_positions=12), SimulatedDevice()
     move(model)
     with simulated.running():
-        found = dict(decode(with_graphs(model, simulated.recorder), waiting, plan, 18))
+        found = dict(decode(with_graphs(model, simulated.recorder), waiting, spec, 18))
     assert [len(found[i].hypothesis(found[i].best()[0])[0]) for i in range(35)] == limits
 
 

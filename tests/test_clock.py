@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from onmt_lite.search import spec as module
-from onmt_lite.search.spec import Clock
+from onmt_lite.system import clock as module
+from onmt_lite.system.clock import Clock
 
 
 @pytest.fixture

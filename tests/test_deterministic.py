@@ -67,9 +67,9 @@ def test_sentences_are_alone_in_every_search(name, monkeypatch):
     translator.pipeline.runner.refills = True
     running, plain = [], BeamBatch.step
 
-    def step(batch):
+    def step(batch, *args):
         running.append(len(batch.slots) + batch.n_slots)
-        return plain(batch)
+        return plain(batch, *args)
 
     monkeypatch.setattr(BeamBatch, "step", step)
     found = cases.translate(translator, search=name, deterministic=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.search import slots as log
+from onmt_lite.search import step_log as log
 from tests.support.cases import (
     BATCH,
     BEAM,

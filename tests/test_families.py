@@ -16,7 +16,7 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import describe
 from onmt_lite.errors import CheckpointError
-from onmt_lite.inference.search_setup import search_config, sentence_of
+from onmt_lite.inference.search_setup import search_config, to_sentence
 from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import from_texts
 from tests.support.files import change
@@ -259,8 +259,8 @@ class TestLanguages:
             for x in from_texts(lines, "x")
         ]
         config = search_config(options, translator.checkpoint)
-        sentences = [sentence_of(config, example) for example in group]
-        found = [dict(decode(translator.model, sentences, config.plan, n)) for n in (5, 2)]
+        sentences = [to_sentence(config, example) for example in group]
+        found = [dict(decode(translator.model, sentences, config.spec, n)) for n in (5, 2)]
         best = [[b.hypothesis(b.best()[0])[0] for _, b in sorted(beams.items())] for beams in found]
         assert best[0] == best[1]
 

@@ -18,7 +18,7 @@ from onmt_lite.inference import runtime as budget_module
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.runner import longer_side, source_length
 from onmt_lite.inference.runtime import Room, is_out_of_memory
-from onmt_lite.search.logits import score_targets
+from onmt_lite.search.teacher_forcing import score_targets
 from onmt_lite.text.lines import Line
 from tests.support import families, tiny
 from tests.support.sweeps import swept

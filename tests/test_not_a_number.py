@@ -18,7 +18,7 @@ from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Sentence
+from onmt_lite.search.spec import Sentence, SentenceLimits
 from tests.support import cases
 from tests.support.sweeps import swept
 from tests.support.tables import (
@@ -27,7 +27,7 @@ from tests.support.tables import (
     logits,
     make_checkpoint,
     make_source,
-    plan_of,
+    make_spec,
     sources,
 )
 from tests.test_device import assert_same, faults, on_device, simulate
@@ -106,21 +106,21 @@ class TestOthersComeOutAsWithoutIt:
         """Sentences that take over the place of one that left with NaN in its state."""
         model, plain = MODELS[name](), MODELS[name]()
         model.encode = partial(poisoned_encode, plain.encode)
-        plan = replace(plan_of(Settings(beam_size=3, max_length=0)), bos_id=2)
+        spec = replace(make_spec(Settings(beam_size=3, max_length=0)), bos_id=2)
         generator = torch.Generator().manual_seed(1)
         waiting = [
             Sentence(torch.randint(4, BAD, (9 - i // 3,), generator=generator).tolist(), limits)
-            for i, limits in enumerate(Limits(2 + i % 7) for i in range(20))
+            for i, limits in enumerate(SentenceLimits(2 + i % 7) for i in range(20))
         ]
         bad = (0, 1, 4, 9, 13)
         for i in bad:
             waiting[i].src[0] = BAD
-        found = dict(decode(model, waiting, plan, 3))
+        found = dict(decode(model, waiting, spec, 3))
         for i, sentence in enumerate(waiting):
             if i in bad:
                 assert (found[i].note, hypotheses(found[i])) == (NOT_A_NUMBER, [])
                 continue
-            ((_, alone),) = decode(plain, [sentence], plan)
+            ((_, alone),) = decode(plain, [sentence], spec)
             assert found[i].note == ""
             for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
                 assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)

@@ -14,7 +14,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Sentence
+from onmt_lite.search.spec import Sentence, SentenceLimits
 from tests.support import cases, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.sweeps import swept
@@ -23,7 +23,7 @@ from tests.support.tables import (
     hypotheses,
     make_checkpoint,
     make_source,
-    plan_of,
+    make_spec,
     sources,
 )
 
@@ -143,9 +143,9 @@ class TestGivenTokens:
 
     def test_an_end_token_among_the_given_ones_ends_it(self):
         model = make_checkpoint([make_source({}, [0.5, 1.0, 2.0])]).model
-        plan = plan_of(Settings(beam_size=2, max_length=6))
-        sentence = Sentence([0, 0], Limits(6, prefix=(1, 0, 2)))
-        ((_, beam),) = decode(model, [sentence], plan)
+        spec = make_spec(Settings(beam_size=2, max_length=6))
+        sentence = Sentence([0, 0], SentenceLimits(6, prefix=(1, 0, 2)))
+        ((_, beam),) = decode(model, [sentence], spec)
         assert [(hyp.tokens, hyp.ended) for hyp in hypotheses(beam)] == [((1, 0), True)]
 
 

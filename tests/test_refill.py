@@ -16,7 +16,7 @@ from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.slots import fill_holes
-from onmt_lite.search.spec import Limits, Sentence
+from onmt_lite.search.spec import Sentence, SentenceLimits
 from onmt_lite.text.lines import Line
 from tests.support import families, tiny
 from tests.support.sweeps import swept
@@ -25,7 +25,7 @@ from tests.support.tables import (
     hypotheses,
     make_checkpoint,
     make_source,
-    plan_of,
+    make_spec,
     sources,
 )
 
@@ -91,22 +91,24 @@ def memory_full_of_nan():
 def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full_of_nan):
     """Sentences that end at different steps; with 17 slots the batch shrinks before it grows."""
     model = FAMILIES[family]()
-    plan = replace(plan_of(Settings(beam_size=3, max_length=0)), bos_id=2)
+    spec = replace(make_spec(Settings(beam_size=3, max_length=0)), bos_id=2)
     generator = torch.Generator().manual_seed(1)
     lengths = [9 - i // 3 for i in range(26)]
     waiting = [
-        Sentence(torch.randint(4, 34, (n,), generator=generator).tolist(), Limits(2 + i % 7))
+        Sentence(
+            torch.randint(4, 34, (n,), generator=generator).tolist(), SentenceLimits(2 + i % 7)
+        )
         for i, n in enumerate(lengths)
     ]
     joined: list[int] = []
 
-    def watch(batch: BeamBatch) -> None:
+    def watch(batch: BeamBatch, chosen: object) -> None:
         joined.append(max(slot.started for slot in batch.slots))
 
-    found = dict(decode(model, waiting, plan, n_slots, watch, n_batches))
+    found = dict(decode(model, waiting, spec, n_slots, watch, n_batches))
     assert len(set(joined)) > 1
     for i, sentence in enumerate(waiting):
-        ((_, alone),) = decode(model, [sentence], plan)
+        ((_, alone),) = decode(model, [sentence], spec)
         for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
             assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)
             assert hyp.score == pytest.approx(other.score, abs=1e-5)
@@ -115,10 +117,15 @@ def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full
 def test_fewer_steps_than_batches_that_shrink():
     """Sentences of 1 to 8 tokens: four slots are never idle while others wait."""
     source = make_source({}, [0.0, 1.0, 0.5])
-    waiting = [Sentence([0, 0], Limits(1 + i % 8)) for i in range(32)]
-    model, plan = TableModel([source], 3), plan_of(Settings(beam_size=1, max_length=0, banned=(0,)))
+    waiting = [Sentence([0, 0], SentenceLimits(1 + i % 8)) for i in range(32)]
+    model, spec = (
+        TableModel([source], 3),
+        make_spec(Settings(beam_size=1, max_length=0, banned=(0,))),
+    )
     running: list[int] = []
-    for _ in decode(model, waiting, plan, 4, lambda batch: running.append(len(batch.slots))):
+    for _ in decode(
+        model, waiting, spec, 4, lambda batch, chosen: running.append(len(batch.slots))
+    ):
         pass
     assert sum(running) == sum(s.limits.max_steps for s in waiting)
     assert running[: -max(s.limits.max_steps for s in waiting)] == [4] * (len(running) - 8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.search.topk import gumbel, keep_top_k, keep_top_p, line_seed
+from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p, line_seed
 from tests.support.tables import logits, make_checkpoint, make_source
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "searches.json"

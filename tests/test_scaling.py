@@ -16,7 +16,7 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Plan, Sentence
+from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
 
 BOS, EOS = 2, 3
 ALLOWED = 0.15
@@ -35,10 +35,12 @@ def make_model(vocab_size: int) -> Any:
 def search(model: Any, n: int, source: int, steps: int, beam: int) -> None:
     """Translate n sentences of `source` tokens in `steps` steps each, which nothing cuts short."""
     preset = PRESETS["opennmt"]
-    plan = Plan(preset.policy, next(iter(preset.stops.values())), beam, bos_id=BOS, eos_id=EOS)
+    spec = SearchSpec(
+        preset.policy, next(iter(preset.stops.values())), beam, bos_id=BOS, eos_id=EOS
+    )
     words = torch.randint(4, model.vocab_size, (n, source)).tolist()
-    sentences = [Sentence(ids, Limits(steps, steps + 1)) for ids in words]
-    for _ in decode(model, sentences, plan):
+    sentences = [Sentence(ids, SentenceLimits(steps, steps + 1)) for ids in words]
+    for _ in decode(model, sentences, spec):
         pass
 
 

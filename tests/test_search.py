@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.search.beam import Beam, Candidates, Event
-from onmt_lite.search.spec import Limits
+from onmt_lite.search.beam import Beam, CandidateList, RowHistory, StepEvent
+from onmt_lite.search.spec import SentenceLimits
 from tests.support.tables import (
     EOS,
     START,
@@ -18,7 +18,7 @@ from tests.support.tables import (
     hypotheses,
     logits,
     make_source,
-    plan_of,
+    make_spec,
     reference,
     search,
     sources,
@@ -138,12 +138,12 @@ class TestTies:
         assert (beam.prev_ks[1], beam.next_ys[2]) == ([0, 0, 1], [1, 2, 0])
 
     def test_of_equal_hypotheses_the_earlier_finished_is_first(self):
-        beam = Beam(plan_of(Settings(2, 9, length_penalty="none")), Limits(9))
-        first = Candidates([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0])
-        second = Candidates([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0])
+        beam = Beam(make_spec(Settings(2, 9, length_penalty="none")), SentenceLimits(9))
+        first = CandidateList([-1.0, -2.0], [0, 0], [5, EOS], [-1.0, -2.0], [0, 1])
+        second = CandidateList([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0], [1, 0])
         for step, rows in enumerate([first, second], 1):
-            beam.advance(Event(step, rows, rows, [0.0, 0.0]))
-        beam.read([[x for part in rows for x in part] for rows in (first, second)])
+            beam.advance(StepEvent(step, rows, rows, [0.0, 0.0]))
+        beam.read(RowHistory(*zip(*(map(list, rows) for rows in (first, second))), []))
         assert beam.done
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 

@@ -257,7 +257,7 @@ def test_the_drawing_is_the_search(given, monkeypatch):
     vocab = translator.checkpoint.tgt_vocab.tokens
     for translation, drawing in zip(found, drawn):
         beam, places = beams[translation.id], drawing.check()
-        k = beam.plan.beam_size
+        k = beam.spec.beam_size
         rows = {
             (t, row): beam.prev_ks[t - 1][row] + 1
             for t in range(1, len(translation.trace.steps) + 1)

@@ -57,7 +57,7 @@ def sizes(monkeypatch):
     sizes, run = [], Runner._search
 
     def noted(self, model, group, n_slots, config):
-        sizes.append(config.plan.beam_size)
+        sizes.append(config.spec.beam_size)
         return run(self, model, group, n_slots, config)
 
     monkeypatch.setattr(Runner, "_search", noted)
@@ -134,7 +134,7 @@ def test_a_beam_without_room_leaves_what_was_found(translator, monkeypatch):
     run = Runner._search
 
     def small(self, model, group, n_slots, config):
-        if config.plan.beam_size > 5:
+        if config.spec.beam_size > 5:
             raise MemoryExhausted("out of memory")
         return run(self, model, group, n_slots, config)
 

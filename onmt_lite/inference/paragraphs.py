@@ -38,7 +38,7 @@ def longest(config: SearchConfig) -> int:
     if n is None:  # other searches equal their originals
         n = config.checkpoint.split_longer if options.search.search == "opennmt" else 0
     whole = options.attention.gold_align or options.data.score_only
-    return 0 if whole or options.search.min_length or config.plan.sampling is not None else n
+    return 0 if whole or options.search.min_length or config.spec.sampling is not None else n
 
 
 class Paragraphs:

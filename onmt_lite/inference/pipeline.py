@@ -262,15 +262,15 @@ class Pipeline:
         """
         n_best, found = config.options.search.n_best, list(found)
         # If open rows are lost at the limit, their number does not say whether some were left out
-        loses = config.plan.policy.at_max in ("lost", "if_none")
+        loses = config.spec.policy.at_max in ("lost", "if_none")
 
         def lacks(each: Found) -> bool:
             return not each.note and len(each.hyps) < n_best
 
         short = [i for i, each in enumerate(found) if lacks(each)]
-        while short and config.plan.beam_size < WIDEST:
-            narrow, config = config.plan.beam_size, widened(config)
-            n_slots = max(1, n_slots * narrow // config.plan.beam_size)  # as many rows as before
+        while short and config.spec.beam_size < WIDEST:
+            narrow, config = config.spec.beam_size, widened(config)
+            n_slots = max(1, n_slots * narrow // config.spec.beam_size)  # as many rows as before
             try:
                 again = self._find([group[i] for i in short], n_slots, config)
             except MemoryExhausted:
@@ -280,7 +280,7 @@ class Pipeline:
                 gained = len(each.hyps) - len(found[i].hyps)
                 if gained >= 0 and not each.note:
                     found[i] = each
-                is_full = loses or each.n_complete >= config.plan.beam_size
+                is_full = loses or each.n_complete >= config.spec.beam_size
                 if lacks(each) and (gained > 0 or is_full):
                     still.append(i)
             short = still

@@ -55,7 +55,7 @@ class Renderer:
                 continue
             # Two segmentations of one text are two sequences of tokens
             key = {"text": hyp.text, "tokens": (hyp.ids, hyp.ended), "copies": len(hyps)}
-            hyps.setdefault(key[beam.plan.policy.distinct], hyp)
+            hyps.setdefault(key[beam.spec.policy.distinct], hyp)
         found = sorted(hyps.values(), key=lambda hyp: len(unmet(hyp.text, forced)))
         n_complete = len(beam.finished)
         if n_complete and not found:  # none is without a banned phrase

@@ -17,14 +17,14 @@ from onmt_lite.inference.loading import read_checkpoint
 from onmt_lite.inference.postprocess import Renderer, total
 from onmt_lite.inference.records import NOTHING, Example, Found
 from onmt_lite.inference.runtime import Budget, Room, placed
-from onmt_lite.inference.search_setup import SearchConfig, sentence_of, sums_to_one
+from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
 from onmt_lite.inference.trace import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER
 from onmt_lite.search.beam_search import decode
-from onmt_lite.search.logits import attend_targets, score_targets
-from onmt_lite.search.spec import Clock
+from onmt_lite.search.teacher_forcing import attend_targets, score_targets
+from onmt_lite.system.clock import Clock
 
 R = TypeVar("R")
 
@@ -53,7 +53,7 @@ class Runner:
         # Waiting sentences join a batch.  A GPU would idle with few; a CPU is faster with batches
         # that shrink (docs/design.md)
         self.refills = device.type == "cuda"
-        self.sums_to_one = sums_to_one(options, checkpoint)
+        self.needs_log_softmax = needs_log_softmax(options, checkpoint)
         self.room = Room("lower beam_size or max_length")
         self.score_room = Room("shorten its target")
         self.align_room = Room("leave report_align out")
@@ -73,7 +73,7 @@ class Runner:
 
     def groups(self, examples: list[Example], config: SearchConfig) -> list[Group]:
         """The examples in groups, each of which is one call of `search`."""
-        speed, limit = config.options.speed, self.budget.limit(config.plan.beam_size)
+        speed, limit = config.options.speed, self.budget.limit(config.spec.beam_size)
         size, most, kind = speed.batch_size, math.inf, speed.batch_type
         if speed.deterministic:
             size, kind = 1, "sents"
@@ -88,7 +88,9 @@ class Runner:
         has room for.  An example for which the model returns NaN is tried once more."""
         found = self._search(self.searched, group, n_slots, config)
         fine = [i for i, each in enumerate(found) if each.hyps]
-        if config.plan.policy.as_2018 and len(fine) < len(group):  # batch mates have met the others
+        if config.spec.policy.depends_on_batch and len(fine) < len(
+            group
+        ):  # batch mates have met the others
             again = self.search([group[i] for i in fine], n_slots, config)
             for i, each in zip(fine, again):
                 found[i] = each
@@ -107,21 +109,21 @@ class Runner:
         self, model: AnyModel, group: list[Example], n_slots: int, config: SearchConfig
     ) -> list[Found]:
         def width(example: Example) -> int:
-            return source_length(example) * config.plan.beam_size
+            return source_length(example) * config.spec.beam_size
 
         return self.room.run(group, n_slots, width, partial(self._decode, model, config))
 
     def _joins(self, config: SearchConfig) -> bool:
         """Whether waiting sentences may join a batch; 2018's results depend on who is in it."""
-        apart = config.plan.policy.as_2018 or config.options.speed.deterministic
+        apart = config.spec.policy.depends_on_batch or config.options.speed.deterministic
         return self.refills and not apart
 
     def _decode(
         self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
     ) -> Iterator[tuple[int, Found]]:
         """Yield the place of each example in the group and its result when its search ends."""
-        aligns = config.plan.aligns or any(e.needs_alignment for e in group)
-        plan = replace(config.plan, aligns=aligns, clock=self.clock)
+        aligns = config.spec.track_attention or any(e.needs_alignment for e in group)
+        spec = replace(config.spec, track_attention=aligns)
         # A GPU that refills is at a step of one batch while the host reads that of another
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
         with giving_back(model):
@@ -129,9 +131,11 @@ class Runner:
                 tracer = Tracer(self.renderer, part)
                 on_step = tracer if tracer.steps else None
                 if on_step:  # it knows sentences by their numbers in one batch
-                    plan, n_batches = replace(plan, watched=True), 1
-                sentences = [sentence_of(config, example) for example in part]
-                for i, beam in decode(model, sentences, plan, n_slots, on_step, n_batches):
+                    n_batches = 1
+                sentences = [to_sentence(config, example) for example in part]
+                for i, beam in decode(
+                    model, sentences, spec, n_slots, on_step, n_batches, self.clock
+                ):
                     with self.clock.phase("tokenise"):
                         text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
                         found = tracer.traced(i, beam, text)
@@ -159,7 +163,9 @@ class Runner:
 
     def _score(self, model: EncoderDecoder, part: list[Example]) -> list[list[float]]:
         given, copied = self._given(part)
-        return score_targets(model, *given, self.sums_to_one, copied, self.budget.scored_logits)
+        return score_targets(
+            model, *given, self.needs_log_softmax, copied, self.budget.scored_logits
+        )
 
     def attend(self, examples: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its source for the T tokens of its target and
@@ -172,7 +178,7 @@ class Runner:
         return self._over_targets(examples, alone, self.align_room, attend)
 
     def _given(self, part: list[Example]) -> tuple[Targets, Tensor | None]:
-        """Sources and targets as `onmt_lite.search.logits` takes them, and the copied ids."""
+        """Sources and targets as `onmt_lite.search.teacher_forcing` takes them, and the copied ids."""
         pad_id = self.checkpoint.src_vocab.pad_id or 0
         src, src_lengths, copied = pad_batch(part, pad_id, self.device)
         targets, starts = [e.tgt_ids or [] for e in part], [e.start for e in part]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
@@ -11,10 +11,11 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
-from onmt_lite.search.policy import Bound, Exhausted, Full, Policy, Preset, Sampling, Stop
+from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Plan, Sentence
-from onmt_lite.search.topk import line_seed
+from onmt_lite.search.sampling import line_seed
+from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
+from onmt_lite.search.stopping import Exhausted, Full
 from onmt_lite.text.lines import Line
 from onmt_lite.text.phrases import PhraseAutomaton
 
@@ -29,7 +30,7 @@ class SearchConfig:
     options: TranslateOptions
     checkpoint: Checkpoint
     preset: Preset
-    plan: Plan  # what the loop and its beams do
+    spec: SearchSpec  # what the loop and its beams do
     n_kept: int  # hypotheses that are read from a beam
     unk_later: bool = False  # unknown tokens are replaced after the search, by chosen heads
     differ_late: bool = False  # texts must differ, and are known only after that
@@ -41,24 +42,24 @@ class SearchConfig:
     @property
     def copies_are_equal(self) -> bool:
         """Whether equal lines have equal translations."""
-        return self.plan.sampling is None and not self.plan.policy.as_2018
+        return self.spec.sampling is None and not self.spec.policy.depends_on_batch
 
 
 def search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchConfig:
     """The search that the options ask for.  OptionError if the model lacks what they need."""
     check_attention(options, checkpoint)
     preset = PRESETS[options.search.search]
-    plan = plan_search(options, checkpoint, preset)
+    spec = search_spec(options, checkpoint, preset)
     unk_later = options.text.replace_unk and options.attention.chosen
-    differ_late = unk_later and plan.policy.distinct == "text"
+    differ_late = unk_later and spec.policy.distinct == "text"
     if differ_late:  # all hypotheses are read, since no one knows yet which texts are equal
-        plan = replace(plan, policy=replace(plan.policy, distinct="tokens"))
+        spec = replace(spec, policy=replace(spec.policy, distinct="tokens"))
     aligns = options.text.replace_unk and not unk_later and checkpoint.tgt_vocab.unk_id is not None
     return SearchConfig(
         options,
         checkpoint,
         preset,
-        replace(plan, aligns=aligns),
+        replace(spec, track_attention=aligns),
         UNLIMITED if differ_late else options.search.n_best,
         unk_later,
         differ_late,
@@ -68,20 +69,23 @@ def search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchCo
 def widened(config: SearchConfig) -> SearchConfig:
     """The same search with twice the beam.  It goes on until as many hypotheses are complete as the
     beam has room for: some stop rules hold earlier, whatever the texts are."""
-    plan, stop = config.plan, config.plan.stop
-    beam_size = min(WIDEST, 2 * plan.beam_size)
-    if isinstance(stop, Bound):
-        stop = replace(stop, finished="beam_size")
-    patience = max(1.0, plan.patience)
-    plan = replace(plan, beam_size=beam_size, n_best=beam_size, stop=stop, patience=patience)
-    return replace(config, plan=plan)
+    spec = config.spec
+    beam_size = min(WIDEST, 2 * spec.beam_size)
+    spec = replace(
+        spec,
+        beam_size=beam_size,
+        n_best=beam_size,
+        stop=spec.stop.for_all_hypotheses(),
+        patience=max(1.0, spec.patience),
+    )
+    return replace(config, spec=spec)
 
 
-# -- the plan -------------------------------------------------------------------------------------
+# -- the spec -------------------------------------------------------------------------------------
 
 
-def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Preset) -> Plan:
-    """The plan of a search that looks for different texts itself and aligns nothing."""
+def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Preset) -> SearchSpec:
+    """The spec of a search that looks for different texts itself and aligns nothing."""
     search, drawing, vocab = options.search, options.sampling, checkpoint.tgt_vocab
     sampling, values = preset.sampling, {**vars(search), **vars(drawing)}
     if sampling and not sampling.is_asked_for(values):
@@ -90,7 +94,7 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         sampling = replace(sampling, draws="rows", keep=1)
     greedy_apart = preset.greedy_apart and search.beam_size == 1
     n_forced = checkpoint.n_forced(options.model.tgt_lang)
-    n_given = n_forced if preset.counts_forced else 0
+    n_counted = n_forced if preset.counts_forced else 0
     covers = sampling is None or sampling.covers
     coverage = search.coverage_penalty if covers else "none"
     blocks = sampling is None or sampling.blocks_ngrams
@@ -107,11 +111,11 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         never, banned = banned, never
     if search.ban_unk_token and vocab.unk_id is not None:
         banned = (*banned, vocab.unk_id)
-    force_end = "paid" if policy.at_max == "end" else "no"
+    force_eos: Literal["no", "paid", "free"] = "paid" if policy.at_max == "end" else "no"
     if preset.free_end and rules.forced_eos:
-        force_end = "free"
+        force_eos = "free"
     exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
-    return Plan(
+    return SearchSpec(
         policy,
         stop,
         search.n_best if of_n_best else search.beam_size,
@@ -126,21 +130,21 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         beta=search.beta,
         stepwise_penalty=search.stepwise_penalty and coverage != "none",
         patience=1.0 if greedy_apart else search.patience or 1.0,
-        never_ids=never,
+        banned_after_softmax=never,
         banned_ids=banned,
         banned_phrases=tuple(word for word in rules.banned if len(word) > 1),
-        renormalizes=rules.renormalize,
-        sees_start=(preset.sees_start, *[n_given > 0] * n_forced),
-        n_given=n_given,
+        renormalize=rules.renormalize,
+        start_in_history=(preset.sees_start, *[n_counted > 0] * n_forced),
+        n_counted_start=n_counted,
         prefix_counts=preset.prefix_counts,
         block_ngram_repeat=search.block_ngram_repeat if blocks else 0,
         exempt_ids=tuple(i for i in exempt if i is not None),
         repetition_penalty=search.repetition_penalty,
-        force_end=force_end,
+        force_eos=force_eos,
         sampling=sampling,
         temperature=drawing.random_sampling_temp,
         filters=sampling.asked_filters(values) if sampling else (),
-        sums_to_one=sums_to_one(options, checkpoint),
+        needs_log_softmax=needs_log_softmax(options, checkpoint),
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,
     )
@@ -148,7 +152,7 @@ def plan_search(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
 
 def choose_policy(
     options: TranslateOptions, preset: Preset, sampling: Sampling | None, greedy_apart: bool
-) -> tuple[Policy, Stop]:
+) -> tuple[Policy, StopRule]:
     """The policy and the stop rule."""
     policy = preset.policy
     if options.search.n_best_unique:
@@ -184,7 +188,7 @@ def length_exponent(options: TranslateOptions, preset: Preset) -> float:
     return 0.0 if options.search.length_penalty == "none" else options.search.alpha
 
 
-def sums_to_one(options: TranslateOptions, checkpoint: Checkpoint) -> bool:
+def needs_log_softmax(options: TranslateOptions, checkpoint: Checkpoint) -> bool:
     """Whether what the model returns is normalised: logits are, and the mean of several models'
     log-probabilities if the search does so."""
     return checkpoint.sums_to_one or PRESETS[options.search.search].mean_sums_to_one
@@ -218,31 +222,31 @@ def check_given(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool)
     for name, is_given in (("force_words", forced), ("ban_words", banned)):
         if is_given and name not in known:
             raise OptionError(no_such_option(name, search))
-    if forced and config.plan.sampling is not None:
+    if forced and config.spec.sampling is not None:
         raise OptionError(FORCED_AND_DRAWN)
 
 
 # -- one line -------------------------------------------------------------------------------------
 
 
-def sentence_of(config: SearchConfig, example: Example) -> Sentence:
+def to_sentence(config: SearchConfig, example: Example) -> Sentence:
     """An example as the search takes it."""
     limits, phrases = limits_of(config, example), _phrases(config, example)
     return Sentence(example.src_ids, limits, example.copy_ids, phrases)
 
 
-def limits_of(config: SearchConfig, example: Example) -> Limits:
+def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
     """The limits that the options set for a line."""
-    search, preset, plan = config.options.search, config.preset, config.plan
+    search, preset, spec = config.options.search, config.preset, config.spec
     prefix, n_apart = example.prefix_ids, 0
     if prefix and preset.prefix_apart:
         n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
     steps = max(_most_tokens(config, example) + n_apart, len(prefix) + 1)
-    first = n_apart + 1 - plan.n_given
-    return Limits(
-        min(steps, config.checkpoint.model.max_positions - plan.n_forced),
-        min_end=search.min_length + plan.policy.min_length_offset + first,
-        expected=search.ratio * _src_length(config, example),
+    first = n_apart + 1 - spec.n_counted_start
+    return SentenceLimits(
+        min(steps, config.checkpoint.model.max_positions - spec.n_forced_start),
+        min_eos_step=search.min_length + spec.policy.min_length_offset + first,
+        expected_length=search.ratio * _src_length(config, example),
         prefix=prefix,
         seed=line_seed(config.options.sampling.seed, example.line.id),
         start=example.start,
@@ -258,7 +262,7 @@ def is_outgrown(config: SearchConfig, example: Example) -> bool:
 def cannot_end(config: SearchConfig, example: Example) -> bool:
     """Whether the line's limit comes before `min_length` lets a translation end."""
     limits = limits_of(config, example)
-    return config.options.search.min_length > 0 and limits.min_end > limits.max_steps
+    return config.options.search.min_length > 0 and limits.min_eos_step > limits.max_steps
 
 
 def _most_tokens(config: SearchConfig, example: Example) -> int:
@@ -269,7 +273,7 @@ def _most_tokens(config: SearchConfig, example: Example) -> int:
         of_line = ratio * _src_length(config, example) + preset.limit_extra
         limit = min(limit, math.ceil(of_line) if preset.limit_rounds_up else int(of_line))
     # A limit of one token leaves room for the start token alone if that is counted
-    return max(1, limit + config.plan.policy.steps_offset - config.plan.n_given)
+    return max(1, limit + config.spec.policy.steps_offset - config.spec.n_counted_start)
 
 
 def _src_length(config: SearchConfig, example: Example) -> int:

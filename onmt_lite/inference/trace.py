@@ -10,11 +10,11 @@ from torch import Tensor
 
 from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import Continuation, Ending, Example, Found, Trace
-from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Candidates, Finished, length_norm
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, CandidateList, Finished
 from onmt_lite.search.beam_search import BeamBatch
-from onmt_lite.search.logits import FORCED
 from onmt_lite.search.slots import Slot
-from onmt_lite.search.spec import Plan
+from onmt_lite.search.spec import SearchSpec
+from onmt_lite.search.step_log import ChosenRows, TraceInputs
 
 IDLE = -1e8  # scores below belong to rows that do not exist yet
 
@@ -34,11 +34,12 @@ class Tracer:
         self.renderer, self.examples = renderer, examples
         self.steps = {i: list[Step]() for i, e in enumerate(examples) if e.line.traced}
 
-    def __call__(self, batch: BeamBatch) -> None:
+    def __call__(self, batch: BeamBatch, chosen: ChosenRows) -> None:
         for b, slot in enumerate(batch.slots):
             step = batch.n_steps - slot.started
             if slot.number in self.steps and step > 0:  # others take start tokens
-                self.steps[slot.number].append(record(batch, b, slot, step))
+                assert chosen.trace is not None
+                self.steps[slot.number].append(record(batch, chosen.trace, b, slot, step))
 
     def traced(self, number: int, beam: Beam, found: Found) -> Found:
         """With the trace, if this example is traced."""
@@ -65,7 +66,7 @@ class Tracer:
             example.line.id,
             example.line.text,
             example.src_tokens,
-            beam.plan.beam_size,
+            beam.spec.beam_size,
             rows,
             [[self._row(other, example) for other in step.others] for step in steps],
             path,
@@ -98,7 +99,7 @@ class Tracer:
         if text is None:
             text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
         length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
-        norm = length_norm(beam.plan.length_penalty, beam.plan.alpha, length)
+        norm = beam.spec.length_norm(length)
         rows = [made.key if made.exists else None for made in steps[hyp.step - 1].rows]
         row = rows.index((hyp.row, hyp.token))
         return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
@@ -112,47 +113,54 @@ class Tracer:
         return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
 
 
-def record(batch: BeamBatch, b: int, slot: Slot, step: int) -> Step:
-    """What the newest step of the batch has done in slot b."""
-    plan, event, k = batch.plan, batch.transfer.event(b, step), batch.plan.beam_size
+def record(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int) -> Step:
+    """Record what the newest step of the batch has done in slot b."""
+    spec, event, k = batch.spec, batch.log.event(b, step), batch.spec.beam_size
     finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
     rows = continuations(event.rows)
-    ranked = [made for made in continuations(event.candidates) if made.exists]
+    ranked = continuations(event.candidates)
+    ends = {
+        made.key
+        for column in (event.rows, event.candidates)
+        for made, ended in zip(continuations(column), column.ended)
+        if ended
+    }
+    ranked = [made for made in ranked if made.exists]
     for i, made in enumerate(rows):
         if made.exists and made.key in finished:
             rows[i] = replace(made, state="finished")
-        elif made.exists and made.token == plan.eos_id:
-            rows[i] = not_counted(plan, made, event.candidates)
+        elif made.exists and made.key in ends:
+            rows[i] = not_counted(spec, made, event.candidates)
     here = {made.key for made in rows if made.exists}
     # Hypotheses that made room for a row, or are no row at the limit
     rows += [replace(m, state="finished") for m in ranked if m.key in finished - here]
     here |= finished
     others = [
-        not_counted(plan, made, event.candidates)
+        not_counted(spec, made, event.candidates)
         for made in ranked
-        if made.key not in here and made.token == plan.eos_id
+        if made.key not in here and made.key in ends
     ]
     here.update(made.key for made in others)
     alive = [made.score for made in rows[:k] if made.score > IDLE]
-    others += left_out(batch, b, step, alive, here)
+    others += left_out(batch, inputs, b, alive, here)
     others.sort(key=lambda made: -made.score)
-    return Step(rows, others, batch.watched.attn[b * k : (b + 1) * k].cpu())
+    return Step(rows, others, inputs.attn[b * k : (b + 1) * k].cpu())
 
 
-def continuations(columns: Candidates) -> list[Continuation]:
-    score, row, token, log_prob = columns
+def continuations(columns: CandidateList) -> list[Continuation]:
+    score, row, token, log_prob, _ = columns
     return [Continuation(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
 
 
-def not_counted(plan: Plan, made: Continuation, candidates: Candidates) -> Continuation:
+def not_counted(spec: SearchSpec, made: Continuation, candidates: CandidateList) -> Continuation:
     """A candidate that ends, with the reason why it is no finished hypothesis."""
-    keys = zip(candidates.row, candidates.token)
+    keys = zip(candidates.parent, candidates.token)
     ranks = [i for i, key in enumerate(keys) if key == made.key]
-    per_pool = max(1, len(candidates.token) // plan.n_pools)
-    first = plan.policy.ends_within * plan.width
+    per_pool = max(1, len(candidates.token) // spec.n_pools)
+    first = spec.policy.ends_within * spec.group_size
     if ranks and ranks[0] % per_pool >= first:
-        why = f"ends, but an end counts among the best {first} candidates of a step alone"
-    elif plan.policy.pool == "first":
+        why = f"EOS ranked outside the top {first} candidates, so the hypothesis was not counted"
+    elif spec.policy.pool == "first":
         why = "ends, but enough hypotheses have finished before it"
     else:
         why = "ends, but the finished hypotheses that are kept have better scores"
@@ -160,15 +168,19 @@ def not_counted(plan: Plan, made: Continuation, candidates: Candidates) -> Conti
 
 
 def left_out(
-    batch: BeamBatch, b: int, step: int, alive: list[float], here: Collection[tuple[int, int]]
+    batch: BeamBatch,
+    inputs: TraceInputs,
+    b: int,
+    alive: list[float],
+    here: Collection[tuple[int, int]],
 ) -> list[Continuation]:
     """The best K continuations that lost to the rows, and up to K that would have won but for a
     rule; alive: the scores of the rows."""
-    plan, watched, k = batch.plan, batch.watched, batch.plan.beam_size
-    of_slot, scores = slice(b * k, (b + 1) * k), watched.scores[b][:, None]  # (K, 1)
-    log_probs = watched.logits[of_slot] - watched.norm[of_slot, None]  # (K, V): the model's own
-    plain, values = log_probs + scores, watched.scored.values[of_slot, : log_probs.size(1)]
-    totals = values - watched.scored.norm[of_slot, None] + scores  # (K, V); -inf: forbidden
+    spec, k = batch.spec, batch.spec.beam_size
+    of_slot, scores = slice(b * k, (b + 1) * k), inputs.scores[b][:, None]  # (K, 1)
+    log_probs = inputs.model.logits[of_slot] - inputs.model.log_z[of_slot, None]  # (K, V)
+    plain = log_probs + scores
+    totals = inputs.tokens.logits[of_slot] - inputs.tokens.log_z[of_slot, None] + scores  # (K, V)
 
     def best_of(totals: Tensor, n: int, why: str = "") -> list[Continuation]:
         """Of the n largest, those whose row exists and that are not `here`."""
@@ -181,9 +193,9 @@ def left_out(
         return [each for each in made if each.key not in here]
 
     lowest = min(alive, default=-math.inf)
-    if plan.sampling:
+    if spec.sampling:
         why = "others were drawn"
-    elif plan.beam_groups > 1:
+    elif spec.beam_groups > 1:
         why = "not among the best of its group, where tokens of earlier groups cost more"
     else:
         why = f"not among the best {len(alive)}, the last of which has {lowest:.4f}"
@@ -192,9 +204,7 @@ def left_out(
     limits = batch.slots[b].beam.limits
     would_win = (totals == -math.inf) & (plain > lowest)  # (K, V)
     for made in best_of(plain.masked_fill(~would_win, -math.inf), k):
-        rule = next(why for why, mask in watched.masked if mask[of_slot][made.key])  # the first
-        if rule == FORCED and step <= len(limits.prefix):
-            rule = "the prefix of the line demands another token"
+        rule = next(why for why, mask in inputs.forbidden if mask[of_slot][made.key])  # the first
         why = f"blocked: {rule.format(limits=limits)}"
         lost.append(replace(made, state="blocked", why=why))
     return lost
@@ -208,4 +218,4 @@ def why_it_stopped(beam: Beam, n_steps: int) -> str:
         return "the model allowed no continuation of any row"
     if n_steps >= beam.limits.max_steps:
         return f"the limit of {n_steps} tokens was reached"
-    return f"{have}, {beam.plan.stop.why}"
+    return f"{have}, {beam.spec.stop.why}"

@@ -207,7 +207,7 @@ def bucket_lines(options: TranslateOptions, total: int | None) -> int:
         return options.jobs.bucket_lines
     device = "cuda" if options.speed.expects_gpu and not options.jobs.shard else "cpu"
     most = BUCKET_LINES[device]
-    batches_matter = PRESETS[options.search.search].policy.as_2018
+    batches_matter = PRESETS[options.search.search].policy.depends_on_batch
     if total is None or total < MANY_LINES or device != "cpu" or batches_matter:
         return most
     fair = max(LEAST_LINES, math.ceil(total / BUCKETS))

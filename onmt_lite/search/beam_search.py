@@ -3,60 +3,73 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel, Selection, sent
-from onmt_lite.search.beam import Beam, Event
+from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
-from onmt_lite.search.logits import (
-    Forced,
-    Masks,
-    StepRules,
-    Watched,
-    coverage_penalty,
-    most_attended,
-)
-from onmt_lite.search.slots import Encoded, Scheduler, Slot, SlotTable, Transfer, fill_holes
-from onmt_lite.search.spec import NO_TOKEN, Plan, Sentence
-from onmt_lite.search.topk import Ranked, Ranker, Scored, draw, open_places
+from onmt_lite.search.history import Coverage, TokenHistory, most_attended
+from onmt_lite.search.logits import ForcedTokens, StepContext, log_sum_exp, logits_processors
+from onmt_lite.search.sampling import draw
+from onmt_lite.search.slots import EncodedSentences, Scheduler, Slot, SlotTable, fill_holes
+from onmt_lite.search.spec import NO_TOKEN, SearchSpec, Sentence
+from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
+from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_places
+from onmt_lite.system.clock import Clock
 
-OnStep = Callable[["BeamBatch"], object]
+# Called after each step
+Observer: TypeAlias = "Callable[[BeamBatch, ChosenRows], object] | None"
 
 
 @torch.inference_mode()
 def decode(
     model: AnyModel,
     sentences: Sequence[Sentence],
-    plan: Plan,
+    spec: SearchSpec,
     n_slots: int | None = None,
-    on_step: OnStep | None = None,
+    on_step: Observer = None,
     n_batches: int = 1,
+    clock: Clock | None = None,
 ) -> Iterator[tuple[int, Beam]]:
     """Translate all sentences; yield the number and `Beam` of each when its search is over.
 
-    n_slots    number of sentences that run at once; the others wait, and join when one has ended.
-               None: all run, and the batch shrinks.
-    on_step    called after each step with the batch
-    n_batches  batches that share the slots and take turns: while the host reads the numbers of one,
-               a GPU is at a step of another
-
     A sentence for which the model returns NaN leaves at that step, and its Beam has no hypothesis.
+
+    Args:
+        model: the model, on its device.
+        sentences: list of Sentence.
+        spec: SearchSpec.
+        n_slots: int, the number of sentences that run at once; the others wait, and join when one
+            has ended.  None: all run, and the batch shrinks.
+        on_step: Observer, called after each step.
+        n_batches: int, batches that share the slots and take turns: while the host reads the
+            numbers of one, a GPU computes a step of another.
+        clock: Clock, for the time that encoding takes.
     """
     n_slots = n_slots or len(sentences)
     n = min(n_batches, n_slots, len(sentences))
-    batches = [BeamBatch(model, plan, sentences[i::n], n_slots // n) for i in range(n)]
-    runs = [batch.run(on_step) for batch in batches]
-    running = list(range(n))
+    clock = clock or Clock()
+    batches = [
+        BeamBatch(model, spec, sentences[i::n], n_slots // n, on_step, clock) for i in range(n)
+    ]
+    for i, number, beam in interleave([batch.run() for batch in batches]):
+        yield i + n * number, beam
+
+
+def interleave(
+    runs: Sequence[Iterator[tuple[int, Beam] | None]],
+) -> Iterator[tuple[int, int, Beam]]:
+    """Run batches in turn, each up to its next None; yield which one, and what it yields."""
+    running = list(range(len(runs)))
     while running:
         for i in list(running):
-            for over in runs[i]:
-                if over is None:
+            for finished in runs[i]:
+                if finished is None:
                     break
-                yield i + n * over[0], over[1]
+                yield i, *finished
             else:
                 running.remove(i)
 
@@ -64,310 +77,364 @@ def decode(
 class BeamBatch:
     """All running sentences, one slot each: slot b owns the rows b*K ... b*K + K-1.
 
-    `admit` lets sentences leave and join, `step` makes one batched step and chooses the next rows
-    without the host, `events` tells the beams what happened, `over` returns those that are done.
+    slots  the sentences on the host, in the order of their rows
+    rows   SlotTable: their newest rows and their limits, on the device
+    state  the decoder's State
+    log    StepLog: each step, on the host
+
+    Args:
+        model: the model.
+        spec: SearchSpec.
+        sentences: list of Sentence, all that this batch translates.
+        n_slots: int, how many run at once.
+        on_step: Observer.
+        clock: Clock.
     """
 
-    table: SlotTable
-    state: Any  # the model's `State`
-    watched: Watched  # of the newest step, if the plan is watched
+    rows: SlotTable
+    state: Any
 
-    def __init__(self, model: AnyModel, plan: Plan, sentences: Sequence[Sentence], n_slots: int):
-        self.model, self.plan, self.n_slots, self.device = model, plan, n_slots, model.device
-        self.scheduler = Scheduler(model, plan, sentences, n_slots)
+    def __init__(
+        self,
+        model: AnyModel,
+        spec: SearchSpec,
+        sentences: Sequence[Sentence],
+        n_slots: int,
+        on_step: Observer = None,
+        clock: Clock | None = None,
+    ):
+        self.model, self.spec, self.n_slots, self.device = model, spec, n_slots, model.device
+        self.on_step = on_step
+        self.scheduler = Scheduler(model, spec, sentences, n_slots, clock or Clock())
         n_words = self.scheduler.n_words
-        self.masks = Masks(plan, n_words, self.device)
-        self.ranker = Ranker(plan, n_words, n_slots, self.device, self.masks.columns)
-        self.transfer = Transfer(plan, n_slots, self.device)
+        self.processors = logits_processors(spec, n_words, self.device)
+        columns = {spec.eos_id}.union(*(p.columns or () for p in self.processors))
+        self.top_k = TopK(spec, n_words, n_slots, self.device, sorted(columns))
+        self.log = StepLog(spec, n_slots, self.device)
         phrases = [sentence.phrases for sentence in sentences]
         self.constraints = None
         if any(phrases):
-            self.constraints = Constraints(plan, phrases, n_words, self.device)
+            self.constraints = Constraints(spec, phrases, n_words, self.device)
         self.slots: list[Slot] = []
-        self.visited: list[int] = []  # slots with an event in the newest step
-        self.leaving: list[int] = []  # slots whose search is over
         self.n_steps = 0
-        self.history = torch.empty(0, 0, dtype=torch.long, device=self.device)  # (R, T)
-        self.coverage = torch.empty(0, 0, device=self.device)  # (R, S)
-        self.sees = torch.tensor([*plan.sees_start, True]).to(self.device)  # (F + 2,)
-        # Last step that takes a given token, and the first that may end, of all sentences
-        self.given_until = self.ends_from = 0
+        needs_history = any(processor.needs_history for processor in self.processors)
+        self.history = TokenHistory(self.device) if needs_history else None
+        self.coverage = Coverage(spec, self.device) if spec.has_coverage else None
+        # Whether the history has each start token; it has all other tokens
+        self.in_history = torch.tensor([*spec.start_in_history, True]).to(self.device)  # (F + 2,)
 
-    def run(self, on_step: OnStep | None) -> Iterator[tuple[int, Beam] | None]:
+    def run(self) -> Iterator[tuple[int, Beam] | None]:
         """Yield sentences whose search is over; None when it is another batch's turn."""
-        while self.admit():
-            self.step()
+        self.fill_slots()
+        while self.slots:
+            logits, attn = self.model.step(self.rows.tokens.flatten(), self.state)  # (R, V), (R, S)
+            chosen = self.step(logits, attn)  # (B, K) rows of (B, N) candidates
+            self.log.send(chosen)
             yield None
-            for beam, event in self.events():
-                beam.advance(event)
-            if on_step is not None:
-                on_step(self)
-            yield from self.over()
+            yield from self.finish_sentences(chosen)
+            self.reorder_and_refill(chosen)
 
-    # ---- Sentences leave and join ----
+    # ---- The step: on the device, for all rows at once ----
 
-    def admit(self) -> bool:
-        """Let sentences leave and join, and move rows to where the last step chose them; return
-        False if no sentence is left."""
-        n_old = len(self.slots)
-        n_joining = self.scheduler.ready(self.n_slots - n_old + len(self.leaving))
-        self._correct_scores()
-        if n_joining and not n_old:
-            self._begin()
-        elif n_joining or self.leaving:
-            self._move(n_joining)
-        elif self.plan.beam_size > 1:
-            self._select(Selection(self.select_indices()))
-        self.leaving = []
-        return bool(self.slots)
+    def step(self, logits: Tensor, attn: Tensor) -> ChosenRows:
+        """Choose the next rows.
 
-    def select_indices(self) -> Tensor:
-        """The row of the batch that each new row continues (B, K), as the last step chose.
-
-        Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
+        Args:
+            logits: (R, V), of the next token of each row; overwritten.
+            attn: (R, S), attention of the newest token of each row.
         """
-        return self.table.parents
+        self.n_steps += 1
+        logits, model_logits = logits.float(), None
+        if self.on_step is not None:
+            model_logits = logits.clone()  # masks write into the others
+        model = TokenScores(logits, self._log_z(logits))
+        penalties = self._coverage_penalties(attn)  # (B, K)
+        context = self._context(penalties)
+        reasons: list[tuple[str, Tensor]] = []
+        tokens, block_max = self.process(model, context, reasons)
+        candidates = self.select(tokens, context, block_max)
+        if tokens is not model or self.spec.beam_groups > 1:
+            candidates = candidates.with_log_probs_of(model)
+        chosen = self.choose_rows(candidates, context, penalties)
+        if self.spec.track_attention:
+            src_length = self._per_row(self.rows.src_length)[:, None]  # (R, 1)
+            attended = most_attended(attn, src_length, self.spec.src_margins)  # (R,)
+            chosen = replace(chosen, attended=attended.view_as(context.scores))
+        if model_logits is not None:
+            before = TokenScores(model_logits, model.log_z)
+            trace = TraceInputs(before, tokens, context.scores, attn.float().clone(), reasons)
+            chosen = replace(chosen, trace=trace)
+        return chosen
 
-    def _begin(self) -> None:
-        """Let all encoded sentences join, each with its row K times.
+    def process(
+        self, tokens: TokenScores, context: StepContext, reasons: list[tuple[str, Tensor]]
+    ) -> tuple[TokenScores, Tensor | None]:
+        """Apply the logits processors in order.
+
+        Args:
+            tokens: TokenScores of the model; masks write into them.
+            context: StepContext.
+            reasons: filled for an observer, see `TraceInputs.forbidden`.
+
+        Returns:
+            The scores, `tokens` itself if only masks applied; and the maxima of blocks of logits
+            that the model's output layer has found, if the columns of masks are all that changed.
+        """
+        block_max = self.state.sums.maxima if self.state.sums else None
+        if self.on_step is not None:
+            reasons.append(("the model does not allow it", tokens.logits == -math.inf))
+        for processor in self.processors:
+            if not processor.applies(context):
+                continue
+            tokens = processor(tokens, context)
+            if processor.columns is None:
+                block_max = None
+            if self.on_step is not None and processor.reason:
+                reasons.append((processor.reason, tokens.logits == -math.inf))
+        return tokens, block_max
+
+    def select(
+        self, tokens: TokenScores, context: StepContext, block_max: Tensor | None
+    ) -> Candidates:
+        """Rank the continuations of each sentence's rows, or draw them."""
+        spec, scores = self.spec, context.scores  # (B, K)
+        if spec.sampling:
+            seeds, steps = self.rows.seed[:, 0], context.steps[:, 0]  # (B,)
+            return draw(tokens, scores, seeds, steps, self.model.vocab_size, spec)
+        is_first = context.steps[:, 0] == 1 if spec.policy.spares_one else None  # (B,)
+        candidates = self.top_k.select(tokens, scores, is_first, block_max)
+        if context.phrases is not None:
+            context.phrases.allocate(candidates, tokens, scores, spec)
+        return candidates
+
+    def choose_rows(
+        self, candidates: Candidates, context: StepContext, penalties: Tensor | None
+    ) -> ChosenRows:
+        """Make K of the candidates the new rows, as the policy does with those that ended."""
+        policy, n_steps = self.spec.policy, self.n_steps
+        just_forced = n_steps <= 1 + max(slot.forced_until for slot in self.slots)
+        if policy.forced_then_end == "best" and just_forced:
+            candidates = self._without_eos_after_forced(candidates, context)
+        if policy.ended == "shrink":
+            candidates = candidates.without(self._beyond_open_rows(context, just_forced))
+        rows, taken = candidates, policy.ended in ("refill", "in_slot")
+        if taken:  # some of the first K are passed over
+            rows = candidates.take(continuing_places(self.spec, candidates))
+            rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
+        if penalties is not None and self.spec.stepwise_penalty:  # which steers and is not paid
+            rows = replace(rows, score=rows.score + penalties.take(rows.parent))
+        open_scores = rows.score if taken else rows.score.masked_fill(rows.ended, -math.inf)
+        return ChosenRows(rows, candidates, open_scores, penalties)
+
+    def _without_eos_after_forced(self, candidates: Candidates, context: StepContext) -> Candidates:
+        """Drop end tokens after a forced token, unless they are the best candidate."""
+        n_prefix = self.rows.n_prefix  # (B, 1)
+        follows = (context.steps == n_prefix + 1) & (n_prefix + self.spec.n_forced_start > 0)
+        rank = torch.arange(candidates.token.size(1), device=self.device)
+        return candidates.without(follows & (rank > 0) & candidates.ended)
+
+    def _beyond_open_rows(self, context: StepContext, just_forced: bool) -> Tensor:
+        """Return the candidates (B, K) for which a beam that has shrunk has no row."""
+        n_open = (self.rows.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
+        if just_forced:  # so far, all rows are alike
+            n_open.masked_fill_(context.steps <= self.rows.n_prefix + 1, self.spec.beam_size)
+        return torch.arange(self.spec.beam_size, device=self.device) >= n_open
+
+    # ---- What a step looks at ----
+
+    def _log_z(self, logits: Tensor) -> Tensor:
+        """Return the normalizer (R,) of the model's logits (R, V)."""
+        if not self.spec.needs_log_softmax:
+            return torch.zeros_like(logits[:, 0])
+        return self.state.sums.norm if self.state.sums else log_sum_exp(logits)
+
+    def _coverage_penalties(self, attn: Tensor) -> Tensor | None:
+        """Add this step's attention (R, S) to the coverage; return its penalties (B, K)."""
+        if self.coverage is None:
+            return None
+        self.coverage.add(attn)
+        src_length = self._per_row(self.rows.src_length)[:, None]  # (R, 1)
+        return self.coverage.penalty(src_length).view_as(self.rows.scores)
+
+    def _context(self, penalties: Tensor | None) -> StepContext:
+        """Collect what the rules of this step look at; the host knows which concern any row."""
+        scores, history, too_early = self.rows.scores, None, None
+        if penalties is not None and self.spec.stepwise_penalty:
+            scores = scores - penalties
+        context = StepContext(self.rows, self.n_steps, scores)
+        if self.history is not None:
+            self.history.append(self._history_tokens(context).flatten())
+            history = self.history.tokens
+        if self.n_steps < max(slot.eos_from for slot in self.slots):
+            too_early = self._per_row(context.steps < self.rows.min_eos_step)  # (R,)
+        forced, phrases = self._forced_tokens(context), None
+        if self.constraints is not None:
+            phrases = self.constraints.mask(self.slots, self.n_steps)
+        return replace(
+            context, history=history, too_early=too_early, forced=forced, phrases=phrases
+        )
+
+    def _history_tokens(self, context: StepContext) -> Tensor:
+        """Return the newest tokens (B, K), NO_TOKEN for start tokens that are not in the history."""
+        tokens = self.rows.tokens
+        if self.n_steps > 1 + max(slot.forced_until for slot in self.slots):
+            return tokens
+        place = context.steps + (self.spec.n_forced_start - 1)  # (B, 1)
+        return tokens.where(self.in_history[place.clamp(max=len(self.in_history) - 1)], NO_TOKEN)
+
+    def _forced_tokens(self, context: StepContext) -> ForcedTokens | None:
+        """Return the start and prefix tokens that rows take now, and EOS if a step is the last."""
+        spec, rows = self.spec, self.rows
+        must_end = spec.force_eos != "no" and any(s.limit_step <= self.n_steps for s in self.slots)
+        if not must_end and self.n_steps > max(slot.forced_until for slot in self.slots):
+            return None
+        steps = context.steps  # (B, 1)
+        is_forced = steps <= rows.n_prefix  # (B, 1)
+        place = (steps + spec.n_forced_start).clamp(max=rows.forced.size(1) - 1)  # (B, 1)
+        tokens = rows.forced.gather(1, place).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
+        is_free = is_forced if spec.prefix_counts != "all" else steps <= 0  # (B, 1)
+        if must_end:
+            last = (steps >= rows.max_steps) & ~is_forced
+            tokens = tokens.masked_fill(last, spec.eos_id)
+            is_free = is_free | last if spec.force_eos == "free" else is_free
+        return ForcedTokens(self._per_row(tokens)[:, None], self._per_row(is_free))
+
+    def _per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
+        return per_sentence.expand(-1, self.spec.beam_size).flatten()
+
+    # ---- Finished sentences: on the host ----
+
+    def finish_sentences(self, chosen: ChosenRows) -> Iterator[tuple[int, Beam]]:
+        """Let beams see what happened in the newest step; yield the sentences that it finished."""
+        events = self.log.has_event()
+        if self.constraints is not None:
+            self.constraints.follow(self.slots, self.n_steps, self.log.newest_rows())
+        any_event = False
+        for b, slot in enumerate(self.slots):
+            at_limit = slot.limit_step <= self.n_steps
+            if not (events[b] or at_limit or slot.beam.checks_every_step):
+                continue
+            if self.n_steps > slot.started:  # others take start tokens
+                self._advance(b, slot, at_limit)
+                any_event = True
+        if self.on_step is not None:
+            self.on_step(self, chosen)
+        for b, slot in enumerate(self.slots) if any_event else ():
+            if slot.beam.done:
+                self._sync(b, slot)
+                slot.beam.end()
+                slot.is_finished = True
+                yield slot.number, slot.beam
+
+    def _advance(self, b: int, slot: Slot, at_limit: bool) -> None:
+        """Let the Beam in slot b see the newest step."""
+        event = self.log.event(b, self.n_steps - slot.started)
+        if not sum(event.candidates.score) + sum(event.penalties) < math.inf:  # NaN
+            slot.beam.fail()
+            return
+        none_left = max(event.rows.score) == -math.inf
+        if none_left or at_limit or slot.beam.reads_at_events:
+            self._sync(b, slot)  # a Beam may look back
+        slot.beam.advance(event)
+
+    def _sync(self, b: int, slot: Slot) -> None:
+        """Let the Beam in slot b read the steps since the last time."""
+        if slot.synced_steps < self.n_steps:
+            slot.beam.read(self.log.history(b, slot.synced_steps))
+            slot.synced_steps = self.n_steps
+
+    # ---- Sentences leave and join; rows move to where the step chose them ----
+
+    def fill_slots(self) -> None:
+        """Let the first sentences join, each with its row K times.
 
         Tried and left: one row for each sentence until the first step has been chosen, since the K
         are alike.  It took 2 % off the time of the shipped model in int8.
         """
+        self.scheduler.ready(self.n_slots)
         fresh, self.scheduler.encoded = self.scheduler.encoded, None
         assert fresh is not None
-        n, k = len(fresh.slots), self.plan.beam_size
+        n = len(fresh.slots)
         self._start(fresh, fresh.slots)
-        self.slots, self.table, self.state = fresh.slots, fresh.table, fresh.state
-        self.history, self.coverage = self.history.new_empty(n, 0), self.coverage.new_empty(n, 0)
-        rows = torch.arange(n, device=self.device)[:, None].expand(n, k)  # (B, K)
-        self._select(Selection(rows))
+        self.slots, self.rows, self.state = fresh.slots, fresh.table, fresh.state
+        if self.history is not None:
+            self.history.start(n)
+        if self.coverage is not None:
+            self.coverage.start(n)
+        rows = torch.arange(n, device=self.device)[:, None]
+        self._select(Selection(rows.expand(n, self.spec.beam_size)))
 
-    def _start(self, fresh: Encoded, joining: Sequence[Slot]) -> None:
+    def reorder_and_refill(self, chosen: ChosenRows) -> None:
+        """Move the state to the chosen rows; fill the slots of finished sentences, with waiting
+        ones or the last running ones."""
+        rows = self.rows
+        rows.tokens, rows.parents, rows.scores = (
+            chosen.rows.token,
+            chosen.rows.parent,
+            chosen.open_scores,
+        )
+        self._send_corrections()
+        running = [b for b, slot in enumerate(self.slots) if not slot.is_finished]
+        n_joining = self.scheduler.ready(self.n_slots - len(running))
+        if n_joining or len(running) < len(self.slots):
+            self._refill(running, n_joining)
+        elif self.spec.beam_size > 1:
+            self._select(Selection(self.select_indices()))
+
+    def select_indices(self) -> Tensor:
+        """Return the row of the batch that each new row continues (B, K), as the last step chose.
+
+        Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
+        """
+        return self.rows.parents
+
+    def _send_corrections(self) -> None:
+        """Upload scores that a Beam changed on the host."""
+        corrections = [slot.beam.correction for slot in self.slots]
+        if any(corrections):
+            none = [math.nan] * self.spec.beam_size
+            new = sent(torch.tensor([c or none for c in corrections]), self.device)
+            self.rows.scores = torch.where(new.isnan(), self.rows.scores, new)
+            for slot in self.slots:
+                slot.beam.correction = None
+
+    def _start(self, fresh: EncodedSentences, joining: Sequence[Slot]) -> None:
         """Let sentences begin now; their first steps take start tokens."""
-        n_steps = self.n_steps + self.plan.n_forced
+        n_steps = self.n_steps + self.spec.n_forced_start
         fresh.table.started = torch.full_like(fresh.table.started, n_steps)  # (B, 1)
         for slot in joining:
-            limits = slot.beam.limits
-            slot.started = slot.read = n_steps
-            slot.last = n_steps + limits.max_steps
-            self.given_until = max(self.given_until, n_steps + len(limits.prefix))
-            self.ends_from = max(self.ends_from, n_steps + limits.min_end)
+            slot.start(n_steps)
 
-    def _move(self, n_joining: int) -> None:
-        """Fill the slots of sentences that leave, with joining ones or the last running ones."""
-        n_old, k = len(self.slots), self.plan.beam_size
-        kept = sorted(set(range(n_old)).difference(self.leaving))
+    def _refill(self, running: list[int], n_joining: int) -> None:
+        """Give the slots of finished sentences to others."""
+        n_old, k = len(self.slots), self.spec.beam_size
         fresh = self.scheduler.encoded if n_joining else None
         joining = range(n_old + fresh.joined, n_old + fresh.joined + n_joining) if fresh else ()
-        order = fill_holes(kept, joining)
+        order = fill_holes(running, joining)
         for to, b in enumerate(order):
             if to != b < n_old:
-                self._read(b)  # the transfer knows sentences by their slots
+                self._sync(b, self.slots[b])  # the log knows sentences by their slots
         everyone = [*self.slots, *(fresh.slots if fresh else ())]
         self.slots = [everyone[b] for b in order]
         if not order:
             return
-        selection = Selection.of(self.table.parents, n_old, order)
+        selection = Selection.of(self.rows.parents, n_old, order)
         rows, fresh_rows = self.select_indices(), None  # (B, K)
         if fresh:
             self._start(fresh, [everyone[b] for b in joining])
             fresh.joined += n_joining
             fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
-        self.table = self.table.select(selection, fresh.table if fresh else None)
+        self.rows = self.rows.select(selection, fresh.table if fresh else None)
         selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
         self._select(selection, fresh)
 
-    def _select(self, selection: Selection, fresh: Encoded | None = None) -> None:
-        """Move the rows and sentences of the model's state and of what masks read."""
+    def _select(self, selection: Selection, fresh: EncodedSentences | None = None) -> None:
+        """Move the rows and sentences of the decoder's state and of what rules look at."""
         self.state = self.state.select(selection, fresh.state if fresh else None)
-        n = len(fresh.slots) if fresh else 0
-        if self.masks.needs_history:
-            joining = self.history.new_full((n, self.history.size(1)), NO_TOKEN) if n else None
-            history = selection.of_rows(self.history, joining)
-            # Tokens that the running sentence with the most has read, its first one aside
-            longest = self.n_steps - min(slot.started for slot in self.slots) + self.plan.n_forced
-            self.history = history[:, max(0, history.size(1) - longest) :]
-        if self.plan.has_costs:
-            joining = self.coverage.new_zeros(n, self.coverage.size(1)) if n else None
-            self.coverage = selection.of_rows(self.coverage, joining)
-
-    def _correct_scores(self) -> None:
-        """Take over scores that beams have changed: all that the host tells a running search."""
-        if any([self.slots[b].beam.correction for b in self.visited]):
-            new = [slot.beam.correction for slot in self.slots]
-            none = [math.nan] * self.plan.beam_size
-            corrected = sent(torch.tensor([none if s is None else s for s in new]), self.device)
-            self.table.scores = torch.where(corrected.isnan(), self.table.scores, corrected)
-            for b in self.visited:
-                self.slots[b].beam.correction = None
-
-    # ---- A step ----
-
-    def step(self) -> None:
-        """Make a step with all rows, and begin to tell the host what it must know of it."""
-        self.n_steps += 1
-        plan, table = self.plan, self.table
-        logits, attn = self.model.step(table.tokens.flatten(), self.state)  # (R, V), (R, S)
-        logits = logits.float()
-        plain = logits.clone() if plan.watched else logits  # masks write into the others
-        if self.masks.needs_history:
-            self._remember(table.tokens)
-        cost, scores = None, table.scores  # (B, K)
-        if plan.has_costs:
-            cost = self._cover(attn).view_as(scores)
-            scores = scores - cost if plan.stepwise_penalty else scores
-        rules = self._rules()
-        sums = self.state.sums
-        scored, norm = self.masks.score(logits, scores.flatten(), self.history, rules, sums)
-        if plan.watched:
-            masked = self.masks.masked
-            self.watched = Watched(plain, norm, scored, scores, attn.float().clone(), masked)
-        ranked = self._candidates(scored, scores, rules)
-        if not self.masks.keeps_log_probs or rules.forced is not None:
-            # The model's own log-probabilities, whatever masks and options say
-            own = logits.take(ranked.row * logits.size(1) + ranked.token)  # (B, N)
-            ranked = replace(ranked, log_prob=own - norm.take(ranked.row))
-        rows, open_scores, candidates = self._choose(ranked)
-        if cost is not None and plan.stepwise_penalty:  # which steers and is not paid
-            score = rows.score + cost.take(rows.row)
-            rows = replace(rows, score=score)
-            table.scores = score.masked_fill(rows.token == plan.eos_id, -math.inf)
-        place = None
-        if plan.aligns:
-            src_length = self._of_rows(table.src_length)[:, None]  # (R, 1)
-            place = most_attended(attn, src_length, plan.src_margins)  # (R,)
-        self.transfer.begin(rows, cost, place, open_scores, candidates)
-
-    def _remember(self, tokens: Tensor) -> None:
-        """Add the newest tokens (B, K) to the history, without start tokens that are not seen."""
-        if self.n_steps <= self.given_until + 1:
-            place = self._steps() + (self.plan.n_forced - 1)  # (B, 1)
-            tokens = tokens.where(self.sees[place.clamp(max=len(self.sees) - 1)], NO_TOKEN)
-        self.history = torch.cat([self.history, tokens.flatten()[:, None]], 1)  # (R, T)
-
-    def _cover(self, attn: Tensor) -> Tensor:
-        """Add this step's attention (R, S) to each row's coverage; return its penalty (R,)."""
-        n = attn.size(1)
-        coverage = self.coverage[:, :n]
-        self.coverage = F.pad(coverage, (0, n - coverage.size(1))) + attn.float()  # (R, S)
-        src_length = self._of_rows(self.table.src_length)[:, None]  # (R, 1)
-        return coverage_penalty(self.plan, self.coverage, src_length)
-
-    def _of_rows(self, of_sentences: Tensor) -> Tensor:  # (B, 1) -> (R,)
-        return of_sentences.expand(-1, self.plan.beam_size).flatten()
-
-    def _steps(self) -> Tensor:
-        """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
-        return self.n_steps - self.table.started
-
-    def _rules(self) -> StepRules:
-        """The rules of this step; the host knows whether they concern any sentence."""
-        plan, table, too_early = self.plan, self.table, None
-        if self.n_steps < self.ends_from:
-            too_early = self._of_rows(self._steps() < table.min_end)  # (R,)
-        held = self.constraints.tell(self.slots, self.n_steps) if self.constraints else None
-        must_end = plan.force_end != "no" and any(s.last <= self.n_steps for s in self.slots)
-        if self.n_steps > self.given_until and not must_end:
-            return StepRules(too_early, held=held)
-        steps = self._steps()
-        is_given = steps <= table.n_prefix  # (B, 1)
-        place = (steps + plan.n_forced).clamp(max=table.given.size(1) - 1)  # (B, 1)
-        forced = table.given.gather(1, place).masked_fill(~is_given, NO_TOKEN)  # (B, 1)
-        costless = is_given if plan.prefix_counts != "all" else steps <= 0  # (B, 1)
-        if must_end:
-            last = (steps >= table.max_steps) & ~is_given
-            forced = forced.masked_fill(last, plan.eos_id)
-            costless = costless | last if plan.force_end == "free" else costless
-        in_rows = Forced(self._of_rows(forced)[:, None], self._of_rows(costless))
-        return StepRules(too_early, in_rows, held)
-
-    def _candidates(self, scored: Scored, scores: Tensor, rules: StepRules) -> Ranked:
-        """The candidates of each sentence; scores (B, K) of its rows."""
-        plan, (b, k) = self.plan, scores.shape
-        if plan.sampling:
-            seeds, steps = self.table.seed[:, 0], self._steps()[:, 0]  # (B,)
-            n_tokens, n_words = self.model.vocab_size, self.scheduler.n_words
-            return draw(scored, scores, seeds, steps, n_tokens, n_words, plan)
-        values, norm = scored.values.view(b, k, -1), scored.norm.view(b, k)  # (B, K, W), (B, K)
-        slope = None if scored.slope is None else scored.slope.view_as(values)
-        first = self._steps()[:, 0] == 1 if plan.policy.spares_one else None  # (B,)
-        maxima = None if scored.maxima is None else scored.maxima.view(b, k, -1)
-        ranked = self.ranker.rank(values, norm, scores, slope, first, maxima)
-        if rules.held is not None:
-            rules.held.allocate(ranked, values, norm, scores)
-        best_ends = plan.policy.forced_then_end == "best" and self.n_steps <= self.given_until + 1
-        return self._ends_as_best(ranked) if best_ends else ranked
-
-    def _ends_as_best(self, ranked: Ranked) -> Ranked:
-        """Drop end tokens after a given token, unless they are the best; each leaves no row."""
-        rank, n_prefix = torch.arange(ranked.token.size(1), device=self.device), self.table.n_prefix
-        follows = (self._steps() == n_prefix + 1) & (n_prefix + self.plan.n_forced > 0)  # (B, 1)
-        gone = follows & (rank > 0) & (ranked.token == self.plan.eos_id)  # (B, N)
-        token = ranked.token.masked_fill(gone, int(self.plan.eos_id == 0))  # another one
-        return replace(ranked, token=token, score=ranked.score.masked_fill(gone, -math.inf))
-
-    def _choose(self, ranked: Ranked) -> tuple[Ranked, Tensor, Ranked | None]:
-        """Make K candidates the new rows; return these, the scores of all candidates (B, N), -inf
-        if they ended, and the candidates unless they are the rows."""
-        plan, table, beyond = self.plan, self.table, None
-        if plan.policy.ended == "shrink":  # a beam that has shrunk has no row for some (B, K)
-            n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
-            if self.n_steps <= self.given_until + 1:  # so far, all rows are alike
-                n_open = n_open.masked_fill(self._steps() <= table.n_prefix + 1, plan.beam_size)
-            beyond = torch.arange(plan.beam_size, device=self.device) >= n_open  # (B, K)
-            ranked = replace(ranked, score=ranked.score.masked_fill(beyond, -math.inf))
-        ended = ranked.token == plan.eos_id  # (B, N)
-        open_scores = ranked.score.masked_fill(ended, -math.inf)
-        told = open_scores if beyond is None else open_scores.masked_fill(beyond, 0.0)
-        rows, candidates = ranked, ranked if plan.stepwise_penalty else None
-        if plan.policy.ended not in ("keep", "shrink"):  # some of the first K are passed over
-            places = open_places(plan, ranked.score, ended)  # (B, K)
-            open_scores = open_scores.gather(1, places)
-            rows, candidates = replace(ranked.take(places), score=open_scores), ranked
-        table.tokens, table.parents, table.scores = rows.token, rows.row, open_scores
-        return rows, told, candidates
-
-    # ---- What happened ----
-
-    def events(self) -> Iterator[tuple[Beam, Event]]:
-        """Yield the sentences whose `Beam` must see the newest step: a hypothesis ended, a stop
-        rule watches, the limit is reached or nothing can follow.  NaN fails at once."""
-        n_steps, all_lowest = self.n_steps, self.transfer.lowest()
-        if self.constraints is not None:
-            self.constraints.follow(self.slots, n_steps, self.transfer.newest)
-        self.visited = [
-            b
-            for b, (slot, lowest) in enumerate(zip(self.slots, all_lowest))
-            if (not lowest > -math.inf or slot.last <= n_steps or slot.beam.watching)
-            and n_steps > slot.started  # others take start tokens
-        ]
-        for b in self.visited:
-            slot = self.slots[b]
-            event = self.transfer.event(b, n_steps - slot.started)
-            if not sum(event.candidates.score) + sum(event.costs) < math.inf:
-                slot.beam.fail()
-                continue
-            none_left = max(event.rows.score) == -math.inf
-            if none_left or slot.last <= n_steps or self.plan.policy.as_2018:
-                self._read(b)  # a Beam may look back
-            yield slot.beam, event
-
-    def over(self) -> Iterator[tuple[int, Beam]]:
-        """Yield the numbers and beams of sentences whose search this step has ended."""
-        all_at_once = self.plan.policy.as_2018 and not self.scheduler.open_2018
-        for b in range(len(self.slots)) if all_at_once else self.visited:
-            slot = self.slots[b]
-            if slot.beam.done:
-                self._read(b)
-                slot.beam.end()
-                self.leaving.append(b)
-                yield slot.number, slot.beam
-
-    def _read(self, b: int) -> None:
-        """Let the Beam of a slot read the steps since the last time."""
-        slot = self.slots[b]
-        if slot.read < self.n_steps:
-            slot.beam.read(self.transfer.read(b, slot.read))
-            slot.read = self.n_steps
+        n_joining = len(fresh.slots) if fresh else 0
+        if self.history is not None:
+            n_read = self.n_steps - min(slot.started for slot in self.slots)
+            self.history.select(selection, n_joining, n_read + self.spec.n_forced_start)
+        if self.coverage is not None:
+            self.coverage.select(selection, n_joining)

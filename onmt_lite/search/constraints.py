@@ -1,8 +1,8 @@
-"""Phrases that a search must say, or must not.
+"""Phrases that a translation must contain, or must not.
 
-A `PhraseAutomaton` reads the tokens of each row, and says which may follow and which bring a forced
-phrase further.  The host asks it between two steps; the device forbids tokens and chooses rows for
-the whole batch.
+A `PhraseAutomaton` follows the tokens of each row: which may come next, and which continue a forced
+phrase.  The host runs it between two steps; the device forbids tokens and chooses rows for the
+whole batch.
 
 Forced phrases are met by dynamic beam allocation (Post and Vilar 2018; vectorised by Hu et al.
 2019): the rows of a sentence are dealt out in turn among its banks, a bank being the candidates
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import sent
+from onmt_lite.search.beam import CandidateList
 from onmt_lite.search.slots import Slot
-from onmt_lite.search.spec import Plan
-from onmt_lite.search.topk import Ranked
+from onmt_lite.search.spec import SearchSpec
+from onmt_lite.search.topk import Candidates, TokenScores, is_eos
 from onmt_lite.text.phrases import Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
@@ -29,7 +30,7 @@ DOUBTFUL = math.log(0.02)
 
 
 @dataclass(frozen=True)
-class Held:
+class PhraseMask:
     """Constraints of one step, on the device."""
 
     forbidden: Tensor  # (N, 2): rows of the batch, and tokens that may not follow
@@ -41,22 +42,30 @@ class Held:
     # (P, 3) rows, tokens that bring a phrase further, banks then
     steered: list[tuple[int, Tensor, Tensor]]
 
-    def forbid(self, values: Tensor, norm: Tensor) -> None:
-        """Write -inf into values (R, W), less norm (R,), of tokens that may not follow."""
+    def forbid(self, tokens: TokenScores) -> None:
+        """Write -inf into the logits (R, V) of tokens that may not follow."""
+        logits = tokens.logits
         if len(self.bound):
             rows, joined, must, firm = self.bound.unbind(1)
-            found = values[rows, : self.goes_on.size(1)]  # (N, V)
+            found = logits[rows, : self.goes_on.size(1)]  # (N, V)
             closed = self.goes_on[joined] != must[:, None].bool()
-            closed |= (found < norm[rows, None] + DOUBTFUL) & firm[:, None].bool()
-            values[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
-        values[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
+            closed |= (found < tokens.log_z[rows, None] + DOUBTFUL) & firm[:, None].bool()
+            logits[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
+        logits[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
-    def allocate(self, ranked: Ranked, values: Tensor, norm: Tensor, scores: Tensor) -> None:
+    def allocate(
+        self, candidates: Candidates, tokens: TokenScores, scores: Tensor, spec: SearchSpec
+    ) -> None:
         """Replace the candidates (B, N) of sentences with forced phrases: dealt out among banks.
 
-        values (B, K, W), norm (B, K), scores (B, K): as in `Ranker.rank`
+        Args:
+            candidates: Candidates as ranked; overwritten.
+            tokens: TokenScores of R rows.
+            scores: (B, K), of the rows.
+            spec: SearchSpec.
         """
-        (k, n), v = (scores.size(1), ranked.score.size(1)), self.goes_on.size(1)
+        (b, k), n, v = scores.shape, candidates.score.size(1), self.goes_on.size(1)
+        values, norm = tokens.logits.view(b, k, -1), tokens.log_z.view(b, k)  # (B, K, V), (B, K)
         rows = torch.arange(k, device=scores.device)[:, None]  # (K, 1)
         for b, banks, wanted in self.steered:
             row, token, then = wanted.unbind(1)  # (P,)
@@ -69,8 +78,10 @@ class Held:
             places = torch.cat([(place + rows * v).flatten(), row * v + token])
             order = dealt(total, torch.cat([banks.repeat_interleave(best.size(1)), then]), n)
             places = places[order]
-            ranked.score[b], ranked.log_prob[b] = total[order], log_probs.flatten()[places]
-            ranked.row[b], ranked.token[b] = places // v + b * k, places % v
+            candidates.score[b] = total[order]
+            candidates.log_prob[b] = log_probs.flatten()[places]
+            candidates.parent[b], candidates.token[b] = places // v + b * k, places % v
+            candidates.ended[b] = is_eos(spec, candidates.token[b])
 
 
 def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:
@@ -94,14 +105,14 @@ class Constraints:
 
     def __init__(
         self,
-        plan: Plan,
+        spec: SearchSpec,
         phrases: Sequence[PhraseAutomaton | None],
         n_words: int,
         device: torch.device,
     ):
         """phrases: of each sentence of the search, None if it has none.
         n_words: V, and words of the sentences' own."""
-        self.plan, self.phrases, self.device = plan, phrases, device
+        self.spec, self.phrases, self.device = spec, phrases, device
         self.states: dict[int, list[State | None]] = {}  # by the sentence's number; None: no row
         self.best: dict[int, int] = {}  # the row with the highest score
         some = next(each for each in phrases if each is not None)
@@ -112,13 +123,13 @@ class Constraints:
         self.goes_on = goes_on.to(device)
         # If no row can be spared, or forbidden tokens make the others more likely, no word
         # begins like a banned one
-        apart = plan.beam_size == 1 or plan.beam_groups > 1 or plan.sampling is not None
-        self.strict = plan.policy.masks == "logits" or apart
+        apart = spec.beam_size == 1 or spec.beam_groups > 1 or spec.sampling is not None
+        self.strict = spec.policy.masks == "logits" or apart
 
-    def tell(self, slots: Sequence[Slot], n_steps: int) -> Held | None:
+    def mask(self, slots: Sequence[Slot], n_steps: int) -> PhraseMask | None:
         """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
         forbidden, bound, steered = [], [], []
-        k = self.plan.beam_size
+        k = self.spec.beam_size
         for b, slot in enumerate(slots):
             phrases, step = self.phrases[slot.number], n_steps - slot.started
             if phrases is None or step <= len(slot.beam.limits.prefix):
@@ -130,10 +141,10 @@ class Constraints:
                 tokens = [*effects.forbidden]
                 # A word of one row alone may begin like a banned one, so that others are spared;
                 # none does if the next token may be the last
-                if self.strict or n_steps >= slot.last - 1 or row != self.best[slot.number]:
+                if self.strict or n_steps >= slot.limit_step - 1 or row != self.best[slot.number]:
                     tokens += effects.completing
                 if not effects.may_end:
-                    tokens.append(self.plan.eos_id)
+                    tokens.append(self.spec.eos_id)
                 forbidden += [(b * k + row, token) for token in tokens]
                 if state is not None and effects.goes_on is not None:
                     must = effects.goes_on
@@ -151,7 +162,7 @@ class Constraints:
         first, second, *others = self._sent(tables, [2, 4, *[1, 3] * len(steered)])
         places = [b for b, _, _ in steered]
         dealt_out = [*zip(places, (banks[:, 0] for banks in others[::2]), others[1::2])]
-        return Held(first, second, self.goes_on, dealt_out)
+        return PhraseMask(first, second, self.goes_on, dealt_out)
 
     def _sent(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
         """Tables of numbers of these widths, in one transfer."""
@@ -165,23 +176,22 @@ class Constraints:
             state = phrases.start
             for token in slot.beam.limits.prefix:
                 state = phrases.after(state, token)
-            self.states[slot.number] = [state] * self.plan.beam_size
+            self.states[slot.number] = [state] * self.spec.beam_size
             self.best[slot.number] = 0
         return self.states[slot.number]
 
-    def follow(self, slots: Sequence[Slot], n_steps: int, newest: Tensor) -> None:
-        """Follow the rows of sentences in their slots; newest (B, M): see `Transfer`."""
-        k = self.plan.beam_size
-        for b, (slot, line) in enumerate(zip(slots, newest[:, : 3 * k].tolist())):
+    def follow(self, slots: Sequence[Slot], n_steps: int, newest: Sequence[CandidateList]) -> None:
+        """Follow the newest rows of the sentences in their slots."""
+        for slot, rows in zip(slots, newest):
             phrases = self.phrases[slot.number]
             if phrases is None or n_steps <= slot.started:  # others read start tokens
                 continue
-            old, scores = self._states(slot, phrases), line[:k]
+            old = self._states(slot, phrases)
             states: list[State | None] = []
-            for score, parent, token in zip(scores, line[k : 2 * k], line[2 * k :]):
-                alive = score > -math.inf and token != self.plan.eos_id
-                # A place that no candidate has taken may name a token that there is not
-                before = old[int(parent) - b * k] if alive else None
+            for k, (parent, token) in enumerate(zip(rows.parent, rows.token)):
+                alive = rows.exists(k) and not rows.ended[k]
+                # A row that does not exist may name a token that there is not
+                before = old[int(parent)] if alive else None
                 states.append(None if before is None else phrases.after(before, int(token)))
             self.states[slot.number] = states
-            self.best[slot.number] = max(range(k), key=scores.__getitem__)
+            self.best[slot.number] = max(range(len(states)), key=rows.score.__getitem__)

@@ -10,55 +10,34 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 
-@dataclass(frozen=True)
-class TopEnded:
-    """Stop when the best candidate is an end token and enough hypotheses are finished."""
+class StopRule:
+    """Decide when the search of one sentence is over; the rules are in `onmt_lite.search.stopping`.
 
-    why: ClassVar[str] = "which is enough, and the best candidate of a step was one that ended"
-    sticky: bool  # the best candidate of an earlier step counts, too
-    need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
+    Each pool of finished hypotheses (one per sentence, or one per diverse group that finishes on
+    its own) asks its rule at every event, and at every step if `checks_every_step`.
+    """
 
+    why: ClassVar[str] = ""  # how -dump_beam continues "3 hypotheses had finished, "
+    checks_every_step: ClassVar[bool] = False  # once enough hypotheses have finished
 
-@dataclass(frozen=True)
-class Full:
-    """Stop when k hypotheses are finished, or k * patience with `-patience`."""
+    def min_finished(self, spec: Any) -> int:
+        """Return how many hypotheses must have finished before `holds` is asked."""
+        return int(spec.group_size)
 
-    why: ClassVar[str] = "which is enough"
+    def holds(self, beam: Any, pool: Any, candidates: Any, rows: Any) -> bool:
+        """Return True if the search of a pool is over.
 
+        Args:
+            beam: Beam of the sentence.
+            pool: FinishedPool; `min_finished` hypotheses are in it.
+            candidates: CandidateList of this step, best first.
+            rows: CandidateList, the candidates that became the new rows.
+        """
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Bound:
-    """Stop when no open hypothesis can be expected to beat the finished ones any more."""
-
-    why: ClassVar[str] = "and no open row could be expected to beat them"
-    best_of: Literal["candidates", "live"]  # of the step, or of the rows that continue
-    # Length that the best sum is divided by: the present one, the longest possible, or the longest
-    # only if longer hypotheses score better (alpha > 0)
-    horizon: Literal["now", "max", "max_if_rewarded"]
-    finished: Literal["one", "beam_size"] = "beam_size"  # minimum before the rule is checked
-    beats: Literal["worst", "best"] = "worst"  # which of the finished hypotheses must win
-    strictly: bool = False  # equal scores do not win
-
-
-@dataclass(frozen=True)
-class LengthRatio:
-    """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
-    score per token that the first row has per token of the length that `-ratio` expects."""
-
-    why: ClassVar[str] = "and the best of them had the length and score that -ratio expects"
-    need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
-    offset: int = 0  # added to the number of tokens of a finished hypothesis
-
-
-@dataclass(frozen=True)
-class Exhausted:
-    """Stop when no row is left to expand."""
-
-    why: ClassVar[str] = "and no row was left"
-
-
-# `why` of each: how -dump_beam goes on after "3 hypotheses had finished, "
-Stop = TopEnded | Full | Bound | LengthRatio | Exhausted
+    def for_all_hypotheses(self) -> "StopRule":
+        """Return this rule for a beam whose hypotheses are all wanted, not only the best."""
+        return self
 
 
 # Options that restrict the tokens to draw from
@@ -130,9 +109,14 @@ class Policy:
     # hypotheses, count if there are none, must end, or are lost
     at_max: Literal["rows", "compete", "if_none", "end", "lost"] = "compete"
     steps_offset: int = 0  # steps = max_length + this
-    as_2018: bool = False  # with the bugs of that year, see `Beam2018`
+    as_2018: bool = False  # with the bugs of that year, see `onmt_lite.search.beam_2018`
     ties: Literal["earlier", "later"] = "earlier"  # which of equal scores comes first
     distinct: Literal["text", "tokens", "copies"] = "tokens"  # which hypotheses count as one
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Return True if a sentence's result depends on the other sentences in its batch."""
+        return self.as_2018
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ class Preset:
     policy: Policy
     # The stop rule by condition on options, such as "early_stopping=true"; the first that holds
     # counts, "" always does
-    stops: Mapping[str, Stop]
+    stops: Mapping[str, StopRule]
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of options that are not given
     options: frozenset[str] = frozenset()  # those of `SWITCHES` that the original has
     forms: tuple[str, ...] = ("none", "avg")  # length penalties that it has
@@ -177,8 +161,8 @@ class Preset:
     # rule, and applies the penalty for repetition to logits
     greedy_apart: bool = False
 
-    def stop_with(self, values: Mapping[str, Any]) -> Stop:
-        """The stop rule for these values of options."""
+    def stop_with(self, values: Mapping[str, Any]) -> StopRule:
+        """Return the stop rule for these option values."""
         return next(stop for text, stop in self.stops.items() if holds(text, values))
 
 

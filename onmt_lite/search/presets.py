@@ -7,17 +7,8 @@ names in here.
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.search.policy import (
-    FILTERS,
-    Bound,
-    Exhausted,
-    Full,
-    LengthRatio,
-    Policy,
-    Preset,
-    Sampling,
-    TopEnded,
-)
+from onmt_lite.search.policy import FILTERS, Policy, Preset, Sampling
+from onmt_lite.search.stopping import Bound, Exhausted, Full, LengthRatio, TopEnded
 
 # Options that not every system has; a preset that does not list one refuses it
 SWITCHES = (

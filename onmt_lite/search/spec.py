@@ -1,69 +1,26 @@
-"""The configuration of a search: every decision of a job, made once."""
+"""What one search does: options, model and preset as one record, and the limits of a sentence."""
 
-import contextlib
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from onmt_lite.search.policy import Policy, Sampling, Stop
+from onmt_lite.search.policy import Policy, Sampling, StopRule
 from onmt_lite.text.phrases import PhraseAutomaton
 
 NO_TOKEN = -1  # fills up tables of tokens
 
 
-class Clock:
-    """Adds up the seconds of a job's phases: tokenise, encode, decode, write.
-
-    A phase within another one stops the outer one meanwhile: no second is counted twice.
-    """
-
-    def __init__(self, wait: Callable[[], object] = lambda: None):
-        """`wait` is called before each reading: a GPU works on after a call returns."""
-        self.wait = wait
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._phase, self._since = "", 0.0
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        outer = self._phase
-        self._go_over(name)
-        try:
-            yield
-        finally:
-            self._go_over(outer)
-
-    def add(self, seconds: dict[str, float]) -> None:
-        """Add the seconds of another clock."""
-        for name, more in seconds.items():
-            self.seconds[name] += more
-
-    def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call."""
-        taken, self.seconds = dict(self.seconds), defaultdict(float)
-        return taken
-
-    def _go_over(self, phase: str) -> None:
-        """Give the time since the last call to the phase that has run; "" is none."""
-        self.wait()
-        now = time.perf_counter()
-        if self._phase:
-            self.seconds[self._phase] += now - self._since
-        self._phase, self._since = phase, now
-
-
 @dataclass(frozen=True)
-class Plan:
-    """Options, model and preset as one record, for the batch of beams and for each `Beam`.
+class SearchSpec:
+    """Every decision of a search, the same for all sentences.
 
-    A sentence may be given tokens, which its rows take whatever the model and the rules say: the
-    start tokens after the first (a language's), then its prefix.  Start tokens cost nothing and are
-    not part of a hypothesis.
+    A sentence may have forced tokens, which its rows take whatever the model and the rules predict:
+    the start tokens after the first (a language tag), then its prefix.  Start tokens cost nothing
+    and are not part of a hypothesis.
     """
 
     policy: Policy
-    stop: Stop
+    stop: StopRule
     beam_size: int
     bos_id: int
     eos_id: int
@@ -76,29 +33,28 @@ class Plan:
     beta: float = 0.0
     stepwise_penalty: bool = False
     patience: float = 1.0
-    # Control tokens.  Masked after the softmax, so their probability mass is lost
-    never_ids: tuple[int, ...] = ()
-    banned_ids: tuple[int, ...] = ()  # other tokens that may not be produced
+    # Banned after the softmax, so that the probability of these tokens is lost
+    banned_after_softmax: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()  # banned where the policy applies its masks
     banned_phrases: tuple[tuple[int, ...], ...] = ()  # whose last token may not follow the others
-    renormalizes: bool = False  # probabilities that rules leave are normalised again
-    sees_start: tuple[bool, ...] = (False,)  # whether penalties for repetition see each start token
-    n_given: int = 0  # start tokens that count in the length of a hypothesis
+    renormalize: bool = False  # after all rules, probabilities sum to 1 again
+    # Whether penalties for repetition see each start token
+    start_in_history: tuple[bool, ...] = (False,)
+    n_counted_start: int = 0  # start tokens that count in the length of a hypothesis
     prefix_counts: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`
     block_ngram_repeat: int = 0
     exempt_ids: tuple[int, ...] = ()  # tokens that may be part of repeated n-grams
     repetition_penalty: float = 1.0
     # The last step allows only the end token, which costs its log-probability (`paid`) or nothing
     # (`free`), or it allows all tokens (`no`)
-    force_end: str = "no"
+    force_eos: Literal["no", "paid", "free"] = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
     filters: tuple[tuple[str, Any], ...] = ()  # of tokens to draw, see `Sampling.asked_filters`
-    sums_to_one: bool = True  # False: the model returns log-probabilities, not normalised again
+    needs_log_softmax: bool = True  # False: the model returns log-probabilities
     src_pad_id: int = 0
-    aligns: bool = False  # record which source token each row attends to most
-    src_margins: tuple[int, int] = (0, 0)  # tokens at both ends of a source that alignments skip
-    watched: bool = False  # keep the inputs of the last top-k for a trace
-    clock: Clock = field(default_factory=Clock, compare=False, repr=False)  # changes no decision
+    track_attention: bool = False  # record which source token each row attends to most
+    src_margins: tuple[int, int] = (0, 0)  # special tokens at both ends of a source
 
     @property
     def n_pools(self) -> int:
@@ -106,51 +62,66 @@ class Plan:
         return self.beam_groups if self.policy.groups == "apart" else 1
 
     @property
-    def width(self) -> int:
+    def group_size(self) -> int:
         """Rows of one pool."""
         return self.beam_size // self.n_pools
 
     @property
     def n_candidates(self) -> int:
-        """Candidates that a step ranks per sentence, if the vocabulary has so many."""
+        """Candidates that a step ranks per sentence, if the vocabulary has that many."""
         return self.policy.candidates * self.beam_size
 
     @property
-    def chains(self) -> bool:
-        """Whether each row is a sample of its own."""
-        return self.sampling is not None and self.sampling.draws == "rows"
-
-    @property
-    def has_costs(self) -> bool:
-        """Whether a coverage penalty counts."""
+    def has_coverage(self) -> bool:
+        """Return True if a coverage penalty counts."""
         return self.coverage_penalty != "none"
 
     @property
-    def n_forced(self) -> int:
+    def n_forced_start(self) -> int:
         """Number of start tokens after the first: steps that choose nothing."""
-        return len(self.sees_start) - 1
+        return len(self.start_in_history) - 1
 
-    def first_scores(self) -> list[float]:
-        """Scores of the K rows before the first step.
+    @property
+    def blocks_ngrams(self) -> bool:
+        return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
 
-        All rows are equal then: only the first of each group takes part, unless rows are chains.
+    def initial_scores(self) -> list[float]:
+        """Return the scores of the K rows before the first step.
+
+        All rows are equal then: only the first of each group takes part, unless each row is a
+        sample of its own.
         """
         idle, rest = self.policy.idle_score, self.beam_size // self.beam_groups - 1
         if self.policy.groups == "apart":
             return ([0.0] + [idle] * rest) * self.beam_groups
         return [0.0] * self.beam_groups + [idle] * rest * self.beam_groups
 
+    def length_norm(self, length: int) -> float:
+        """Return the divisor of a sum of log-probabilities; `length` counts the end token, too."""
+        return _length_norm(self.length_penalty, self.alpha, length)
+
+
+@functools.lru_cache(maxsize=4096)  # the same few lengths, over and over
+def _length_norm(form: str, alpha: float, length: int) -> float:
+    """`wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha."""
+    if form == "wu":
+        return float(((5 + length) / 6) ** alpha)
+    if form == "avg":
+        return float(max(1, length) ** alpha)
+    return 1.0
+
 
 @dataclass(frozen=True)
-class Limits:
-    """What the plan leaves open for one sentence."""
+class SentenceLimits:
+    """What differs from sentence to sentence in a search."""
 
     max_steps: int  # maximum number of tokens of a hypothesis
-    min_end: int = 1  # first step that allows the end token
-    expected: float = 0.0  # length that `-ratio` expects, in tokens
+    min_eos_step: int = 1  # first step that allows the end token
+    expected_length: float = 0.0  # that `-ratio` expects, in tokens
     prefix: tuple[int, ...] = ()  # tokens that every hypothesis begins with
     seed: int = 0  # of the sentence's random draws
-    # Tokens that the decoder reads first, one for each of the plan's `sees_start`; (): bos_id
+    # Tokens that the decoder reads first, one for each of the spec's `start_in_history`;
+    # (): bos_id
     start: tuple[int, ...] = ()
 
 
@@ -159,7 +130,7 @@ class Sentence:
     """A sentence that waits for a slot."""
 
     src: list[int]
-    limits: Limits
+    limits: SentenceLimits
     # For a model that copies: the target id of each source token, from V on words of its own
     copy_ids: list[int] | None = None
-    phrases: PhraseAutomaton | None = None  # that it must say or must not
+    phrases: PhraseAutomaton | None = None  # that it must contain or must not

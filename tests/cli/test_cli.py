@@ -14,7 +14,7 @@ from onmt_lite import OptionError, Translator
 from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import times
 from onmt_lite.models.table import TableModel
-from onmt_lite.search import spec
+from onmt_lite.system import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.cli.conftest import names, write_table
 
@@ -142,7 +142,7 @@ def test_times_are_per_line_and_per_token():
 def test_where_the_time_goes(main, src, monkeypatch):
     """On a clock that only the work of each phase moves."""
     now = [0.0]
-    monkeypatch.setattr(spec, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def takes(owner, name, seconds):
         original = getattr(owner, name)

@@ -48,12 +48,12 @@ def main() -> int:
 
 def report(name: str, model: AnyModel, n: int, n_batches: int, how: str) -> None:
     """Print the best time of some rounds; the first ones record graphs."""
-    plan, sentences = make_search(n)
+    spec, sentences = make_search(n)
     best = float("inf")
     for _ in range(2 + ROUNDS):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in decode(model, sentences, plan, n, n_batches=n_batches):
+        for _ in decode(model, sentences, spec, n, n_batches=n_batches):
             pass
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)

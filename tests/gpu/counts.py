@@ -20,7 +20,7 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Plan, Sentence
+from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
 from tests.support.simulated import FREE
 
 MODELS = {
@@ -138,11 +138,11 @@ def make_model(sizes: tuple[int, ...]) -> Transformer:
     return Transformer(cfg).eval()
 
 
-def make_search(n_sentences: int) -> tuple[Plan, list[Sentence]]:
+def make_search(n_sentences: int) -> tuple[SearchSpec, list[Sentence]]:
     """The default search of sentences that all run to their limit."""
     preset = PRESETS["opennmt"]
-    plan = Plan(preset.policy, preset.stops["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
-    return plan, [Sentence([5] * LENGTH, Limits(LENGTH))] * n_sentences
+    spec = SearchSpec(preset.policy, preset.stops["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
+    return spec, [Sentence([5] * LENGTH, SentenceLimits(LENGTH))] * n_sentences
 
 
 def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
@@ -153,10 +153,12 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
     with torch.no_grad(), counter:
         recorded = with_graphs(model, counter.record)
         batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
+        batch.fill_slots()
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
-            batch.admit()
-            batch.step()
+            chosen = batch.step(*recorded.step(batch.rows.tokens.flatten(), batch.state))
+            batch.log.send(chosen)
+            batch.reorder_and_refill(chosen)
     return counter.counts
 
 

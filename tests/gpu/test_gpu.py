@@ -24,7 +24,8 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_search import BeamBatch
-from onmt_lite.search.slots import Scheduler, Transfer
+from onmt_lite.search.slots import Scheduler
+from onmt_lite.search.step_log import StepLog
 from tests.support.cases import (
     BEAM,
     CASES,
@@ -143,10 +144,10 @@ class TestSearches:
         """One transfer to the host per step; all others are made when sentences join, or for
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
-        waiting = [(Transfer, "begin"), (Transfer, "lowest")]
+        waiting = [(StepLog, "send"), (StepLog, "has_event")]
         waiting += [(Scheduler, "ready"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
-            waiting += [(BeamBatch, "_correct_scores")]
+            waiting += [(BeamBatch, "_send_corrections")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
         model = pair[1].pipeline.runner.searched
@@ -156,7 +157,7 @@ class TestSearches:
         monkeypatch.setattr(model, "step", counted(model.step, calls))
         with waits("error"):
             translate(pair[1], search=search, **options)
-        assert calls["begin"] == calls["step"] > 0
+        assert calls["send"] == calls["step"] > 0
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Limits, Plan, Sentence
+from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -69,10 +69,10 @@ def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
     )
 
 
-def plan_of(s: Settings) -> Plan:
+def make_spec(s: Settings) -> SearchSpec:
     """Of the default search."""
     preset = PRESETS["opennmt"]
-    return Plan(
+    return SearchSpec(
         preset.policy,
         preset.stops["" if s.ratio else "ratio=0.0"],
         s.beam_size,
@@ -83,7 +83,7 @@ def plan_of(s: Settings) -> Plan:
         coverage_penalty=s.coverage_penalty,
         beta=s.beta,
         stepwise_penalty=s.stepwise,
-        never_ids=s.banned,
+        banned_after_softmax=s.banned,
         block_ngram_repeat=s.block_ngram_repeat,
         exempt_ids=s.exempt,
     )
@@ -95,16 +95,16 @@ def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
     sentences = [
         Sentence(
             [i] * source.length,
-            Limits(
+            SentenceLimits(
                 s.max_length,
-                min_end=s.min_length + 1,
-                expected=s.ratio * source.length,
+                min_eos_step=s.min_length + 1,
+                expected_length=s.ratio * source.length,
                 prefix=s.prefix,
             ),
         )
         for i, source in enumerate(sources)
     ]
-    return [beam for _, beam in sorted(decode(model, sentences, plan_of(s)), key=lambda x: x[0])]
+    return [beam for _, beam in sorted(decode(model, sentences, make_spec(s)), key=lambda x: x[0])]
 
 
 def hypotheses(beam: Beam) -> list[Hyp]:
@@ -117,7 +117,7 @@ def f32(x: float) -> float:
 
 
 def log_softmax(row: list[float]) -> list[float]:
-    """The only tensor in here: the normaliser in the device's own rounding."""
+    """The only tensor in here: the log_sum_exp in the device's own rounding."""
     norm = torch.tensor([row]).logsumexp(1).item()
     return [f32(f32(x) - norm) for x in row]
 

@@ -1,0 +1,1 @@
+"""The machine below the program: no model, no text, no options."""
