@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.search.logits import log_sum_exp
-from onmt_lite.search.stopping import Exhausted
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.spec import SearchSpec
+from onmt_lite.search.stopping import Exhausted
 from onmt_lite.search.topk import Candidates, TokenScores, TopK
 
 CPU = torch.device("cpu")

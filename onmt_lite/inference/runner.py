@@ -178,7 +178,7 @@ class Runner:
         return self._over_targets(examples, alone, self.align_room, attend)
 
     def _given(self, part: list[Example]) -> tuple[Targets, Tensor | None]:
-        """Sources and targets as `onmt_lite.search.teacher_forcing` takes them, and the copied ids."""
+        """Return the arguments of `score_targets`, and the copied ids."""
         pad_id = self.checkpoint.src_vocab.pad_id or 0
         src, src_lengths, copied = pad_batch(part, pad_id, self.device)
         targets, starts = [e.tgt_ids or [] for e in part], [e.start for e in part]

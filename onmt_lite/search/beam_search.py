@@ -3,19 +3,20 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Selection, sent
+from onmt_lite.models.base import AnyModel, Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
-from onmt_lite.search.history import Coverage, TokenHistory, most_attended
-from onmt_lite.search.logits import ForcedTokens, StepContext, log_sum_exp, logits_processors
+from onmt_lite.search.context import StepContext, step_context
+from onmt_lite.search.history import most_attended
+from onmt_lite.search.logits import log_sum_exp, logits_processors
 from onmt_lite.search.sampling import draw
-from onmt_lite.search.slots import EncodedSentences, Scheduler, Slot, SlotTable, fill_holes
-from onmt_lite.search.spec import NO_TOKEN, SearchSpec, Sentence
+from onmt_lite.search.slots import Rows, Scheduler, Slot, fill_holes
+from onmt_lite.search.spec import SearchSpec, Sentence
 from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
 from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_places
 from onmt_lite.system.clock import Clock
@@ -77,10 +78,8 @@ def interleave(
 class BeamBatch:
     """All running sentences, one slot each: slot b owns the rows b*K ... b*K + K-1.
 
-    slots  the sentences on the host, in the order of their rows
-    rows   SlotTable: their newest rows and their limits, on the device
-    state  the decoder's State
-    log    StepLog: each step, on the host
+    rows  Rows: the running sentences, on the host and on the device
+    log   StepLog: each step, on the host
 
     Args:
         model: the model.
@@ -90,9 +89,6 @@ class BeamBatch:
         on_step: Observer.
         clock: Clock.
     """
-
-    rows: SlotTable
-    state: Any
 
     def __init__(
         self,
@@ -115,19 +111,20 @@ class BeamBatch:
         self.constraints = None
         if any(phrases):
             self.constraints = Constraints(spec, phrases, n_words, self.device)
-        self.slots: list[Slot] = []
-        self.n_steps = 0
         needs_history = any(processor.needs_history for processor in self.processors)
-        self.history = TokenHistory(self.device) if needs_history else None
-        self.coverage = Coverage(spec, self.device) if spec.has_coverage else None
-        # Whether the history has each start token; it has all other tokens
-        self.in_history = torch.tensor([*spec.start_in_history, True]).to(self.device)  # (F + 2,)
+        self.rows = Rows(spec, self.device, needs_history)
+        self.n_steps = 0
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.rows.slots
 
     def run(self) -> Iterator[tuple[int, Beam] | None]:
         """Yield sentences whose search is over; None when it is another batch's turn."""
         self.fill_slots()
         while self.slots:
-            logits, attn = self.model.step(self.rows.tokens.flatten(), self.state)  # (R, V), (R, S)
+            tokens = self.rows.table.tokens.flatten()  # (R,)
+            logits, attn = self.model.step(tokens, self.rows.state)  # (R, V), (R, S)
             chosen = self.step(logits, attn)  # (B, K) rows of (B, N) candidates
             self.log.send(chosen)
             yield None
@@ -149,7 +146,7 @@ class BeamBatch:
             model_logits = logits.clone()  # masks write into the others
         model = TokenScores(logits, self._log_z(logits))
         penalties = self._coverage_penalties(attn)  # (B, K)
-        context = self._context(penalties)
+        context = step_context(self.rows, self.n_steps, penalties, self.constraints)
         reasons: list[tuple[str, Tensor]] = []
         tokens, block_max = self.process(model, context, reasons)
         candidates = self.select(tokens, context, block_max)
@@ -157,7 +154,7 @@ class BeamBatch:
             candidates = candidates.with_log_probs_of(model)
         chosen = self.choose_rows(candidates, context, penalties)
         if self.spec.track_attention:
-            src_length = self._per_row(self.rows.src_length)[:, None]  # (R, 1)
+            src_length = self.rows.per_row(self.rows.table.src_length)[:, None]  # (R, 1)
             attended = most_attended(attn, src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
         if model_logits is not None:
@@ -180,7 +177,8 @@ class BeamBatch:
             The scores, `tokens` itself if only masks applied; and the maxima of blocks of logits
             that the model's output layer has found, if the columns of masks are all that changed.
         """
-        block_max = self.state.sums.maxima if self.state.sums else None
+        stats = self.rows.state.sums
+        block_max = stats.maxima if stats else None
         if self.on_step is not None:
             reasons.append(("the model does not allow it", tokens.logits == -math.inf))
         for processor in self.processors:
@@ -199,7 +197,7 @@ class BeamBatch:
         """Rank the continuations of each sentence's rows, or draw them."""
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
-            seeds, steps = self.rows.seed[:, 0], context.steps[:, 0]  # (B,)
+            seeds, steps = self.rows.table.seed[:, 0], context.steps[:, 0]  # (B,)
             return draw(tokens, scores, seeds, steps, self.model.vocab_size, spec)
         is_first = context.steps[:, 0] == 1 if spec.policy.spares_one else None  # (B,)
         candidates = self.top_k.select(tokens, scores, is_first, block_max)
@@ -212,7 +210,7 @@ class BeamBatch:
     ) -> ChosenRows:
         """Make K of the candidates the new rows, as the policy does with those that ended."""
         policy, n_steps = self.spec.policy, self.n_steps
-        just_forced = n_steps <= 1 + max(slot.forced_until for slot in self.slots)
+        just_forced = n_steps <= 1 + self.rows.forced_until
         if policy.forced_then_end == "best" and just_forced:
             candidates = self._without_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
@@ -228,79 +226,34 @@ class BeamBatch:
 
     def _without_eos_after_forced(self, candidates: Candidates, context: StepContext) -> Candidates:
         """Drop end tokens after a forced token, unless they are the best candidate."""
-        n_prefix = self.rows.n_prefix  # (B, 1)
+        n_prefix = self.rows.table.n_prefix  # (B, 1)
         follows = (context.steps == n_prefix + 1) & (n_prefix + self.spec.n_forced_start > 0)
         rank = torch.arange(candidates.token.size(1), device=self.device)
         return candidates.without(follows & (rank > 0) & candidates.ended)
 
     def _beyond_open_rows(self, context: StepContext, just_forced: bool) -> Tensor:
         """Return the candidates (B, K) for which a beam that has shrunk has no row."""
-        n_open = (self.rows.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
+        table = self.rows.table
+        n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
         if just_forced:  # so far, all rows are alike
-            n_open.masked_fill_(context.steps <= self.rows.n_prefix + 1, self.spec.beam_size)
+            n_open.masked_fill_(context.steps <= table.n_prefix + 1, self.spec.beam_size)
         return torch.arange(self.spec.beam_size, device=self.device) >= n_open
-
-    # ---- What a step looks at ----
 
     def _log_z(self, logits: Tensor) -> Tensor:
         """Return the normalizer (R,) of the model's logits (R, V)."""
         if not self.spec.needs_log_softmax:
             return torch.zeros_like(logits[:, 0])
-        return self.state.sums.norm if self.state.sums else log_sum_exp(logits)
+        stats = self.rows.state.sums
+        return stats.norm if stats else log_sum_exp(logits)
 
     def _coverage_penalties(self, attn: Tensor) -> Tensor | None:
         """Add this step's attention (R, S) to the coverage; return its penalties (B, K)."""
-        if self.coverage is None:
+        rows = self.rows
+        if rows.coverage is None:
             return None
-        self.coverage.add(attn)
-        src_length = self._per_row(self.rows.src_length)[:, None]  # (R, 1)
-        return self.coverage.penalty(src_length).view_as(self.rows.scores)
-
-    def _context(self, penalties: Tensor | None) -> StepContext:
-        """Collect what the rules of this step look at; the host knows which concern any row."""
-        scores, history, too_early = self.rows.scores, None, None
-        if penalties is not None and self.spec.stepwise_penalty:
-            scores = scores - penalties
-        context = StepContext(self.rows, self.n_steps, scores)
-        if self.history is not None:
-            self.history.append(self._history_tokens(context).flatten())
-            history = self.history.tokens
-        if self.n_steps < max(slot.eos_from for slot in self.slots):
-            too_early = self._per_row(context.steps < self.rows.min_eos_step)  # (R,)
-        forced, phrases = self._forced_tokens(context), None
-        if self.constraints is not None:
-            phrases = self.constraints.mask(self.slots, self.n_steps)
-        return replace(
-            context, history=history, too_early=too_early, forced=forced, phrases=phrases
-        )
-
-    def _history_tokens(self, context: StepContext) -> Tensor:
-        """Return the newest tokens (B, K), NO_TOKEN for start tokens that are not in the history."""
-        tokens = self.rows.tokens
-        if self.n_steps > 1 + max(slot.forced_until for slot in self.slots):
-            return tokens
-        place = context.steps + (self.spec.n_forced_start - 1)  # (B, 1)
-        return tokens.where(self.in_history[place.clamp(max=len(self.in_history) - 1)], NO_TOKEN)
-
-    def _forced_tokens(self, context: StepContext) -> ForcedTokens | None:
-        """Return the start and prefix tokens that rows take now, and EOS if a step is the last."""
-        spec, rows = self.spec, self.rows
-        must_end = spec.force_eos != "no" and any(s.limit_step <= self.n_steps for s in self.slots)
-        if not must_end and self.n_steps > max(slot.forced_until for slot in self.slots):
-            return None
-        steps = context.steps  # (B, 1)
-        is_forced = steps <= rows.n_prefix  # (B, 1)
-        place = (steps + spec.n_forced_start).clamp(max=rows.forced.size(1) - 1)  # (B, 1)
-        tokens = rows.forced.gather(1, place).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
-        is_free = is_forced if spec.prefix_counts != "all" else steps <= 0  # (B, 1)
-        if must_end:
-            last = (steps >= rows.max_steps) & ~is_forced
-            tokens = tokens.masked_fill(last, spec.eos_id)
-            is_free = is_free | last if spec.force_eos == "free" else is_free
-        return ForcedTokens(self._per_row(tokens)[:, None], self._per_row(is_free))
-
-    def _per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
-        return per_sentence.expand(-1, self.spec.beam_size).flatten()
+        rows.coverage.add(attn)
+        src_length = rows.per_row(rows.table.src_length)[:, None]  # (R, 1)
+        return rows.coverage.penalty(src_length).view_as(rows.table.scores)
 
     # ---- Finished sentences: on the host ----
 
@@ -343,98 +296,38 @@ class BeamBatch:
             slot.beam.read(self.log.history(b, slot.synced_steps))
             slot.synced_steps = self.n_steps
 
-    # ---- Sentences leave and join; rows move to where the step chose them ----
+    # ---- Rows move to where the step chose them; sentences leave and join ----
 
     def fill_slots(self) -> None:
-        """Let the first sentences join, each with its row K times.
-
-        Tried and left: one row for each sentence until the first step has been chosen, since the K
-        are alike.  It took 2 % off the time of the shipped model in int8.
-        """
+        """Let the first sentences join."""
         self.scheduler.ready(self.n_slots)
         fresh, self.scheduler.encoded = self.scheduler.encoded, None
         assert fresh is not None
-        n = len(fresh.slots)
-        self._start(fresh, fresh.slots)
-        self.slots, self.rows, self.state = fresh.slots, fresh.table, fresh.state
-        if self.history is not None:
-            self.history.start(n)
-        if self.coverage is not None:
-            self.coverage.start(n)
-        rows = torch.arange(n, device=self.device)[:, None]
-        self._select(Selection(rows.expand(n, self.spec.beam_size)))
+        self.rows.fill(fresh, self.n_steps)
 
     def reorder_and_refill(self, chosen: ChosenRows) -> None:
         """Move the state to the chosen rows; fill the slots of finished sentences, with waiting
         ones or the last running ones."""
-        rows = self.rows
-        rows.tokens, rows.parents, rows.scores = (
-            chosen.rows.token,
-            chosen.rows.parent,
-            chosen.open_scores,
-        )
-        self._send_corrections()
-        running = [b for b, slot in enumerate(self.slots) if not slot.is_finished]
-        n_joining = self.scheduler.ready(self.n_slots - len(running))
-        if n_joining or len(running) < len(self.slots):
-            self._refill(running, n_joining)
+        rows, table = self.rows, self.rows.table
+        table.tokens, table.parents = chosen.rows.token, chosen.rows.parent
+        table.scores = chosen.open_scores
+        rows.correct_scores()
+        running = [b for b, slot in enumerate(rows.slots) if not slot.is_finished]
+        n_old, n_joining = len(rows.slots), self.scheduler.ready(self.n_slots - len(running))
+        if n_joining or len(running) < n_old:
+            fresh = self.scheduler.encoded if n_joining else None
+            first = n_old + (fresh.joined if fresh else 0)
+            order = fill_holes(running, range(first, first + n_joining))
+            for to, b in enumerate(order):
+                if to != b < n_old:
+                    self._sync(b, rows.slots[b])  # the log knows sentences by their slots
+            rows.refill(order, fresh, n_joining, self.n_steps)
         elif self.spec.beam_size > 1:
-            self._select(Selection(self.select_indices()))
+            rows.select(Selection(self.select_indices()), self.n_steps)
 
     def select_indices(self) -> Tensor:
         """Return the row of the batch that each new row continues (B, K), as the last step chose.
 
         Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
         """
-        return self.rows.parents
-
-    def _send_corrections(self) -> None:
-        """Upload scores that a Beam changed on the host."""
-        corrections = [slot.beam.correction for slot in self.slots]
-        if any(corrections):
-            none = [math.nan] * self.spec.beam_size
-            new = sent(torch.tensor([c or none for c in corrections]), self.device)
-            self.rows.scores = torch.where(new.isnan(), self.rows.scores, new)
-            for slot in self.slots:
-                slot.beam.correction = None
-
-    def _start(self, fresh: EncodedSentences, joining: Sequence[Slot]) -> None:
-        """Let sentences begin now; their first steps take start tokens."""
-        n_steps = self.n_steps + self.spec.n_forced_start
-        fresh.table.started = torch.full_like(fresh.table.started, n_steps)  # (B, 1)
-        for slot in joining:
-            slot.start(n_steps)
-
-    def _refill(self, running: list[int], n_joining: int) -> None:
-        """Give the slots of finished sentences to others."""
-        n_old, k = len(self.slots), self.spec.beam_size
-        fresh = self.scheduler.encoded if n_joining else None
-        joining = range(n_old + fresh.joined, n_old + fresh.joined + n_joining) if fresh else ()
-        order = fill_holes(running, joining)
-        for to, b in enumerate(order):
-            if to != b < n_old:
-                self._sync(b, self.slots[b])  # the log knows sentences by their slots
-        everyone = [*self.slots, *(fresh.slots if fresh else ())]
-        self.slots = [everyone[b] for b in order]
-        if not order:
-            return
-        selection = Selection.of(self.rows.parents, n_old, order)
-        rows, fresh_rows = self.select_indices(), None  # (B, K)
-        if fresh:
-            self._start(fresh, [everyone[b] for b in joining])
-            fresh.joined += n_joining
-            fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
-            fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
-        self.rows = self.rows.select(selection, fresh.table if fresh else None)
-        selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
-        self._select(selection, fresh)
-
-    def _select(self, selection: Selection, fresh: EncodedSentences | None = None) -> None:
-        """Move the rows and sentences of the decoder's state and of what rules look at."""
-        self.state = self.state.select(selection, fresh.state if fresh else None)
-        n_joining = len(fresh.slots) if fresh else 0
-        if self.history is not None:
-            n_read = self.n_steps - min(slot.started for slot in self.slots)
-            self.history.select(selection, n_joining, n_read + self.spec.n_forced_start)
-        if self.coverage is not None:
-            self.coverage.select(selection, n_joining)
+        return self.rows.table.parents

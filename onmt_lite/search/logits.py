@@ -4,52 +4,19 @@ A search applies its list of processors in order (`logits_processors`).  To add 
 class here and append it to the list; `-dump_beam` prints its `reason`.
 """
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from onmt_lite.models.kernels import calls as kernels
-from onmt_lite.search.constraints import PhraseMask
-from onmt_lite.search.slots import SlotTable
+from onmt_lite.search.context import StepContext
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores
 
 MANY = 1024  # tokens
-
-
-@dataclass(frozen=True)
-class ForcedTokens:
-    """The only token that a row may take: a forced one, or EOS at the last step."""
-
-    tokens: Tensor  # (R, 1); NO_TOKEN: the row is free to choose
-    is_free: Tensor  # (R,): the token costs nothing, unless the model itself forbids it
-
-    @property
-    def columns(self) -> Tensor:
-        """Columns of the tokens (R, 1); any column for rows that may choose."""
-        return self.tokens.clamp(min=0)
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """What rules look at in one step; None if it concerns no row."""
-
-    rows: SlotTable
-    n_steps: int  # of the batch, this one included
-    scores: Tensor  # (B, K): of the rows, -inf if there is no such row
-    history: Tensor | None = None  # (R, T): tokens of the rows, see `TokenHistory`
-    too_early: Tensor | None = None  # (R,): EOS may not follow yet
-    forced: ForcedTokens | None = None
-    phrases: PhraseMask | None = None
-
-    @functools.cached_property
-    def steps(self) -> Tensor:
-        """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
-        return self.n_steps - self.rows.started
 
 
 class LogitsProcessor:

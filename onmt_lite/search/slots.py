@@ -1,7 +1,8 @@
 """Slots: running sentences, on the host and on the device, and those that wait to join."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_2018 import beam_maker
+from onmt_lite.search.history import Coverage, TokenHistory
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec, Sentence
 from onmt_lite.system.clock import Clock
 
@@ -72,6 +74,12 @@ class EncodedSentences:
     state: Any
     table: SlotTable
     joined: int = 0
+
+    def start(self, joining: Sequence[Slot], n_steps: int) -> None:
+        """Let sentences begin after n_steps steps of the batch, start tokens included."""
+        self.table.started = torch.full_like(self.table.started, n_steps)  # (B, 1)
+        for slot in joining:
+            slot.start(n_steps)
 
     @property
     def n_waiting(self) -> int:
@@ -148,6 +156,102 @@ class Scheduler:
         tokens = columns[-1][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
         return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
+
+
+class Rows:
+    """The rows of all running sentences: slot b owns rows b*K ... b*K + K-1.
+
+    slots     the sentences on the host, in the order of their rows
+    table     SlotTable: their newest rows and their limits, on the device
+    state     the decoder's State
+    history   TokenHistory, if a rule looks at the tokens of rows
+    coverage  Coverage, if there is a coverage penalty
+    """
+
+    table: SlotTable
+    state: Any
+
+    def __init__(self, spec: SearchSpec, device: torch.device, needs_history: bool):
+        self.spec, self.device = spec, device
+        self.slots: list[Slot] = []
+        self.history = TokenHistory(device) if needs_history else None
+        self.coverage = Coverage(spec, device) if spec.has_coverage else None
+        # Whether the history has each start token; it has all other tokens
+        self.in_history = torch.tensor([*spec.start_in_history, True]).to(device)  # (F + 2,)
+
+    @property
+    def forced_until(self) -> int:
+        """Last step of the batch that takes a forced token."""
+        return max(slot.forced_until for slot in self.slots)
+
+    def per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
+        return per_sentence.expand(-1, self.spec.beam_size).flatten()
+
+    def fill(self, fresh: "EncodedSentences", n_steps: int) -> None:
+        """Let the first sentences join, each with its row K times.
+
+        Tried and left: one row for each sentence until the first step has been chosen, since the K
+        are alike.  It took 2 % off the time of the shipped model in int8.
+        """
+        n = len(fresh.slots)
+        fresh.start(fresh.slots, n_steps + self.spec.n_forced_start)
+        self.slots, self.table, self.state = fresh.slots, fresh.table, fresh.state
+        if self.history is not None:
+            self.history.start(n)
+        if self.coverage is not None:
+            self.coverage.start(n)
+        rows = torch.arange(n, device=self.device)[:, None]
+        self.select(Selection(rows.expand(n, self.spec.beam_size)), n_steps)
+
+    def correct_scores(self) -> None:
+        """Upload scores that a Beam changed on the host."""
+        corrections = [slot.beam.correction for slot in self.slots]
+        if any(corrections):
+            none = [math.nan] * self.spec.beam_size
+            new = sent(torch.tensor([c or none for c in corrections]), self.device)
+            self.table.scores = torch.where(new.isnan(), self.table.scores, new)
+            for slot in self.slots:
+                slot.beam.correction = None
+
+    def refill(
+        self, order: list[int], fresh: "EncodedSentences | None", n_joining: int, n_steps: int
+    ) -> None:
+        """Give slots to other sentences.
+
+        Args:
+            order: the sentence for each slot, by its old slot; from B on, encoded ones.
+            fresh: EncodedSentences, of which the next `n_joining` join.
+            n_joining: int.
+            n_steps: int, steps of the batch.
+        """
+        n_old, k = len(self.slots), self.spec.beam_size
+        everyone = [*self.slots, *(fresh.slots if fresh else ())]
+        self.slots = [everyone[b] for b in order]
+        if not order:
+            return
+        selection = Selection.of(self.table.parents, n_old, order)
+        rows, fresh_rows = self.table.parents, None  # (B, K)
+        if fresh:
+            joining = fresh.slots[fresh.joined : fresh.joined + n_joining]
+            fresh.start(joining, n_steps + self.spec.n_forced_start)
+            fresh.joined += n_joining
+            fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
+            fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
+        self.table = self.table.select(selection, fresh.table if fresh else None)
+        selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
+        self.select(selection, n_steps, fresh)
+
+    def select(
+        self, selection: Selection, n_steps: int, fresh: "EncodedSentences | None" = None
+    ) -> None:
+        """Move the rows and sentences of the decoder's state and of what rules look at."""
+        self.state = self.state.select(selection, fresh.state if fresh else None)
+        n_joining = len(fresh.slots) if fresh else 0
+        if self.history is not None:
+            n_read = n_steps - min(slot.started for slot in self.slots)
+            self.history.select(selection, n_joining, n_read + self.spec.n_forced_start)
+        if self.coverage is not None:
+            self.coverage.select(selection, n_joining)
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:

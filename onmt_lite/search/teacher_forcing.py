@@ -25,7 +25,7 @@ def score_targets(
     """For each target the log-probabilities of its tokens and of the end token after them.
 
     starts: tokens that the decoder reads before each target, all of one length.
-    needs_log_softmax: the model returns logits; False: log-probabilities that are not normalised again.
+    needs_log_softmax: the model returns logits; False: log-probabilities.
     ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
     at_once: if there are more logits (B * T * V), they are computed one position at a time.
     """

@@ -156,7 +156,7 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
         batch.fill_slots()
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
-            chosen = batch.step(*recorded.step(batch.rows.tokens.flatten(), batch.state))
+            chosen = batch.step(*recorded.step(batch.rows.table.tokens.flatten(), batch.rows.state))
             batch.log.send(chosen)
             batch.reorder_and_refill(chosen)
     return counter.counts

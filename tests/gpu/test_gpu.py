@@ -24,7 +24,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_search import BeamBatch
-from onmt_lite.search.slots import Scheduler
+from onmt_lite.search.slots import Rows, Scheduler
 from onmt_lite.search.step_log import StepLog
 from tests.support.cases import (
     BEAM,
@@ -147,7 +147,7 @@ class TestSearches:
         waiting = [(StepLog, "send"), (StepLog, "has_event")]
         waiting += [(Scheduler, "ready"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
-            waiting += [(BeamBatch, "_send_corrections")]
+            waiting += [(Rows, "correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allowed_to_wait(getattr(owner, name), calls))
         model = pair[1].pipeline.runner.searched
