@@ -17,7 +17,8 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 GIB, MIB = 1 << 30, 1 << 20
 BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)

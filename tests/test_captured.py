@@ -11,7 +11,8 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.models.captured import LOG, rounded_up, with_graphs
 from onmt_lite.search.beam_search import decode
-from onmt_lite.search.spec import Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SentenceLimits
 from tests.support import families, tiny
 from tests.support.cases import (
     LINES,

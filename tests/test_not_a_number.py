@@ -18,7 +18,8 @@ from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases
 from tests.support.sweeps import swept
 from tests.support.tables import (

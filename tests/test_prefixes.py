@@ -14,7 +14,8 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.sweeps import swept

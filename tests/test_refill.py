@@ -15,8 +15,8 @@ from onmt_lite.inference.runner import join_batches
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.slots import fill_holes
-from onmt_lite.search.spec import Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence, fill_holes
+from onmt_lite.search.spec import SentenceLimits
 from onmt_lite.text.lines import Line
 from tests.support import families, tiny
 from tests.support.sweeps import swept

@@ -16,7 +16,8 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 BOS, EOS = 2, 3
 ALLOWED = 0.15

@@ -14,7 +14,8 @@ from onmt_lite.models.base import Heads
 from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
-from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SearchSpec, SentenceLimits
 from onmt_lite.search.stopping import Exhausted, Full
 from onmt_lite.text.lines import Line
 from onmt_lite.text.phrases import PhraseAutomaton

@@ -15,8 +15,8 @@ from onmt_lite.search.context import StepContext, step_context
 from onmt_lite.search.history import most_attended
 from onmt_lite.search.logits import log_sum_exp, logits_processors
 from onmt_lite.search.sampling import draw
-from onmt_lite.search.slots import Rows, Scheduler, Slot, fill_holes
-from onmt_lite.search.spec import SearchSpec, Sentence
+from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
+from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
 from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_places
 from onmt_lite.system.clock import Clock

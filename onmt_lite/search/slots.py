@@ -12,13 +12,25 @@ from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_2018 import beam_maker
 from onmt_lite.search.history import Coverage, TokenHistory
-from onmt_lite.search.spec import NO_TOKEN, SearchSpec, Sentence
+from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
 from onmt_lite.system.clock import Clock
+from onmt_lite.text.phrases import PhraseAutomaton
 
 # Pad sources to this multiple.  GPU: fewer shapes to capture.  CPU: the same summation order over a
 # sentence's tokens in every batch
 WIDTHS = {"cpu": 16, "cuda": 32}
 REFILL = 8  # waiting sentences join when one slot in this many is free
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence that waits for a slot."""
+
+    src: list[int]
+    limits: SentenceLimits
+    # For a model that copies: the target id of each source token, from V on words of its own
+    copy_ids: list[int] | None = None
+    phrases: PhraseAutomaton | None = None  # that it must contain or must not
 
 
 @dataclass

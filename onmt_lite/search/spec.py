@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from onmt_lite.search.policy import Policy, Sampling, StopRule
-from onmt_lite.text.phrases import PhraseAutomaton
 
 NO_TOKEN = -1  # fills up tables of tokens
 
@@ -123,14 +122,3 @@ class SentenceLimits:
     # Tokens that the decoder reads first, one for each of the spec's `start_in_history`;
     # (): bos_id
     start: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence that waits for a slot."""
-
-    src: list[int]
-    limits: SentenceLimits
-    # For a model that copies: the target id of each source token, from V on words of its own
-    copy_ids: list[int] | None = None
-    phrases: PhraseAutomaton | None = None  # that it must contain or must not

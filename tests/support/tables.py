@@ -15,7 +15,8 @@ from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.spec import SearchSpec, Sentence, SentenceLimits
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SearchSpec, SentenceLimits
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
