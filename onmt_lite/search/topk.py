@@ -41,7 +41,7 @@ class Candidates:
     def without(self, dropped: Tensor) -> "Candidates":
         """Return the candidates with no score, and not ended, where `dropped` (B, N) is True."""
         score = self.score.masked_fill(dropped, -math.inf)
-        return replace(self, score=score, ended=self.ended & ~dropped)
+        return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))
 
     def with_log_probs_of(self, model: TokenScores) -> "Candidates":
         """Return the candidates with the model's own log-probabilities."""
