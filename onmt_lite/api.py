@@ -23,7 +23,7 @@ from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcess
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.lines import MAX_WINDOW_BYTES, WINDOW_LINES, Line, from_texts
+from onmt_lite.text.lines import Line, from_texts, growing_windows
 from onmt_lite.text.phrases import Phrases, iter_phrases, marked
 from onmt_lite.text.tokenizers import Tokenizer
 
@@ -426,20 +426,6 @@ def side_by_side(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Ite
                 raise DataError(f"more {more} than {fewer}, which are {n}; give one for each line")
         if line is not end:
             yield [line, *row]
-
-
-def growing_windows(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    """Yield windows of growing size: the first results come soon, later windows fill batches."""
-    window: list[Pair] = []
-    n_chars, size = 0, 1
-    for pair in pairs:
-        window.append(pair)
-        n_chars += len(pair[0].text)
-        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
-            yield window
-            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
-    if window:
-        yield window
 
 
 def totals(progress: Progress | None) -> Added:

@@ -189,6 +189,22 @@ def max_bytes_of(n_lines: int) -> int:
     return max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * n_lines)
 
 
+def growing_windows(
+    pairs: Iterable[tuple[Line, Line | None]],
+) -> Iterator[list[tuple[Line, Line | None]]]:
+    """Yield windows of growing size: the first results come soon, later windows fill batches."""
+    window: list[tuple[Line, Line | None]] = []
+    n_chars, size = 0, 1
+    for pair in pairs:
+        window.append(pair)
+        n_chars += len(pair[0].text)
+        if len(window) == size or n_chars >= MAX_WINDOW_BYTES:
+            yield window
+            window, n_chars, size = [], 0, min(2 * size, WINDOW_LINES)
+    if window:
+        yield window
+
+
 def raw_lines(stream: Stream) -> Iterator[tuple[bytes | None, bool]]:
     """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
     pending, cut = b"", False
