@@ -26,13 +26,13 @@ from onmt_lite import (
     TranslateOptions,
     Translation,
     Translator,
-    api,
     load_checkpoint,
     load_options,
 )
 from onmt_lite.config.options import as_keywords
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
+from onmt_lite.text import lines as text_lines
 from tests.support import tiny
 from tests.test_translator import assert_same
 
@@ -198,7 +198,7 @@ class TestStream:
         assert most_waiting == 1024
 
     def test_long_lines_make_small_windows(self, translator, fake, monkeypatch):
-        monkeypatch.setattr(api, "MAX_WINDOW_BYTES", 100)
+        monkeypatch.setattr(text_lines, "MAX_WINDOW_BYTES", 100)
         assert len(list(translator.translate_stream(["x" * 40] * 30))) == 30
         assert max(fake) == 3
 
