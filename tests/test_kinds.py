@@ -90,6 +90,10 @@ KINDS = {
     "empty bzip2": (bz2.compress(b""), "bzip2 data"),
     "xz": (lzma.compress(TEXT.encode()), "xz data"),
     "lzma": (lzma.compress(TEXT.encode(), format=lzma.FORMAT_ALONE), "lzma data"),
+    "ar": (
+        b"!<arch>\ndebian-binary   1342943816  0     0     100644  4  `\n2.0\n",
+        "an ar archive",
+    ),
     "tar": (tar(tarfile.USTAR_FORMAT), "a tar archive"),
     "GNU tar": (tar(tarfile.GNU_FORMAT), "a tar archive"),
     "pickle": (pickle.dumps(["gut"]), "a pickled object"),

@@ -186,6 +186,20 @@ def test_zeros_are_lost_but_not_found():
     assert differing("1,5 kg", "1.500 kg", *PAIR)
 
 
+@pytest.mark.parametrize(
+    "source, translation, lost",
+    [
+        ("&#8222;Faust&#8220; von &#x47;oethe", '"Faust" by Goethe', ""),
+        ("&#39;5 Äpfel&#39;", "'7 apples'", "5 → 7"),
+        ("Die Datei hat 20 KiB.", "The file has 20 kib.", "KiB → "),
+        ("Die Datei hat 20 KiB.", "The file has 20 KiB.", ""),
+        ("Der Speicher hat 3 GiB.", "The memory has 3 gigabytes.", ""),
+    ],
+)
+def test_numbered_entities_are_characters_and_binary_prefixes_units(source, translation, lost):
+    assert differing(source, translation, *PAIR) == lost
+
+
 def test_what_differs():
     assert differing("Von 5 Äpfeln für 899,00 €", "5 for 899,000", *PAIR) == "899,00 → 899,000"
     assert differing("zwei, drei und 4", "two, three, four and 7", *PAIR) == " → 7"

@@ -26,6 +26,7 @@ from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Tra
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
+from onmt_lite.text import markup
 from onmt_lite.text.capitals import restore_capitals
 from onmt_lite.text.numbers import differing
 from onmt_lite.text.phrases import occurs, single_spaced
@@ -161,8 +162,9 @@ WORD = re.compile(r"\w+")
 A_LETTER = re.compile(r"[^\W\d_]")
 LOOP = 3  # times running from which words are a loop
 CHAR_LOOP = re.compile(r"(.{1,20}?)\1{3,}")  # hahahaha
+TAG = re.compile(markup.TAG)
 LONG_LOOP = 10  # characters from which such a run counts
-SAME_LENGTH = 1.5  # a run up to this much longer than one in the source is a translation of it
+SAME_LENGTH = 1.1  # a run up to this much longer than one in the source is a translation of it
 FLAWED = 0.49  # the most confidence in a translation that is cut off or repeats
 
 
@@ -211,6 +213,7 @@ def notes_of(
 def loops(text: str, source: str) -> bool:
     """Return True if words of `text` come three times running or more, and more often than in
     `source`, or if characters repeat for longer than in `source`."""
+    text, source = TAG.sub(" ", text), TAG.sub(" ", source)
     runs = zip(char_runs(text), char_runs(source))
     if any(n >= LONG_LOOP and n > SAME_LENGTH * n_source for n, n_source in runs):
         return True

@@ -217,7 +217,8 @@ def bucket_lines(options: TranslateOptions, total: int | None) -> int:
 def check_match(role: Role, n_found: int, n_lines: int) -> None:
     """Raise DataError unless an input has as many lines as src."""
     if n_found != n_lines and (role == "tgt" or n_found != 1):
-        raise mismatch(role, f"src has {n_lines} lines, {role}", n_found)
+        lines = "1 line" if n_lines == 1 else f"{n_lines} lines"
+        raise mismatch(role, f"src has {lines}, {role}", n_found)
 
 
 def mismatch(role: Role, says: str, n: int) -> DataError:

@@ -243,7 +243,8 @@ def note_encoding(reader: LineReader | None, sources: Sequence[str], summary: Su
         likely, remedy = f" but look like {encoding}", f"{remedy}: iconv -f {encoding} -t utf-8"
     if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
         remedy = "other lines are, so convert these alone"
-    LOG.info("NOTE: lines %s are not UTF-8%s; %s", noted.shown(), likely, remedy)
+    are = "line %s is" if noted.n_lines == 1 else "lines %s are"
+    LOG.info(f"NOTE: {are} not UTF-8%s; %s", noted.shown(), likely, remedy)
 
 
 def is_packed(path: str) -> bool:

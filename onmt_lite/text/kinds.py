@@ -30,6 +30,7 @@ KINDS = [
     (rb"\A\x1f\x9d", "data of compress (.Z)", UNPACK.format("zcat")),
     (rb"\A7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK.format("7z x -so")),
     (rb"\ARar!\x1a\x07", "a rar archive", UNPACK.format("unrar p -inul")),
+    (rb"\A!<arch>\n", "an ar archive", UNPACK.format("ar p")),
     (rb"\A.{257}ustar(\0|  \0)", "a tar archive", UNPACK.format("tar -xOf")),
     (  # the name of a member of a zip archive
         rb"PK\x03\x04.{26}word/",

@@ -33,6 +33,7 @@ MYRIADS = dict.fromkeys("万萬만", "0000") | dict.fromkeys("億亿억", "00000
 ONES = ["", *"I II III IV V VI VII VIII IX".split()]
 ROMAN = {"X" * tens + one: str(10 * tens + i) for tens in range(4) for i, one in enumerate(ONES)}
 DECADE = re.compile("'?s|er")  # after its first year
+NUMBERED_ENTITY = re.compile(r"&#\w+;")  # a character: &#8222;
 CLOCK = re.compile(r"\buhr\b|\bo.?clock\b|\b[ap]\.? ?m\b|\d:\d\d\b", re.IGNORECASE)
 MINUS = re.compile(r"(?<!\S)(?<!\d )[-−]\d+")
 NEGATIVE = re.compile(r"[-−–] ?\d|\b(?:minus|below|unter|negativ)", re.IGNORECASE)
@@ -288,6 +289,7 @@ Sides = tuple[list[Number], list[Number]]  # of the line and of its translation
 def differing(source: str, translation: str, src_lang: str = "", tgt_lang: str = "") -> str:
     """What only one side says, such as "899,00 → 899,000"; "" if both say the same.  A language is
     what the model calls it, and "" if nobody knows."""
+    source, translation = NUMBERED_ENTITY.sub(" ", source), NUMBERED_ENTITY.sub(" ", translation)
     texts = joined(source), joined(translation)
     if not any(likely().search(text.lower()) for text in texts):
         return ""
