@@ -28,7 +28,7 @@ PACKED_AT_ONCE = 1 << 16  # bytes
 Named = tuple[str, str]  # what to call a file in a message, and its path
 
 PHRASES = "a file of phrases (TAB between phrases; one line for all of src, or one for each line)"
-SUBWORDS = "a sentencepiece model or a file of subword-nmt codes"
+SUBWORDS = "a sentencepiece model or BPE codes of subword-nmt or fastBPE"
 COUNTS = "a file with a subword and its count in each line"
 PAIRS = "a file of `source<TAB>target` lines"
 TAKES = {  # the content of the files that options name

@@ -23,7 +23,7 @@ class ForcedTokens:
         return self.tokens.clamp(min=0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepContext:
     """What rules look at in one step; None if it concerns no row."""
 
@@ -52,23 +52,18 @@ def step_context(
         penalties: (B, K), coverage penalties of the rows, if there are any.
         constraints: Constraints, if any sentence has phrases.
     """
-    spec, table, scores, too_early = rows.spec, rows.table, rows.table.scores, None
-    if penalties is not None and spec.stepwise_penalty:
-        scores = scores - penalties
-    context = StepContext(table, n_steps, scores)
+    context = StepContext(rows.table, n_steps, rows.table.scores)
+    if penalties is not None and rows.spec.stepwise_penalty:
+        context.scores = context.scores - penalties
     if rows.history is not None:
         rows.history.append(_history_tokens(rows, context).flatten())
+        context.history = rows.history.tokens
     if n_steps < max(slot.eos_from for slot in rows.slots):
-        too_early = rows.per_row(context.steps < table.min_eos_step)  # (R,)
-    return StepContext(
-        table,
-        n_steps,
-        scores,
-        history=rows.history.tokens if rows.history else None,
-        too_early=too_early,
-        forced=_forced_tokens(rows, context),
-        phrases=constraints.mask(rows.slots, n_steps) if constraints else None,
-    )
+        context.too_early = rows.per_row(context.steps < rows.table.min_eos_step)  # (R,)
+    context.forced = _forced_tokens(rows, context)
+    if constraints is not None:
+        context.phrases = constraints.mask(rows.slots, n_steps)
+    return context
 
 
 def _history_tokens(rows: Rows, context: StepContext) -> Tensor:

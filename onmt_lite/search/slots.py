@@ -199,7 +199,7 @@ class Rows:
     def per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
         return per_sentence.expand(-1, self.spec.beam_size).flatten()
 
-    def fill(self, fresh: "EncodedSentences", n_steps: int) -> None:
+    def fill(self, fresh: EncodedSentences, n_steps: int) -> None:
         """Let the first sentences join, each with its row K times.
 
         Tried and left: one row for each sentence until the first step has been chosen, since the K
@@ -226,7 +226,7 @@ class Rows:
                 slot.beam.correction = None
 
     def refill(
-        self, order: list[int], fresh: "EncodedSentences | None", n_joining: int, n_steps: int
+        self, order: list[int], fresh: EncodedSentences | None, n_joining: int, n_steps: int
     ) -> None:
         """Give slots to other sentences.
 
@@ -254,7 +254,7 @@ class Rows:
         self.select(selection, n_steps, fresh)
 
     def select(
-        self, selection: Selection, n_steps: int, fresh: "EncodedSentences | None" = None
+        self, selection: Selection, n_steps: int, fresh: EncodedSentences | None = None
     ) -> None:
         """Move the rows and sentences of the decoder's state and of what rules look at."""
         self.state = self.state.select(selection, fresh.state if fresh else None)

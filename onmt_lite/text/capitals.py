@@ -7,14 +7,13 @@ many subwords, or abbreviations.yaml lists them.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from onmt_lite.text.abbreviations import abbreviations
 from onmt_lite.text.placeholders import Reading
-from onmt_lite.text.tag_projection import Units, n_places, texts_of
+from onmt_lite.text.tag_projection import Units, link_votes, n_places, texts_of
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_START = re.compile(r"[.!?…:]\W*$")
@@ -101,18 +100,14 @@ def restore_capitals(
     """
     source, target = Units(src_tokens), Units(tokens)
     units = {u for a, b in loud for u in range(source.at(a), source.at(b - 1) + 1)}
-    votes: list[Counter[bool]] = [Counter() for _ in target.starts]
-    paired = source.marks == target.marks
-    for j, index in zip(target.of_token, sources):
-        u = source.of_token[index]
-        apart = paired and source.sentence(u) != target.sentence(j)
-        if j >= 0 and u not in source.stops and not apart:
-            votes[j][u in units] += 1
+    votes = link_votes(source, target, sources)
     chars, places = list(text), [i for i, char in enumerate(text) if not char.isspace()]
     is_loud, stops = False, {*target.stops}
     for j, (start, end, vote) in enumerate(zip(target.starts, target.ends, votes)):
         # A word without a vote is like the word before it in its sentence
-        is_loud = vote[True] >= vote[False] if vote else is_loud and j - 1 not in stops
+        n_loud = sum(n for u, n in vote.items() if u in units and u not in source.stops)
+        n_other = sum(n for u, n in vote.items() if u not in units and u not in source.stops)
+        is_loud = n_loud >= n_other if n_loud + n_other else is_loud and j - 1 not in stops
         for i in places[start:end] if is_loud else ():
             chars[i] = chars[i].upper() if len(chars[i].upper()) == 1 else chars[i]
     return "".join(chars)

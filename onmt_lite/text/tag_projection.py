@@ -76,26 +76,41 @@ def n_places(text: str) -> int:
     return sum(not char.isspace() for char in text)
 
 
+def link_votes(source: Units, target: Units, sources: Sequence[int]) -> list[Counter[int]]:
+    """Count for each unit of a translation the source units that its tokens attend to.
+
+    Sentences keep their order, though attention often takes one full stop for another: if both
+    sides have the same full stops, only units of the same sentence count.
+
+    Args:
+        source: Units of the source.
+        target: Units of the translation.
+        sources: index of the source token for each token of the translation.
+    """
+    votes: list[Counter[int]] = [Counter() for _ in target.starts]
+    paired = source.marks == target.marks
+    for j, index in zip(target.of_token, sources):
+        u = source.of_token[index]
+        if j >= 0 and not (paired and source.sentence(u) != target.sentence(j)):
+            votes[j][u] += 1
+    return votes
+
+
 class Aligned:
     """Units of a source and of a translation, and which of them correspond."""
 
     def __init__(self, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int]):
         """sources  index of the source token for each token of the translation"""
         self.source, self.target = Units(src_tokens), Units(tokens)
-        # Sentences keep their order, though attention often takes one full stop for another
         paired = self.source.marks == self.target.marks
         stops = dict(zip(self.target.stops, self.source.stops)) if paired else {}
-        votes: list[Counter[int]] = [Counter() for _ in self.target.starts]
-        for j, source in zip(self.target.of_token, sources):
-            u = self.source.of_token[source]
-            apart = paired and self.source.sentence(u) != self.target.sentence(j)
-            if j >= 0 and j not in stops and not apart:
-                votes[j][u] += 1
         # Units of the translation that mostly render a unit of the source, in order
         self.found: dict[int, list[int]] = {}
         # The same with units that render it with some of their tokens
         self.partly: dict[int, list[int]] = {}
-        for j, vote in enumerate(votes):
+        for j, vote in enumerate(link_votes(self.source, self.target, sources)):
+            if j in stops:
+                continue
             for u in vote:
                 self.partly.setdefault(u, []).append(j)
             for u, _ in vote.most_common(1):
