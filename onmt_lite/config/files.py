@@ -239,8 +239,8 @@ class Stream:
 
 
 class Packer:
-    """Makes gzip data of an output.  The bytes depend on the data alone, however it is cut, unless
-    it `flushes` each share for a reader who waits for it."""
+    """Compress an output with gzip.  The bytes depend only on the data, not on how it is split,
+    unless `flushes` is set: then a waiting reader gets each share at once."""
 
     def __init__(self, flushes: bool = False):
         self.flushes, self._waiting = flushes, b""

@@ -191,7 +191,7 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
 
 
 def values_here(values: Mapping[str, Any]) -> dict[str, str]:
-    """Say what `auto` stands for."""
+    """Return what `auto` resolves to, by option."""
     precision, data = precision_here(values), build(DataOptions, values)
     chosen = {"output_format": f"here {data.format}"} if data.output_format == "auto" else {}
     return precision | chosen
@@ -223,7 +223,7 @@ def width_of(path: Path) -> int:
 
 
 def remark_on_translation(name: str) -> str | None:
-    """Return what a program that does not translate says about an option of the translator."""
+    """Return the hint on a translator option given to another program."""
     is_known = name in OPTIONS
     return "it is for translation (python -m onmt_lite); leave it out" if is_known else None
 

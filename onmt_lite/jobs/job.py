@@ -210,7 +210,7 @@ class Output:
         self.path, self.resumable = path, resumable
         paths = [path for path in (path, report) if path is not None]
         self.sinks = [Store(each) if replaces_a_file(each) else Stream(each) for each in paths]
-        # Of each sink, what makes gzip data of its shares, if its name says so
+        # The gzip packer of each sink whose name ends in .gz
         self.packers = [
             Packer(flushes=isinstance(sink, Stream)) if is_gzip_name(sink.path) else None
             for sink in self.sinks

@@ -281,7 +281,7 @@ def quoted(text: str) -> str:
 
 
 def lacking(text_field: str, fields: str | None) -> str:
-    """Return what to say about an object without the field of the text; `fields` is its JSON."""
+    """Describe a JSON object that lacks the text field; `fields` is the object as JSON."""
     names = quoted(", ".join(json.loads(fields or "{}"))) or "none"
     return f"has no field {text_field!r} (fields: {names}); name another one with -text_field"
 

@@ -15,7 +15,7 @@ MASK32 = 0xFFFFFFFF
 
 
 def line_seed(seed: int, line_id: int) -> int:
-    """The seed of a line's draws: depends on the job's seed and the line's number alone."""
+    """Return the seed of a line, which depends only on the job's seed and the line number."""
     digest = hashlib.blake2b(f"{seed} {line_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # fits into an int64
 

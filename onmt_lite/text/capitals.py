@@ -72,8 +72,8 @@ def lower_words(text: str, encode: Encode) -> tuple[str, Spans]:
 
 
 def lower_reading(reading: Reading, encode: Encode) -> tuple[Reading, Spans]:
-    """Do so with a reading, but for its stand-ins; return the places of the words: the numbers of
-    characters without spaces, as its tokens have them."""
+    """Lowercase the words of a line around its stand-ins; return the line, and the places of the
+    words as numbers of characters without spaces."""
     text, spans = lower_words(reading.text, encode)
     parts, at = list[str](), 0
     for part, name in zip(reading.parts, [*(item.stand_in for item in reading.items), ""]):

@@ -421,7 +421,7 @@ def amounts() -> re.Pattern[str]:
 
 
 def symbol_forms(symbol: str) -> str:
-    """Return a pattern of what says the same as a symbol: the symbol, or words in any case."""
+    """Return a pattern for a unit: its symbol, or its words in any case."""
     table, found = data()["symbols"], symbols().match(symbol)
     assert found is not None
     said = [

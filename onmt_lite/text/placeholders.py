@@ -188,7 +188,7 @@ class Span:
     glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent marks
     partner: int | None = None  # index of the span that closes the pair opened by this one
     closes: bool = False  # this span closes a pair
-    role: str = ""  # "opens" or "closes" a link or emphasis, or begins what a "speaker" says
+    role: str = ""  # "opens" or "closes" a link or emphasis, or a "speaker" begins
 
     def of(self, line: str) -> str:
         return line[self.start : self.end]

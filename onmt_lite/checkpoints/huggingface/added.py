@@ -20,7 +20,7 @@ EXTRA = ("extra_special_tokens", "additional_special_tokens")
 # Our names by those of a file
 FLAGS = dict(lstrip="takes_left", rstrip="takes_right")
 FLAGS |= dict(single_word="single_word", normalized="normalized")
-# Tokens with a name that a family has even if no file says so
+# Named tokens that a family has by default
 NAMED_T5 = dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
 NAMED_M2M100 = NAMED_T5 | dict(bos_token="<s>", sep_token="</s>")
 NAMED_MBART = NAMED_M2M100 | dict(cls_token="<s>", mask_token="<mask>")
@@ -125,7 +125,7 @@ def read_token(token: Any, path: Path) -> AddedToken:
     if not isinstance(token, dict):
         return AddedToken(text)
     special = Description(token, path).flag("special", True)
-    # What transformers takes for a token that does not say it
+    # Defaults of transformers
     flags = {"normalized": not special} | {
         ours: Description(token, path).flag(name) for name, ours in FLAGS.items() if name in token
     }

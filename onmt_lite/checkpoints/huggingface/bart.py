@@ -140,7 +140,7 @@ def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
 
 # -- Marian ----------------------------------------------------------------------------------------
 
-OF_MARIAN = r">>([^<>\s]+)<<"  # a token that says which language to translate into
+OF_MARIAN = r">>([^<>\s]+)<<"  # a target language token
 
 
 def load_marian(directory: Directory) -> Checkpoint:
