@@ -413,7 +413,7 @@ def test_the_promises_have_the_figures_of_the_pages():
     equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", between(searches, "exactness"))))
     trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", between(jobs, "kit"), re.M))
     stopped = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
-    noted = re.search(r"(\d+) of 2,000 .*? (\d+) of 1,000 .*? hand, (\d+) rightly", text, re.S)
+    noted = re.search(r"was (\d+) of 2,000 .*? (\d+) of 1,000 .*? hand, (\d+) rightly", text, re.S)
     test, others, right = map(int, noted.groups())
     names = sum(map(len, foreign.table()["tools"].values()))
     base = median(ratios(SPEED["workloads"]["base"], OURS, "seconds"))
