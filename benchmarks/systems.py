@@ -59,7 +59,7 @@ def search_of(name: str) -> str:
 
 def onmt_lite(job: Job) -> tuple[Translate, str, str]:
     """Translate files as the command line does, with default options for the rest."""
-    from onmt_lite.config.environment import prepare_environment
+    from onmt_lite.system.resources import prepare_environment
 
     prepare_environment()
     from onmt_lite import Translator

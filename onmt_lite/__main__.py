@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.config.environment import check_memory, prepare_environment
+from onmt_lite.system.resources import check_memory, prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     # Imported late: what follows needs the packages
     from onmt_lite.config.cli import run_program
-    from onmt_lite.config.console import ignore_signals
     from onmt_lite.config.options import PROGRAM
+    from onmt_lite.system.terminal import ignore_signals
 
     code = run_program(argv, PROGRAM, lambda options: translate(options, early))
     ignore_signals()  # the output is complete, or what is wrong has been said
@@ -35,7 +35,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
     """Do what the options ask for; stop at once where a signal arrived `early`."""
     check_memory()
     # Imported late: wrong options must not wait for what a job needs, least of all for torch
-    from onmt_lite.config.console import CONSOLE, Interrupted, is_typed
+    from onmt_lite.system.terminal import CONSOLE, Interrupted, is_typed
 
     if options.information.print_model:
         if early:

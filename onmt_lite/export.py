@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()
@@ -20,7 +20,7 @@ from onmt_lite.config.options import remark_on_translation
 from onmt_lite.config.rules import missing, refuse
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError, refused
-from onmt_lite.text.whole import replace_files
+from onmt_lite.system.atomic_files import replace_files
 
 USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH

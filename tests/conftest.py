@@ -10,9 +10,9 @@ import torch
 from hypothesis import settings
 
 from onmt_lite import Translator
-from onmt_lite.config.console import SIGNALS, pending
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import logging_to
+from onmt_lite.system.terminal import SIGNALS, pending
 from tests.support import tiny
 from tests.support.counting import write_pairs
 

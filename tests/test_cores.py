@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from onmt_lite.config.environment import free_memory, threads_wanted, usable_cores, worker_room
+from onmt_lite.system.resources import free_memory, threads_wanted, usable_cores, worker_room
 
 MIB = 1 << 20
 

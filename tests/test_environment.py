@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.config import environment
-from onmt_lite.config.environment import importing
 from onmt_lite.jobs.workers import PROGRAM
+from onmt_lite.system import resources
+from onmt_lite.system.resources import importing
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "torch, sentencepiece, PyYAML, tqdm"
@@ -131,13 +131,13 @@ def python(code, env):
 def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
     """libgomp reads it when torch is imported."""
     env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    code = "import os; from onmt_lite.config.environment import prepare_environment as p; p();"
+    code = "import os; from onmt_lite.system.resources import prepare_environment as p; p();"
     code += "print(os.environ.get('GOMP_SPINCOUNT'))"
     assert python(code, env | given) == expected
 
 
 PRODUCTS = """
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 prepare_environment()
 import torch
 from torch.nn.functional import linear
@@ -210,9 +210,9 @@ def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, g
     if given:
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", given)
     with monkeypatch.context() as patch:
-        patch.setattr(environment.ctypes, "CDLL", lambda name: library)
+        patch.setattr(resources.ctypes, "CDLL", lambda name: library)
         patch.setattr(sys, "platform", platform)
-        environment.keep_memory()
+        resources.keep_memory()
     assert settings == taken
 
 

@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 
 import onmt_lite
-from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import OnmtLiteError, OptionError
+from onmt_lite.system.terminal import Interrupted
 
 OPTIONAL = ("onmt_lite.ray", "onmt_lite.__main__")  # needs a package; runs the program
 

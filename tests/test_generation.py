@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints import generation_config, safetensors
 from onmt_lite.checkpoints.huggingface import reader
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
-from onmt_lite.search import model_defaults
 from tests.peers.make_defaults import settle
 from tests.support.sweeps import swept
 
@@ -51,7 +50,7 @@ def resolved(path, *words, search="transformers"):
 
 
 def test_all_families_bring_defaults():
-    assert {*model_defaults.FAMILIES} == {*reader.FAMILIES}
+    assert {*generation_config.FAMILIES} == {*reader.FAMILIES}
 
 
 @pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::4]), ids=CASES)
@@ -221,7 +220,7 @@ class TestDefaults:
 
     @settings(max_examples=150)
     @given(
-        st.sampled_from([n for table in TABLES for n in model_defaults.names_of(table)]),
+        st.sampled_from([n for table in TABLES for n in generation_config.names_of(table)]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.inference import runtime
-from onmt_lite.models import linear, processor
+from onmt_lite.models import linear
 from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.models.linear import KERNELS, InC, Linear, Packed, kernel_for, pack
+from onmt_lite.system import processor
 from tests.support import tiny
 from tests.support.sweeps import swept
 

@@ -308,7 +308,7 @@ def test_options_are_read_without_torch():
     """A wrong option must be told at once, not after seconds of loading."""
     code = (
         "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.config.cli\n"
-        "import onmt_lite.errors, onmt_lite.config.console, translate\n"
+        "import onmt_lite.errors, onmt_lite.system.terminal, translate\n"
         "assert translate.main(['-nope']) == 2\n"
         "assert translate.main(['-print_config']) == 0\n"
         "found = {'torch', 'numpy', 'sentencepiece', 'tqdm'} & set(sys.modules)\n"

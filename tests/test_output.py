@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints.shipped import LABEL
-from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
 from onmt_lite.jobs.inputs import Range, Span
@@ -24,7 +23,8 @@ from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.reports import Noted, Summary
 from onmt_lite.jobs.store import FOLDER_MODE, Parts, Store
 from onmt_lite.jobs.tasks import Done
-from onmt_lite.text import whole as whole_module
+from onmt_lite.system import atomic_files as whole_module
+from onmt_lite.system.terminal import Interrupted
 
 JOB = {"options": {"beam_size": 5, "report": "rep"}, "files": {"src": [10, "abc"]}}
 MACHINE = {"device": "cpu"}

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from onmt_lite.config import job_options as options_module
-from onmt_lite.config.environment import usable_cores
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
@@ -29,6 +28,7 @@ from onmt_lite.jobs.store import fingerprint
 from onmt_lite.jobs.tasks import Bucket, Done, InProcess, Task
 from onmt_lite.jobs.worker import load, pipeline_of, portable
 from onmt_lite.jobs.workers import Workers
+from onmt_lite.system.resources import usable_cores
 from onmt_lite.text.lines import Line
 from tests.support.deeds import Acting
 from tests.support.stops import heed_signals

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
+from onmt_lite.checkpoints.generation_config import file_names, names_of, parse_yaml
 from onmt_lite.checkpoints.huggingface.bart import (
     DECODER_LAYER,
     ENCODER_LAYER,
@@ -35,7 +36,6 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.model_defaults import file_names, names_of, parse_yaml
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 

@@ -30,10 +30,10 @@ from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from onmt_lite.text.whole import replace_files
 
 # By the bits of a matrix's weights; 8-bit weights are stored as `pack` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
-from onmt_lite.config.console import Interrupted
 from onmt_lite.errors import (
     FileError,
     OnmtLiteError,
@@ -22,7 +21,8 @@ from onmt_lite.errors import (
     hint_on,
     refused,
 )
-from onmt_lite.text.whole import write_all, write_whole
+from onmt_lite.system.atomic_files import write_all, write_whole
+from onmt_lite.system.terminal import Interrupted
 
 PACKED_AT_ONCE = 1 << 16  # bytes
 Named = tuple[str, str]  # what to call a file in a message, and its path

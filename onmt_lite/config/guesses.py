@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from onmt_lite.config.console import is_text, line_that_works
 from onmt_lite.config.files import PHRASES, TAKES
 from onmt_lite.config.option import Option
+from onmt_lite.system.terminal import is_text, line_that_works
 
 MAX_GUESSES = 3  # names in a suggestion
 DASHES = "\u2010-\u2015\u2212\ufe58\ufe63\uff0d"  # characters that look like a hyphen

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.environment import may_have_gpu
 from onmt_lite.config.option import DEVICE, File, opt, switch
+from onmt_lite.system.resources import may_have_gpu
 
 # Levels of a log, by name and by number
 LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())

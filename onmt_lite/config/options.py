@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.checkpoints import hub
+from onmt_lite.checkpoints.generation_config import read_decoder, read_defaults
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.checks import RULES
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
@@ -25,9 +26,8 @@ from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.errors import OnmtLiteError
 from onmt_lite.models.kernels.build import load_library
-from onmt_lite.models.processor import LEAST_WIDTH
-from onmt_lite.search.model_defaults import read_decoder, read_defaults
 from onmt_lite.search.presets import PRESETS, SWITCHES
+from onmt_lite.system.processor import LEAST_WIDTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from onmt_lite.config.environment import free_memory, keep_memory, usable_cores
 from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import kernel_for, pack
-from onmt_lite.models.processor import LEAST_WIDTH
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.system.processor import LEAST_WIDTH
+from onmt_lite.system.resources import free_memory, keep_memory, usable_cores
 
 DTYPES = {
     "fp32": torch.float32,

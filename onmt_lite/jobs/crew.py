@@ -13,11 +13,11 @@ from multiprocessing import Pipe
 from queue import SimpleQueue
 from typing import Any
 
-from onmt_lite.config.console import raise_pending
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Added
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Engine
+from onmt_lite.system.terminal import raise_pending
 
 MAX_DEATHS = 3  # of one task, or of the process that forks workers
 MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done

@@ -12,7 +12,6 @@ from itertools import count
 from tqdm import tqdm
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
-from onmt_lite.config.console import CONSOLE, Interrupted, is_text, is_typed, line_that_works
 from onmt_lite.config.endings import is_gzip_name
 from onmt_lite.config.files import (
     Packer,
@@ -36,6 +35,7 @@ from onmt_lite.jobs.progress import Meter, log_machine, log_start, logging_to
 from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
+from onmt_lite.system.terminal import CONSOLE, Interrupted, is_text, is_typed, line_that_works
 
 TRACED = 100  # lines whose search -dump_beam shows
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"

@@ -36,7 +36,7 @@ from onmt_lite.config.options import KINDS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.inference.records import Trace
 from onmt_lite.jobs.reports import LOG, Summary, read_summary
-from onmt_lite.text.whole import create, make_ready, put_in_place, write_all, write_whole
+from onmt_lite.system.atomic_files import create, make_ready, put_in_place, write_all, write_whole
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
 OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")

@@ -13,8 +13,6 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from onmt_lite.config.console import raise_pending
-from onmt_lite.config.environment import importing
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, FileError, refused
@@ -23,6 +21,8 @@ from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import LOG, Summary
 from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.system.resources import importing
+from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import (
     BOM,

@@ -22,13 +22,13 @@ from multiprocessing.reduction import recv_handle
 import torch
 
 from onmt_lite import errors
-from onmt_lite.config.environment import free_memory, give_back_memory
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, OptionError, WorkerLost
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
 from onmt_lite.jobs.tasks import InProcess
+from onmt_lite.system.resources import free_memory, give_back_memory
 
 BEAT = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)

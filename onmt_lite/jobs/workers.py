@@ -24,12 +24,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from onmt_lite.config.console import SIGNALS, raise_pending
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Added
 from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
 from onmt_lite.models.kernels.build import find_library
+from onmt_lite.system.terminal import SIGNALS, raise_pending
 
 PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
 KILLED = -signal.SIGKILL  # the exit code of a process that the kernel ends if memory is short
@@ -38,7 +38,7 @@ PATIENCE_AT_START = 300.0  # a GPU may take its time
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
 PROGRAM = """\
 import sys; sys.path[:] = {path!a}
-from onmt_lite.config.environment import importing, prepare_environment; prepare_environment()
+from onmt_lite.system.resources import importing, prepare_environment; prepare_environment()
 with importing():
     from onmt_lite.jobs.worker import serve
 serve({fd}, {parent})"""

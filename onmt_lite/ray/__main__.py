@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

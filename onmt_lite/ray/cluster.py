@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from onmt_lite.config.console import Interrupted, stop_on_signals
-from onmt_lite.config.environment import ROOT, prepare_environment
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.progress import log_machine
@@ -21,6 +19,8 @@ from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, InProcess, Task
 from onmt_lite.ray.options import ClusterOptions
+from onmt_lite.system.resources import ROOT, prepare_environment
+from onmt_lite.system.terminal import Interrupted, stop_on_signals
 
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there
 

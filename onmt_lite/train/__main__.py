@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()

@@ -18,8 +18,8 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from onmt_lite.config.console import ignore_signals
 from onmt_lite.errors import DataError, OptionError, refused
+from onmt_lite.system.terminal import ignore_signals
 from onmt_lite.text.lines import text_stream
 from onmt_lite.train.options import DataOptions
 

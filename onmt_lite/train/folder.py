@@ -19,7 +19,7 @@ from onmt_lite.checkpoints.shipped import absent, model_files
 from onmt_lite.config.cli import command
 from onmt_lite.config.files import check_inputs, check_paths, check_writable
 from onmt_lite.errors import CheckpointError, DataError, OptionError, refused
-from onmt_lite.text.whole import replace_files
+from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.train.chart import line_chart
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import ModelOptions, TrainOptions, as_table

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from onmt_lite.checkpoints import native
-from onmt_lite.config.console import CONSOLE, Interrupted, noted_signals
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
@@ -30,8 +29,9 @@ from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
 from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.system.atomic_files import replace_files
+from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
 from onmt_lite.text.lines import from_texts
-from onmt_lite.text.whole import replace_files
 from onmt_lite.train import data, folder, network
 from onmt_lite.train.forecast import Pace, forecast, measured_speed
 from onmt_lite.train.options import TrainOptions, as_table

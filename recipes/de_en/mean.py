@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()

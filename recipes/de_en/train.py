@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from onmt_lite.config.environment import prepare_environment
+from onmt_lite.system.resources import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()

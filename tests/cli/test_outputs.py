@@ -111,7 +111,7 @@ def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("onmt_lite.text.whole.write_all", full)
+        patch.setattr("onmt_lite.system.atomic_files.write_all", full)
         done = main("-save_config", "saved.yaml")
     done.failed(
         5,

@@ -16,12 +16,12 @@ import pytest
 
 from onmt_lite import __main__ as program
 from onmt_lite.config.cli import say_how_to_go_on
-from onmt_lite.config.console import Interrupted
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.inference import loading
 from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs.store import EXEMPT, differences, fingerprint, unsealed
+from onmt_lite.system.terminal import Interrupted
 from tests.cli.conftest import ROOT, SCRIPT, names
 from tests.support.stops import stopped_before_part
 

@@ -13,7 +13,7 @@ import pytest
 import sentencepiece as spm
 
 from onmt_lite import export
-from onmt_lite.config.console import SIGNALS, Interrupted, stop_on_signals
+from onmt_lite.system.terminal import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.train import __main__ as train
 from onmt_lite.train import data
 from tests.cli.conftest import ROOT, Forked, end

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.config.console import Interrupted
 from onmt_lite.jobs.store import Store
+from onmt_lite.system.terminal import Interrupted
 
 NAN = [float("nan")] * 2
 

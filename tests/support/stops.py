@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from onmt_lite.config.console import SIGNALS, Interrupted
 from onmt_lite.jobs.store import Parts
+from onmt_lite.system.terminal import SIGNALS, Interrupted
 
 
 def heed_signals():

@@ -22,14 +22,7 @@ from onmt_lite.checkpoints.description import (
     read_json,
     shown,
 )
-from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
-from onmt_lite.checkpoints.pieces import as_sentencepiece
-from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
-from onmt_lite.checkpoints.weights import Weights
-from onmt_lite.errors import CheckpointError
-from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.model_defaults import (
+from onmt_lite.checkpoints.generation_config import (
     CONFIG,
     GENERATION,
     VERSIONS,
@@ -38,6 +31,13 @@ from onmt_lite.search.model_defaults import (
     names_of,
     token_rules,
 )
+from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
+from onmt_lite.checkpoints.pieces import as_sentencepiece
+from onmt_lite.checkpoints.record import Checkpoint, Languages
+from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
+from onmt_lite.checkpoints.weights import Weights
+from onmt_lite.errors import CheckpointError
+from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import AddedToken, Vocab
 

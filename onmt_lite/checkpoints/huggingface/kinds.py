@@ -4,8 +4,8 @@ have to be fetched."""
 from pathlib import Path
 
 from onmt_lite.checkpoints.description import Description, described
+from onmt_lite.checkpoints.generation_config import FAMILIES
 from onmt_lite.errors import CheckpointError
-from onmt_lite.search.model_defaults import FAMILIES
 
 # Families whose models translate or summarize in transformers, by `model_type`
 CONVERTED = {"bart": "BART", "pegasus": "Pegasus"}

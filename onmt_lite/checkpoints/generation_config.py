@@ -36,7 +36,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 
 @lru_cache
 def names_of(table: str) -> dict[str, Any]:
-    """A table of model_defaults.yaml: our names by those of a file, for instance."""
+    """A table of generation_config.yaml: our names by those of a file, for instance."""
     tables: dict[str, dict[str, Any]] = yaml.safe_load(TABLES.read_bytes())
     return tables[table]
 

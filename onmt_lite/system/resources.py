@@ -41,7 +41,7 @@ def prepare_environment(*modules: str) -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from onmt_lite.models.processor import processor_words
+    from onmt_lite.system.processor import processor_words
 
     if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
         # The results of matrix products depend neither on the number of threads nor on that of
