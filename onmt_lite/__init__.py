@@ -14,7 +14,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from onmt_lite.version import __version__
 
 if TYPE_CHECKING:
     from onmt_lite.api import Translator

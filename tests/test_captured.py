@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.models.captured import LOG, rounded_up, with_graphs
+from onmt_lite.models.captured import rounded_up, with_graphs
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
+from onmt_lite.system.log import LOG
 from tests.support import families, tiny
 from tests.support.cases import (
     LINES,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference import postprocess
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import LOG, PHRASES, Summary, averages, build_writer, sentence_log
+from onmt_lite.jobs.reports import PHRASES, Summary, averages, build_writer, sentence_log
+from onmt_lite.system.log import LOG
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"

@@ -23,11 +23,11 @@ from onmt_lite.jobs import worker as worker_module
 from onmt_lite.jobs import workers as workers_module
 from onmt_lite.jobs.crew import MAX_DEATHS, MAX_OPEN, READ_AHEAD
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
-from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import fingerprint
 from onmt_lite.jobs.tasks import Bucket, Done, InProcess, Task
 from onmt_lite.jobs.worker import load, pipeline_of, portable
 from onmt_lite.jobs.workers import Workers
+from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import usable_cores
 from onmt_lite.text.lines import Line
 from tests.support.deeds import Acting

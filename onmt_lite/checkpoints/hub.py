@@ -6,7 +6,6 @@ The optional package huggingface_hub does the transfer.  Its environment variabl
 """
 
 import fnmatch
-import logging
 import os
 import re
 import sys
@@ -23,8 +22,8 @@ from onmt_lite.checkpoints.description import by_name, read_json
 from onmt_lite.checkpoints.huggingface.kinds import refuse_unread
 from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError
+from onmt_lite.system.log import LOG
 
-LOG = logging.getLogger("onmt_lite")
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?", re.ASCII)
 # A page or a repository of the hub
 ADDRESS = re.compile(

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.files import check_paths, check_places, write_out
 from onmt_lite.config.help import help_on, help_text, json_schema, markdown_table
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.system.terminal import CONSOLE, Interrupted, pending, stop_on_signals
+from onmt_lite.version import __version__
 
 T = TypeVar("T")
 ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch

@@ -15,8 +15,8 @@ from typing import Any
 
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Added
-from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.tasks import Engine
+from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import raise_pending
 
 MAX_DEATHS = 3  # of one task, or of the process that forks workers

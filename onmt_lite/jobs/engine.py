@@ -16,10 +16,11 @@ from typing import Any
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Added, Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES
-from onmt_lite.jobs.reports import DETAIL, LOG
+from onmt_lite.jobs.reports import DETAIL
 from onmt_lite.jobs.tasks import Engine, InProcess
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
+from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import threads_wanted, usable_cores, worker_room
 from onmt_lite.text.lines import Line
 

@@ -32,9 +32,10 @@ from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
 from onmt_lite.jobs.progress import Meter, log_machine, log_start, logging_to
-from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, LOG, Summary, has_sacrebleu, wants_bleu
+from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, Summary, has_sacrebleu, wants_bleu
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
+from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, is_text, is_typed, line_that_works
 
 TRACED = 100  # lines whose search -dump_beam shows

@@ -13,13 +13,14 @@ from io import TextIOWrapper
 
 from tqdm import tqdm
 
-from onmt_lite import __version__
 from onmt_lite.config.files import descriptor_of, name_of
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError, explained
-from onmt_lite.jobs.reports import DETAIL, LOG
+from onmt_lite.jobs.reports import DETAIL
 from onmt_lite.system.clock import Clock
+from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE
+from onmt_lite.version import __version__
 
 SECONDS_BETWEEN = 10.0  # lines about progress
 RECENT = 60.0  # seconds after which work counts half in what the rest is expected to take

@@ -1,7 +1,6 @@
 """Translations to text: the formats of the output, the lines of the log."""
 
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +12,9 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
 from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
+from onmt_lite.system.log import LOG
 from onmt_lite.text.lines import INVALID, LINE_BREAKS, NO_FIELD
 
-LOG = logging.getLogger("onmt_lite")
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
 
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json

@@ -29,14 +29,15 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-from onmt_lite import __version__
 from onmt_lite.checkpoints.shipped import LABEL, find_model, model_files, model_paths
 from onmt_lite.config.files import name_of, parts_of
 from onmt_lite.config.options import KINDS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, refused
 from onmt_lite.inference.records import Trace
-from onmt_lite.jobs.reports import LOG, Summary, read_summary
+from onmt_lite.jobs.reports import Summary, read_summary
 from onmt_lite.system.atomic_files import create, make_ready, put_in_place, write_all, write_whole
+from onmt_lite.system.log import LOG
+from onmt_lite.version import __version__
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
 OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")

@@ -19,8 +19,9 @@ from onmt_lite.errors import DataError, FileError, refused
 from onmt_lite.inference.records import Added, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
-from onmt_lite.jobs.reports import LOG, Summary
+from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import importing
 from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.kinds import guess_encoding

@@ -14,7 +14,6 @@ Not run on a GPU: the tests replay operations on a simulated one (tests/test_cap
 
 import contextlib
 import copy
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,8 +23,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import AnyModel
-
-LOG = logging.getLogger("onmt_lite")
+from onmt_lite.system.log import LOG
 
 Step: TypeAlias = Callable[[], tuple[Tensor, Tensor]]  # returns hidden states and attention
 Recorder: TypeAlias = Callable[[Step], Step]

@@ -15,10 +15,10 @@ from typing import Any
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.crew import Crew, Event, Hand, Source
 from onmt_lite.jobs.progress import log_machine
-from onmt_lite.jobs.reports import LOG
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, InProcess, Task
 from onmt_lite.ray.options import ClusterOptions
+from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import ROOT, prepare_environment
 from onmt_lite.system.terminal import Interrupted, stop_on_signals
 

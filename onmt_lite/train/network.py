@@ -13,9 +13,9 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import find_obstacles
 from onmt_lite.errors import OptionError
-from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.system.log import LOG
 from onmt_lite.train.options import ModelOptions
 
 # -- the Transformer ------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
-from onmt_lite.jobs.reports import LOG
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
+from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
 from onmt_lite.text.lines import from_texts
 from onmt_lite.train import data, folder, network

@@ -13,7 +13,7 @@ import pytest
 from onmt_lite import __version__
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import add_log_file, logging_to
-from onmt_lite.jobs.reports import LOG
+from onmt_lite.system.log import LOG
 from tests.cli.conftest import SCRIPT
 from tests.support.sweeps import swept
 

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -20,11 +19,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from onmt_lite.system.log import LOG
+
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 LIBRARIES = ("-lm",)
 PATIENCE = 300  # seconds that a compiler may take
-LOG = logging.getLogger("onmt_lite")
 
 
 @cache

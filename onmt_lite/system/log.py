@@ -1,0 +1,5 @@
+"""The one logger of the program."""
+
+import logging
+
+LOG = logging.getLogger("onmt_lite")
