@@ -12,7 +12,7 @@ from onmt_lite.inference.records import Translation
 from onmt_lite.jobs.inputs import look_at_inputs
 from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.jobs.tasks import Reader
-from onmt_lite.text.kinds import kind_of
+from onmt_lite.system.file_types import kind_of
 from onmt_lite.text.lines import MAX_DEPTH, Line, object_line
 from tests.test_lines import broken
 

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.text.kinds import LOOKED_AT, guess_encoding, kind_of, remedy
+from onmt_lite.system.file_types import LOOKED_AT, guess_encoding, kind_of, remedy
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.inputs import open_input, survey
+from onmt_lite.system.file_types import kind_of
 from onmt_lite.text import lines as lines_module
-from onmt_lite.text.kinds import kind_of
 from onmt_lite.text.lines import (
     Line,
     LineReader,

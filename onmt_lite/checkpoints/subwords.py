@@ -14,8 +14,8 @@ import sentencepiece as spm
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
 from onmt_lite.errors import CheckpointError, OptionError, explained
+from onmt_lite.system.file_types import LOOKED_AT, kind_of, remedy
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
-from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
 

@@ -17,7 +17,8 @@ from onmt_lite.config.files import check_inputs, rereads
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, refused
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.lines import MAX_LINE_BYTES, STANDARD_INPUT, max_bytes_of, text_stream
+from onmt_lite.system.byte_stream import STANDARD_INPUT, text_stream
+from onmt_lite.text.lines import MAX_LINE_BYTES, max_bytes_of
 
 Role = str  # of an input: src, tgt, force_words or ban_words
 

@@ -21,19 +21,17 @@ from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.system.byte_stream import GZIP, STANDARD_INPUT, Stream
+from onmt_lite.system.file_types import guess_encoding
 from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import importing
 from onmt_lite.system.terminal import raise_pending
-from onmt_lite.text.kinds import guess_encoding
 from onmt_lite.text.lines import (
     BOM,
-    GZIP,
     NO_FIELD,
-    STANDARD_INPUT,
     UNREAD,
     Line,
     LineReader,
-    Stream,
     object_line,
     raw_lines,
     to_line,

@@ -1,22 +1,12 @@
-"""Lines of an input, from its bytes.  A line feed ends a line; no other character does.
+"""Lines of an input, from its bytes.  A line feed ends a line; no other character does."""
 
-Gzip data is unpacked; data that is not text is refused, with the command that makes text of it.
-"""
-
-import gzip
 import json
 import math
-import os
 import re
-import select
-import shlex
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, cast
 
-from onmt_lite.errors import DataError, FileError, explained
-from onmt_lite.text.kinds import LOOKED_AT, kind_of, remedy
+from onmt_lite.system.byte_stream import Stream, text_stream
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -25,8 +15,6 @@ MAX_WINDOW_BYTES = 4 << 20
 MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
-GZIP = b"\x1f\x8b"
-STANDARD_INPUT = "standard input"
 # Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CAPITALS = "capitals"  # the note of a line that was read in small letters
@@ -46,77 +34,6 @@ class Line:
     traced: bool = False  # its search is to be watched, see `onmt_lite.inference.trace`
     forced: tuple[str, ...] = ()  # phrases that its translation is to hold
     banned: tuple[str, ...] = ()  # phrases that no translation of it may hold
-
-
-# -- bytes ----------------------------------------------------------------------------------------
-
-
-class Stream:
-    """Bytes with a `peek` before they are read."""
-
-    def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
-        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True if `read` would
-        return at once."""
-        self._read, self._waits = read, waits
-        self._seen, self._over = b"", False
-
-    def peek(self) -> bytes:
-        """The next LOOKED_AT bytes, fewer if the input ends or pauses before."""
-        while not self._over and len(self._seen) < LOOKED_AT:
-            if not (self._seen in (b"", GZIP[:1]) or self._waits()):
-                break
-            more = self._read(LOOKED_AT)
-            self._seen, self._over = self._seen + more, not more
-        return self._seen[:LOOKED_AT]
-
-    def read(self, size: int) -> bytes:
-        """Read at least one byte and at most `size`; b"" at the end."""
-        if not self._seen and not self._over:
-            return self._read(size)
-        head, self._seen = self._seen[:size], self._seen[size:]
-        return head
-
-    def waits(self) -> bool:
-        return bool(self._seen) or self._waits()
-
-
-def text_stream(fd: int, name: str) -> Stream:
-    """Bytes of a file descriptor, unpacked if they are gzip data.
-
-    Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
-    of the input in messages.
-    """
-    ready = select.poll()  # unlike select, it takes any descriptor
-    ready.register(fd, select.POLLIN)
-
-    def read(size: int) -> bytes:
-        while True:
-            try:
-                return os.read(fd, size)
-            except BlockingIOError:  # of a pipe or terminal that another program has set so
-                ready.poll()
-            except OSError as error:
-                raise FileError(f"cannot read {name}: {explained(error)}") from None
-
-    def unpack(size: int) -> bytes:
-        try:
-            return unpacked.read1(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
-            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
-
-    stream = Stream(read, lambda: bool(ready.poll(0)))  # a regular file is always ready
-    packed = stream.peek().startswith(GZIP)
-    if packed:
-        # GzipFile calls `read` alone
-        unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], stream))
-        stream = Stream(unpack, stream.waits)
-    kind = kind_of(stream.peek())
-    if kind is not None:
-        within = " within gzip data" if packed and kind.what == "gzip data" else ""
-        shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
-        raise DataError(f"{name} is {kind.what}{within}; {remedy(kind, shown, packed)}")
-    return stream
 
 
 # -- lines ----------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import DataError, OptionError, refused
+from onmt_lite.system.byte_stream import text_stream
 from onmt_lite.system.terminal import ignore_signals
-from onmt_lite.text.lines import text_stream
 from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation

@@ -1,0 +1,86 @@
+"""Bytes of a file descriptor that contains text, unpacked if they are gzip data.
+
+Data that is not text is refused, with the command that makes text of it.
+"""
+
+import gzip
+import os
+import select
+import shlex
+import zlib
+from collections.abc import Callable
+from typing import IO, cast
+
+from onmt_lite.errors import DataError, FileError, explained
+from onmt_lite.system.file_types import LOOKED_AT, kind_of, remedy
+
+GZIP = b"\x1f\x8b"
+STANDARD_INPUT = "standard input"
+
+
+class Stream:
+    """Bytes with a `peek` before they are read."""
+
+    def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
+        """`read(n)` returns at most n bytes, b"" at the end; `waits()` is True if `read` would
+        return at once."""
+        self._read, self._waits = read, waits
+        self._seen, self._over = b"", False
+
+    def peek(self) -> bytes:
+        """The next LOOKED_AT bytes, fewer if the input ends or pauses before."""
+        while not self._over and len(self._seen) < LOOKED_AT:
+            if not (self._seen in (b"", GZIP[:1]) or self._waits()):
+                break
+            more = self._read(LOOKED_AT)
+            self._seen, self._over = self._seen + more, not more
+        return self._seen[:LOOKED_AT]
+
+    def read(self, size: int) -> bytes:
+        """Read at least one byte and at most `size`; b"" at the end."""
+        if not self._seen and not self._over:
+            return self._read(size)
+        head, self._seen = self._seen[:size], self._seen[size:]
+        return head
+
+    def waits(self) -> bool:
+        return bool(self._seen) or self._waits()
+
+
+def text_stream(fd: int, name: str) -> Stream:
+    """Bytes of a file descriptor, unpacked if they are gzip data.
+
+    Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
+    of the input in messages.
+    """
+    ready = select.poll()  # unlike select, it takes any descriptor
+    ready.register(fd, select.POLLIN)
+
+    def read(size: int) -> bytes:
+        while True:
+            try:
+                return os.read(fd, size)
+            except BlockingIOError:  # of a pipe or terminal that another program has set so
+                ready.poll()
+            except OSError as error:
+                raise FileError(f"cannot read {name}: {explained(error)}") from None
+
+    def unpack(size: int) -> bytes:
+        try:
+            return unpacked.read1(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
+            raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
+
+    stream = Stream(read, lambda: bool(ready.poll(0)))  # a regular file is always ready
+    packed = stream.peek().startswith(GZIP)
+    if packed:
+        # GzipFile calls `read` alone
+        unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], stream))
+        stream = Stream(unpack, stream.waits)
+    kind = kind_of(stream.peek())
+    if kind is not None:
+        within = " within gzip data" if packed and kind.what == "gzip data" else ""
+        shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
+        raise DataError(f"{name} is {kind.what}{within}; {remedy(kind, shown, packed)}")
+    return stream
