@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.inference.paragraphs import sentences_of
+from onmt_lite.text.sentence_splitter import sentences_of
 from onmt_lite.text.tag_projection import Aligned, restore
 from tests.test_unknown import GERMAN, encode, of_tiny, read
 

@@ -14,9 +14,9 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.record import Confidence, describe
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
-from onmt_lite.inference.paragraphs import sentences_of
 from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.sentence_splitter import sentences_of
 from onmt_lite.train.calibrate import calibrate, load_calibrate_options
 from tests.support import tiny
 

@@ -15,18 +15,9 @@ from onmt_lite.inference.postprocess import confidence_in
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.text import markup
-from onmt_lite.text.abbreviations import is_abbreviation
 from onmt_lite.text.lines import Line
+from onmt_lite.text.sentence_splitter import MARKS, sentences_of
 
-WORD = re.compile(r"\S+")
-OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
-MARKS = ".!?…"
-NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
-# Tags, comments, placeholders, code and targets of links, in which no sentence ends
-ITEM = re.compile(
-    "|".join((markup.TAG, markup.ESCAPED_TAG, markup.BRACES, markup.CODE_SPAN, markup.LINK_END))
-)
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
 
@@ -181,36 +172,3 @@ def moved_on(pairs: Sequence[Pairs | None], sizes: Sequence[tuple[int, int]]) ->
         moved += [(i + n_src, j + n_tgt) for i, j in part or ()]
         n_src, n_tgt = n_src + of_src, n_tgt + of_tgt
     return None if all(part is None for part in pairs) else moved
-
-
-# -- sentences, as far as marks and capitals tell --------------------------------------------------
-
-
-def sentences_of(text: str) -> list[str]:
-    """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
-    white space around and between them; a mark at the start keeps the space before it."""
-    words, small = list(WORD.finditer(text)), text in (text.lower(), text.upper())
-    inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
-    starts = [
-        i
-        for i in range(1, len(words))
-        if begins([w[0] for w in words[max(0, i - 2) : i + 1]], small)
-        and words[i].start() not in inside
-    ]
-    bounds = zip([0, *starts], [*starts, len(words)])
-    found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
-    head = markup.head_of(text)
-    return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
-
-
-def begins(words: Sequence[str], small: bool) -> bool:
-    """Whether the last of these words begins a sentence, by the one or two before it; `small`: of a
-    line in one case."""
-    *earlier, before, word = words
-    closed, word = before.strip(OPENING + CLOSING), word.lstrip(OPENING)
-    last = closed.rstrip(MARKS)
-    marks, first = closed[len(last) :], word[:1]
-    if not marks or not first.isalnum() or (first.islower() and not small):
-        return False
-    last = NO_WORD.split(last)[-1]
-    return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, small)

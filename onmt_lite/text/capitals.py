@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from onmt_lite.text.abbreviations import abbreviations
 from onmt_lite.text.placeholders import Reading
+from onmt_lite.text.sentence_splitter import abbreviations
 from onmt_lite.text.tag_projection import Units, link_votes, n_places, texts_of
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")

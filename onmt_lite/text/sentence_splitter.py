@@ -1,6 +1,7 @@
-"""Abbreviations and acronyms, from abbreviations.yaml: whether a point ends a sentence."""
+"""Sentences of a line, as far as marks, capitals and abbreviations.yaml tell."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -8,11 +9,54 @@ from typing import NamedTuple
 
 import yaml
 
+from onmt_lite.text import markup
+
 DATA = Path(__file__).with_name("abbreviations.yaml")
-WORD = re.compile(r"[^\W_]+")
+FIRST_WORD = re.compile(r"[^\W_]+")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 ROMAN = re.compile("[IVXLC]{2,}")
 DOTTED = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)+")  # U.S.A, web.de
+WORD = re.compile(r"\S+")
+OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
+MARKS = ".!?…"
+NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
+# Tags, comments, placeholders, code and targets of links, in which no sentence ends
+ITEM = re.compile(
+    "|".join((markup.TAG, markup.ESCAPED_TAG, markup.BRACES, markup.CODE_SPAN, markup.LINK_END))
+)
+
+
+def sentences_of(text: str) -> list[str]:
+    """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
+    white space around and between them; a mark at the start keeps the space before it."""
+    words, small = list(WORD.finditer(text)), text in (text.lower(), text.upper())
+    inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
+    starts = [
+        i
+        for i in range(1, len(words))
+        if begins([w[0] for w in words[max(0, i - 2) : i + 1]], small)
+        and words[i].start() not in inside
+    ]
+    bounds = zip([0, *starts], [*starts, len(words)])
+    found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
+    head = markup.head_of(text)
+    return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
+
+
+def begins(words: Sequence[str], small: bool) -> bool:
+    """Whether the last of these words begins a sentence, by the one or two before it; `small`: of a
+    line in one case."""
+    *earlier, before, word = words
+    closed, word = before.strip(OPENING + CLOSING), word.lstrip(OPENING)
+    last = closed.rstrip(MARKS)
+    marks, first = closed[len(last) :], word[:1]
+    if not marks or not first.isalnum() or (first.islower() and not small):
+        return False
+    last = NO_WORD.split(last)[-1]
+    return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, small)
+
+
+# -- abbreviations ---------------------------------------------------------------------------------
 
 
 class Abbreviations(NamedTuple):
@@ -77,7 +121,7 @@ def _guess(word: str) -> str:
 
 def _starts(word: str) -> bool:
     """Return True if a word with this spelling only starts sentences."""
-    first = WORD.match(word)
+    first = FIRST_WORD.match(word)
     if first is None:
         return False
     loud = first[0].isupper() and len(first[0]) > 1
