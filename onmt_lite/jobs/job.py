@@ -158,12 +158,12 @@ class Run:
             opened.enter_context(meter)
             opened.enter_context(unchanged)
             work: Iterable[Range | Bucket] = out.todo
-            source, numbers = None, iter([each.number for each in out.todo])
+            numbers = iter([each.number for each in out.todo])
             first = inputs.ranges[0].first if inputs.ranges else 0
             below = 0 if self.dump is None else first + TRACED
             if inputs.ranges is None:
                 reader, numbers = StreamReader(options, inputs.n_lines, opened), count()
-                work, source = reader.buckets(), reader.source
+                work = reader.buckets()
             todo = (Task(each, options, out.parts, below) for each in work)
             results = opened.enter_context(closing(engine.run(todo, meter.add)))
             for done in in_order(results, numbers):
@@ -175,7 +175,6 @@ class Run:
                 self.traces += done.traces
                 for line in done.log:
                     LOG.info("%s", line)
-            tasks.note_encoding(source, self.sources, out.summary)
         return meter
 
     def _log_end(self, summary: Summary, meter: Meter) -> None:

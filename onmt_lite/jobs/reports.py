@@ -23,7 +23,7 @@ PHRASES = {  # each note in the summary, after `line 3: `
     "empty": "the input is blank, so the output is too",
     "empty-markup": "a pair of tags or marks that had text encloses nothing now",
     "invalid-json": "the input is not a JSON object with a text; the output is blank",
-    "invalid-utf8": "some bytes are not UTF-8 and were replaced by U+FFFD",
+    "invalid-utf8": "some bytes are not UTF-8 and became U+FFFD; convert the input with iconv",
     "line-breaks": "line breaks inside the text were read as spaces",
     "min-length-over-limit": "min_length is above the length limit; raise max_length_ratio",
     "no-text-field": "the input has no field with the text; the output is blank",

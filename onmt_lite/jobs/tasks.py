@@ -15,15 +15,13 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
-from onmt_lite.errors import DataError, FileError, refused
+from onmt_lite.errors import DataError, refused
 from onmt_lite.inference.records import Added, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Done, Parts
 from onmt_lite.system.byte_stream import GZIP, STANDARD_INPUT, Stream
-from onmt_lite.system.file_types import guess_encoding
-from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import importing
 from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.lines import (
@@ -40,8 +38,6 @@ from onmt_lite.text.phrases import marked, parse_phrases
 
 if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
-
-FEW_LINES = 3  # so many lines that are not UTF-8 may be damaged
 
 Parse = Callable[[bytes, int, bool], Line]
 
@@ -221,29 +217,6 @@ def lines_beside(role: Role, reader: LineReader) -> Iterator[Line]:
     """The lines of an input beside src.  Two show whether one of phrases is that of all lines."""
     first = [] if role == "tgt" else list(islice(reader.lines(), 2))
     return repeat(first[0]) if len(first) == 1 else chain(first, reader.lines())
-
-
-def note_encoding(reader: LineReader | None, sources: Sequence[str], summary: Summary) -> None:
-    """Log which encoding would fit if more than a few lines are not UTF-8.  The reader of a stream
-    has read it to its end; a file is read again."""
-    noted = summary.notes.get("invalid-utf8")
-    if noted is None or noted.n_lines <= min(FEW_LINES, summary.n_lines / 2):
-        return
-    if reader is None and len(sources) == 1:
-        with contextlib.suppress(FileError), inputs.open_input(sources[0]) as fd:
-            reader = LineReader(fd, sources[0])
-            for _ in reader.windows():
-                pass
-    if reader is None or not reader.not_utf8:
-        return
-    encoding, likely = guess_encoding(reader.not_utf8), ""
-    remedy = "convert the input"
-    if encoding:
-        likely, remedy = f" but look like {encoding}", f"{remedy}: iconv -f {encoding} -t utf-8"
-    if reader.n_utf8 > noted.n_lines / 10:  # as a whole, the file must not be converted
-        remedy = "other lines are, so convert these alone"
-    are = "line %s is" if noted.n_lines == 1 else "lines %s are"
-    LOG.info(f"NOTE: {are} not UTF-8%s; %s", noted.shown(), likely, remedy)
 
 
 def is_packed(path: str) -> bool:

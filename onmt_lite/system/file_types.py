@@ -66,11 +66,6 @@ KINDS = [
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 NO_CONTROLS = bytes(set(range(256)) - set(CONTROLS))
 VARIED = 6  # kinds of control characters that binary data has at least
-# Encodings of Western Europe; the first one is chosen if several fit equally well
-WESTERN = ("latin1", "windows-1252", "cp850")
-LETTERS = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿœß"
-SIGNS = "„“”‚‘’«»‹›–—…•¿¡ºª·°§€£©®\u00a0"
-WESTERN_CHARS = frozenset(LETTERS + LETTERS.upper() + SIGNS)
 
 
 FILTER = r"((?:iconv|zstd|xz|bzip2|lz4|lzip|lzop) [^:]*|zcat) {}$"  # reads a pipe, too
@@ -117,17 +112,3 @@ def is_utf8(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def guess_encoding(data: bytes) -> str:
-    """Guess the encoding of text that is not UTF-8; "" if none of WESTERN is likely.
-
-    Most letters of Western European text are ASCII, and nearly all others are in WESTERN_CHARS.
-    """
-    n_ascii = sum(char.isalpha() for char in data.decode("ascii", "ignore"))
-    shares = {}
-    for name in WESTERN:
-        others = [char for char in data.decode(name, "replace") if not char.isascii()]
-        shares[name] = sum(char in WESTERN_CHARS for char in others) / max(1, len(others))
-    best = max(WESTERN, key=lambda name: shares[name])
-    return best if len(others) < n_ascii and shares[best] > 0.9 else ""

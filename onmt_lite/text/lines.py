@@ -14,7 +14,6 @@ WINDOW_LINES = 1024
 MAX_WINDOW_BYTES = 4 << 20
 MAX_MEAN_BYTES = 4 << 10  # of the lines of a larger window
 BOM = b"\xef\xbb\xbf"
-MAX_SAMPLE = 1 << 16  # bytes of lines that are not UTF-8, kept to guess their encoding
 # Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CAPITALS = "capitals"  # the note of a line that was read in small letters
@@ -58,8 +57,6 @@ class LineReader:
         and whether it is cut, by default `to_line`."""
         self.name, self.window_lines, self.parse = name, window_lines, parse or to_line
         self.n_lines = 0
-        self.not_utf8 = b""  # lines that are not UTF-8, up to about MAX_SAMPLE bytes
-        self.n_utf8 = 0  # lines in UTF-8 that are not ASCII
         self._lines = self._parsed(fd)
 
     def windows(self) -> Iterator[list[Line]]:
@@ -93,11 +90,6 @@ class LineReader:
                 continue
             line = self.parse(raw, self.n_lines, cut)
             self.n_lines += 1
-            if not raw.isascii():  # as JSON that escapes half a character is
-                if "invalid-utf8" not in line.notes:
-                    self.n_utf8 += 1
-                elif len(self.not_utf8) < MAX_SAMPLE:
-                    self.not_utf8 += raw[:MAX_SAMPLE] + b"\n"
             yield line, len(raw)
 
 
