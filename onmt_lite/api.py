@@ -4,7 +4,7 @@ Pipeline in this process does the work, or worker processes with a Pipeline each
 import dataclasses
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -186,8 +186,8 @@ class Translator:
         lines: str,
         prefixes: str | None = None,
         progress: Progress | None = None,
-        force_words: str | Sequence[str] | None = None,
-        ban_words: str | Sequence[str] | None = None,
+        force_words: Phrases = None,
+        ban_words: Phrases = None,
         **options: "Unpack[CallOptions]",
     ) -> Translation: ...
 
@@ -219,9 +219,8 @@ class Translator:
             prefixes: the beginning of each translation: a str for one text, otherwise one per line
                 (default: none).
             progress: called after each batch with the number of finished lines and target tokens.
-            force_words: phrases that translations must contain: a tab-separated str for all lines;
-                or such a str, or a list of str, for each line.  For one text also a list of
-                phrases (default: none).
+            force_words: phrases that translations must contain: a tab-separated str for all lines,
+                or a list with such a str for each line (default: none).
             ban_words: phrases that translations must not contain, in the same form.
             options: named as on the command line, such as `beam_size=5` or `n_best=1`; by default
                 the options of `from_pretrained`.  docs/options.md lists all.
@@ -240,7 +239,6 @@ class Translator:
         if isinstance(lines, str):  # as a list of one
             lines = [lines]
             prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
-            force_words, ban_words = map(of_one, (force_words, ban_words))
         pairs = list(paired(lines, prefixes, force_words, ban_words))
         found = self._translated(pairs, parsed, totals(progress))
         return found[0] if one else found
@@ -441,8 +439,3 @@ def totals(progress: Progress | None) -> Added:
             progress(n_lines, n_tokens)
 
     return add
-
-
-def of_one(phrases: Any) -> Any:
-    """The phrases of one text as those of a list with this text."""
-    return phrases if isinstance(phrases, str | None) else [phrases]

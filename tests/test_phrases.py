@@ -186,12 +186,12 @@ class TestBanned:
         translator = make_translator(kind, first, second)
         lines = ["s0 s0", "s1 s1"]
         plain = translator.translate(lines, **given)
-        found = translator.translate(lines, ban_words=[banned, None], **given)
+        found = translator.translate(lines, ban_words=["\t".join(banned), ""], **given)
         assert found[1] == plain[1]
         for hyp in found[0].hyps:
             assert not any(holds(hyp.text, phrase) for phrase in banned)
         assert_scored(translator, found[0].hyps)
-        (alone,) = translator.translate(lines[:1], ban_words=[banned], **given)
+        (alone,) = translator.translate(lines[:1], ban_words="\t".join(banned), **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
 
     @pytest.mark.parametrize("n_lines", [1, 4])
@@ -265,7 +265,7 @@ class TestForced:
         given["block_ngram_repeat"] = block
         lines = ["s0 s0", "s1 s1"]
         plain = translator.translate(lines, **given)
-        found = translator.translate(lines, force_words=[forced, ""], **given)
+        found = translator.translate(lines, force_words=["\t".join(forced), ""], **given)
         assert found[1] == plain[1]
         for phrase in forced:
             assert holds(found[0].text, phrase) != (phrase in found[0].unmet)
@@ -295,15 +295,21 @@ class TestForced:
 @pytest.mark.parametrize(
     "forced, banned, said",
     [
-        ([["a"]], None, "more lines than force_words, which are 1"),
+        (["a"], None, "more lines than force_words, which are 1"),
         (None, ["a", "b", "c"], "more ban_words than lines, which are 2"),
         ("the cat", "cat", "line 1: 'the cat' is forced, of which 'cat' is a part, and banned"),
-        ([[], ["a"]], [[], "a"], "line 2: 'a' is forced, and banned"),
+        (["", "a"], ["", "a"], "line 2: 'a' is forced, and banned"),
     ],
 )
 def test_phrases_that_do_not_fit_are_refused(forced, banned, said):
     with pytest.raises(DataError, match=re.escape(said)):
         make_translator("pieces", EVEN).translate(["s0"] * 2, force_words=forced, ban_words=banned)
+
+
+@pytest.mark.parametrize("phrases", [["a\tb", ["the", "cat"]], ["a", None], 7, {"a": "b"}])
+def test_phrases_other_than_lines_of_text_are_refused(phrases):
+    with pytest.raises(TypeError, match=r"^force_words(\[1\])?: expected a l[^\n]*$"):
+        make_translator("pieces", EVEN).translate(["s0"] * 2, force_words=phrases)
 
 
 class Array(list):
@@ -315,8 +321,8 @@ class Array(list):
 
 def test_phrases_of_an_array_and_halves_of_characters():
     translator = make_translator("pieces", EVEN)
-    for forced, unmet in ((Array(["the cat", "dog"]), ("dog",)), ("a\ud800b", ("a?b",))):
-        (found,) = translator.translate(["s0"], force_words=[forced])
+    for forced, unmet in ((Array(["the cat\tdog"]), ("dog",)), (["a\ud800b"], ("a?b",))):
+        (found,) = translator.translate(["s0"], force_words=forced)
         assert found.unmet[-1:] == unmet
 
 
@@ -388,7 +394,7 @@ def test_shipped_model_says_what_it_must_and_not_what_it_must_not():
     translator = Translator.from_pretrained("data/de-en", threads=1)
     lines = ["Guten Morgen!", "Die Katze schläft auf dem Sofa.", "DIE KATZE SCHLÄFT HEUTE NICHT."]
     forced = [["day"], ["is asleep", "couch"], ["CAT"]]
-    found = translator.translate(lines, force_words=forced, n_best=2)
+    found = translator.translate(lines, force_words=map("\t".join, forced), n_best=2)
     for translation, own in zip(found, forced):
         assert all(holds(translation.text, phrase) for phrase in own)
         assert translation.unmet == () and translation.n_forced == len(own)

@@ -117,8 +117,8 @@ class TestOneText:
             ({}, {}),
             (dict(n_best=2, beam_size=3), dict(n_best=2, beam_size=3)),
             (dict(prefixes="the"), dict(prefixes=["the"])),
-            (dict(force_words="a\tdog", ban_words=["the"]), dict(force_words=[["a", "dog"]],
-             ban_words=[["the"]])),
+            (dict(force_words="a\tdog", ban_words="the"), dict(force_words=["a\tdog"],
+             ban_words=["the"])),
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("text", ["der hund", "", "der\nhund"])

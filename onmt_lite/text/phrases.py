@@ -19,7 +19,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from onmt_lite.errors import DataError
-from onmt_lite.text.lines import Line, from_text
+from onmt_lite.text.lines import Line, from_text, from_texts
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -35,8 +35,8 @@ ANCHOR = "a"  # a word beside which tokens are looked at
 CACHED = 1 << 16  # states and tokens
 MET = -1
 
-# Phrases of all lines, separated by tabs; or for each line such a str, or a list of phrases
-Phrases = str | Iterable[str | Sequence[str] | None] | None
+# As the lines of a file: phrases with TAB between them, of all lines or of each line
+Phrases = str | Iterable[str] | None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -87,18 +87,8 @@ def parse_phrases(line: str) -> tuple[str, ...]:
 def iter_phrases(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
     """Yield the phrases of each line; `name` is the name of the argument in a TypeError."""
     if isinstance(phrases, str | None):
-        return repeat(_parse_entry(name, phrases))
-    if not hasattr(phrases, "__iter__"):
-        raise TypeError(f"{name}: expected phrases, got {type(phrases).__name__}")
-    return (_parse_entry(f"{name}[{i}]", entry) for i, entry in enumerate(phrases))
-
-
-def _parse_entry(name: str, entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    words = [entry] if isinstance(entry, str) else [] if entry is None else entry
-    try:
-        return parse_phrases(from_text("\t".join(words), 0).text)  # without lone surrogates
-    except TypeError:
-        raise TypeError(f"{name}: expected phrases, got {repr(entry)[:50]}") from None
+        return repeat(parse_phrases(from_text(phrases or "", 0).text))
+    return (parse_phrases(line.text) for line in from_texts(phrases, name))
 
 
 def single_spaced(text: str) -> str:
