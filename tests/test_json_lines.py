@@ -12,7 +12,7 @@ from onmt_lite.inference.records import Translation
 from onmt_lite.jobs.inputs import look_at_inputs
 from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.jobs.tasks import Reader
-from onmt_lite.system.file_types import kind_of
+from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text.lines import MAX_DEPTH, Line, object_line
 from tests.test_lines import broken
 
@@ -146,7 +146,7 @@ def test_whatever_the_bytes_there_is_a_line(data, cut):
 def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
     data = b"\n".join(lines)
     lines = data.split(b"\n") if data else []  # those drawn may hold line feeds
-    assume(kind_of(data) is None)
+    assume(detect_file_type(data) is None)
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(data)
     options = TranslateOptions.of(src=str(path), bucket_lines=2)

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.system.file_types import LOOKED_AT, kind_of, remedy
+from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 
@@ -130,9 +130,9 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_files_that_are_no_text(name):
     data, what = KINDS[name]
-    found = kind_of(data[:LOOKED_AT])
-    assert found is not None and found.what.startswith(what)
-    assert "\n" not in found.what + found.remedy
+    found = detect_file_type(data[:LOOKED_AT])
+    assert found is not None and found.name.startswith(what)
+    assert "\n" not in found.name + found.remedy
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_files_that_are_no_text(name):
     ],
 )
 def test_the_command_that_makes_text_of_it(data, plain, packed):
-    kind = kind_of(data[:LOOKED_AT])
-    assert remedy(kind, "F").endswith(f": {plain}")
-    assert remedy(kind, "F", packed=True).endswith(f": {packed}")
+    kind = detect_file_type(data[:LOOKED_AT])
+    assert kind.remedy_for("F").endswith(f": {plain}")
+    assert kind.remedy_for("F", packed=True).endswith(f": {packed}")
 
 
 def test_database_is_not_text(tmp_path):
-    assert kind_of(database(tmp_path / "db")[:LOOKED_AT]).what == "an SQLite database"
+    assert detect_file_type(database(tmp_path / "db")[:LOOKED_AT]).name == "an SQLite database"
 
 
 @pytest.mark.parametrize("command", ["zstd", "xz", "bzip2", "lz4", "xz --format=lzma"])
@@ -165,7 +165,7 @@ def test_command_of_the_remedy_unpacks_what_the_program_packs(tmp_path, command)
         [*command.split(), "-c", "text"], cwd=tmp_path, capture_output=True, check=True
     ).stdout
     (tmp_path / "p").write_bytes(packed)
-    made = remedy(kind_of(packed), "p").partition(": ")[2]
+    made = detect_file_type(packed).remedy_for("p").partition(": ")[2]
     unpacked = subprocess.run(made, shell=True, cwd=tmp_path, capture_output=True, check=True)
     assert unpacked.stdout.decode("utf-8") == TEXT
 
@@ -190,11 +190,11 @@ SAMPLES = {
 def test_wide_characters(name, order, end):
     """With a byte order mark; Western text without one too.  Cut through a character."""
     encoding = f"utf-16{order}"
-    found = kind_of(("\ufeff" + SAMPLES[name]).encode(encoding)[:end])
+    found = detect_file_type(("\ufeff" + SAMPLES[name]).encode(encoding)[:end])
     assert found == ("UTF-16", "convert it: iconv -f utf-16 -t utf-8 {}")
     if name in ("two lines", "one line", "German", "French"):
-        found = kind_of(SAMPLES[name].encode(encoding)[:end])
-        assert found.what == "UTF-16 without a byte order mark"
+        found = detect_file_type(SAMPLES[name].encode(encoding)[:end])
+        assert found.name == "UTF-16 without a byte order mark"
         assert found.remedy == f"convert it: iconv -f {encoding} -t utf-8 {{}}"
 
 
@@ -202,7 +202,7 @@ def test_wide_characters(name, order, end):
 def test_a_quarter_of_nuls_is_no_text(size, random):
     nuls = set(random.sample(range(size), -(-size // 4)))
     data = bytes(0 if i in nuls else random.choice(b"aeiou \n\xfc") for i in range(size))
-    assert kind_of(data) is not None
+    assert detect_file_type(data) is not None
 
 
 ENCODED = "Russian koi8-r,Russian cp1251,Greek cp1253,Chinese gb18030,Chinese big5"
@@ -219,13 +219,13 @@ Não há razão para ações.""".split("\n")
 def test_text_in_other_encodings_is_text(sample):
     name, encoding = sample.split()
     data = SAMPLES[name].encode(encoding)
-    assert kind_of(data[:LOOKED_AT]) is None
+    assert detect_file_type(data[:LOOKED_AT]) is None
 
 
 @pytest.mark.parametrize("text", WESTERN)
 def test_western_text_in_other_encodings_is_text(text):
     for encoding in ("latin1", "windows-1252", "cp850"):
-        assert kind_of(text.encode(encoding)) is None
+        assert detect_file_type(text.encode(encoding)) is None
 
 
 ODD = [
@@ -257,10 +257,10 @@ ODD = [
 
 @pytest.mark.parametrize("data", ODD, ids=range(len(ODD)))
 def test_odd_text_is_text(data):
-    assert kind_of(data[:LOOKED_AT]) is None
+    assert detect_file_type(data[:LOOKED_AT]) is None
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))).map("\n".join))
 def test_nothing_without_nul_is_taken_for_wide_characters(text):
-    found = kind_of(text.encode("utf-8")[:LOOKED_AT])
-    assert found is None or "UTF" not in found.what
+    found = detect_file_type(text.encode("utf-8")[:LOOKED_AT])
+    assert found is None or "UTF" not in found.name

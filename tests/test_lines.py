@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.inputs import open_input, survey
-from onmt_lite.system.file_types import kind_of
+from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text import lines as lines_module
 from onmt_lite.text.lines import (
     Line,
@@ -119,7 +119,7 @@ def path(tmp_path_factory):
 @example(b"a\0b\n\0\n", 3, 2)
 @example("ü\n😀".encode(), 1, 1)  # characters cut by reads of one byte
 def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
-    assume(not kind_of(data))
+    assume(not detect_file_type(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "CHUNK", chunk)
         windows = read_file(path, data, window_lines=window_lines)
@@ -136,7 +136,7 @@ def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
 @example([b"\xc3", b"\xbc\n"], 3)
 def test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut(pieces, window_lines):
     # The first bytes alone may be all that is there when the reader looks
-    assume(not any(kind_of(b"".join(pieces[:n])) for n in range(len(pieces) + 1)))
+    assume(not any(detect_file_type(b"".join(pieces[:n])) for n in range(len(pieces) + 1)))
     windows = read_pipe(pieces, window_lines=window_lines)
     assert flat(windows) == naive(b"".join(pieces))
     assert all(len(window) <= window_lines for window in windows)

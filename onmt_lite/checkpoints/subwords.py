@@ -14,7 +14,7 @@ import sentencepiece as spm
 from onmt_lite.checkpoints import pieces
 from onmt_lite.checkpoints.description import read_json, read_whole
 from onmt_lite.errors import CheckpointError, OptionError, explained
-from onmt_lite.system.file_types import LOOKED_AT, kind_of, remedy
+from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
@@ -146,8 +146,9 @@ def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any])
 
 def _read_text(path: str) -> str:
     data = read_bytes(path)
-    if kind := kind_of(data[:LOOKED_AT]):
-        raise CheckpointError(f"{path} is {kind.what}; {remedy(kind, shlex.quote(path))}")
+    if file_type := detect_file_type(data[:LOOKED_AT]):
+        remedy = file_type.remedy_for(shlex.quote(path))
+        raise CheckpointError(f"{path} is {file_type.name}; {remedy}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

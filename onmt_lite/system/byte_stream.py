@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from onmt_lite.errors import DataError, FileError, explained
-from onmt_lite.system.file_types import LOOKED_AT, kind_of, remedy
+from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 
 GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"
@@ -78,9 +78,10 @@ def text_stream(fd: int, name: str) -> Stream:
         # GzipFile calls `read` alone
         unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], stream))
         stream = Stream(unpack, stream.waits)
-    kind = kind_of(stream.peek())
-    if kind is not None:
-        within = " within gzip data" if packed and kind.what == "gzip data" else ""
+    file_type = detect_file_type(stream.peek())
+    if file_type is not None:
+        within = " within gzip data" if packed and file_type.name == "gzip data" else ""
         shown = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
-        raise DataError(f"{name} is {kind.what}{within}; {remedy(kind, shown, packed)}")
+        remedy = file_type.remedy_for(shown, packed)
+        raise DataError(f"{name} is {file_type.name}{within}; {remedy}")
     return stream
