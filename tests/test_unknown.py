@@ -12,7 +12,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.placeholders import Extractor, Unknown
-from onmt_lite.text.tag_projection import Aligned, Units, put_back
+from onmt_lite.text.tag_projection import Aligned, Units, restore
 from tests.support import tables, tiny
 
 KNOWN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789äöüßé .,:!?-'\"()▁")
@@ -153,7 +153,7 @@ def restored(line: str, translation: str, links: dict[str, str], case=str) -> st
         source = next(i for i, w in enumerate(words) if w.strip(".,!?") == links[word])
         renders += [starts[source] + 1] * (len(word) + 1)
     aligned = Aligned(src_tokens, tokens, renders)
-    return put_back(reading, encode, aligned, translation, case)
+    return restore(reading, encode, aligned, translation, case)[0]
 
 
 RESTORED = [
@@ -224,7 +224,7 @@ def unchanged(line: str, unknown: Unknown = GERMAN, cut=encode) -> tuple[str, st
     reading = Extractor(cut, is_unknown, unknown).extract(line)
     tokens = cut(reading.text)
     aligned = Aligned(tokens, tokens, range(len(tokens)))
-    return reading.text, put_back(reading, cut, aligned, reading.text)
+    return reading.text, restore(reading, cut, aligned, reading.text)[0]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_full_stops_correspond_in_order():
         renders += [starts[source]] + [starts[source] + 1] * len(word)
     for i in (tokens.index("."), len(tokens) - 1):
         renders[i] = src_tokens.index(".")
-    found = put_back(reading, encode, Aligned(src_tokens, tokens, renders), target)
+    found, _ = restore(reading, encode, Aligned(src_tokens, tokens, renders), target)
     assert found == "<p>The dog sleeps.</p><p>The cat too.</p>"
 
 

@@ -81,7 +81,7 @@ def lower_reading(reading: Reading, encode: Encode) -> tuple[Reading, Spans]:
         at += len(part) + len(name)
 
     def place(index: int) -> int:
-        return sum(map(n_places, texts_of(encode(text[:index]))))
+        return n_places("".join(texts_of(encode(text[:index]))))
 
     return replace(reading, parts=tuple(parts)), tuple((place(a), place(b)) for a, b in spans)
 

@@ -352,7 +352,7 @@ def restore(
     """
     places, at = [], 0
     for part, item in zip(reading.parts, reading.items):
-        at += sum(map(n_places, texts_of(encode(part))))
+        at += n_places("".join(texts_of(encode(part))))
         places.append(at)
         at += n_places(item.stand_in)
     pieces, end = [reading.head], 0
@@ -370,14 +370,3 @@ def restore(
         if item.partner is not None and i in filled_before
     )
     return "".join([*pieces, case(text[end:])]), empty
-
-
-def put_back(
-    reading: Reading,
-    encode: Callable[[str], list[str]],
-    aligned: Aligned,
-    text: str,
-    case: Callable[[str], str] = str,
-) -> str:
-    """Return the text of `restore`."""
-    return restore(reading, encode, aligned, text, case)[0]
