@@ -4,6 +4,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.text.capitals import lower_words, restore_capitals
+from onmt_lite.text.tag_projection import Aligned
 
 LOWERED = """
 ACHTUNG: Der Boden ist nass. | ACHTUNG
@@ -66,16 +67,17 @@ def test_acronyms_and_codes_are_kept(encode, line):
 def test_words_that_translate_them_become_uppercase():
     """Each target token has the source token at its index; spaces do not count as places."""
     source, target = ["▁achtung", ":", "▁der", "▁boden"], ["▁at", "tention", ":", "▁the", "▁floor"]
-    found = restore_capitals("attention: the floor", source, target, [0, 0, 1, 2, 3], ((0, 7),))
+    aligned = Aligned(source, target, [0, 0, 1, 2, 3])
+    found = restore_capitals("attention: the floor", aligned, ((0, 7),))
     assert found == "ATTENTION: the floor"
-    found = restore_capitals("attention: the floor", source, target, [0, 0, 1, 2, 3], ((11, 16),))
+    found = restore_capitals("attention: the floor", aligned, ((11, 16),))
     assert found == "attention: the FLOOR"
 
 
 def test_no_word_is_moved_to_another_sentence_by_attention():
     source, target = ["▁komm", ".", "▁geh", "."], ["▁come", ".", "▁go", "."]
     for sources in ([0, 1, 2, 1], [0, 1, 0, 1]):
-        found = restore_capitals("come. go.", source, target, sources, ((0, 4),))
+        found = restore_capitals("come. go.", Aligned(source, target, sources), ((0, 4),))
         assert found == "COME. go."
 
 

@@ -125,14 +125,14 @@ class Renderer:
         sources  the token of the line for each, if words are put back
         """
         text, reading = self.tokenizer.decode(tokens), example.reading
-        if example.loud and sources:
-            text = restore_capitals(text, example.src_tokens, tokens, sources, example.loud)
+        aligned = Aligned(example.src_tokens, tokens, sources) if reading or example.loud else None
+        if aligned and example.loud and sources:
+            text = restore_capitals(text, aligned, example.loud)
         case = str.upper if example.in_capitals else str
-        if not reading:
+        if not (reading and aligned):
             return case(text), False
         if not (example.prefix_ids or example.line.forced):
             text = reading.capitalized(text)
-        aligned = Aligned(example.src_tokens, tokens, sources)
         return restore(reading, self.tokenizer.encode, aligned, text, case)
 
     def _without_unk(

@@ -7,13 +7,13 @@ many subwords, or abbreviations.yaml lists them.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from onmt_lite.text.placeholders import Reading
 from onmt_lite.text.sentence_splitter import abbreviations
-from onmt_lite.text.tag_projection import Units, link_votes, n_places, texts_of
+from onmt_lite.text.tag_projection import Aligned, n_places, texts_of
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_START = re.compile(r"[.!?…:]\W*$")
@@ -86,24 +86,19 @@ def lower_reading(reading: Reading, encode: Encode) -> tuple[Reading, Spans]:
     return replace(reading, parts=tuple(parts)), tuple((place(a), place(b)) for a, b in spans)
 
 
-def restore_capitals(
-    text: str, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int], loud: Spans
-) -> str:
+def restore_capitals(text: str, aligned: Aligned, loud: Spans) -> str:
     """Uppercase the words of a translation that translate words in uppercase.
 
     Args:
         text: the translation.
-        src_tokens: the source as the model read it.
-        tokens: the tokens of the translation.
-        sources: index of the source token for each of them.
+        aligned: the units of the source as the model read it, and of the translation.
         loud: places of the words in uppercase in the source.
     """
-    source, target = Units(src_tokens), Units(tokens)
+    source, target = aligned.source, aligned.target
     units = {u for a, b in loud for u in range(source.at(a), source.at(b - 1) + 1)}
-    votes = link_votes(source, target, sources)
     chars, places = list(text), [i for i, char in enumerate(text) if not char.isspace()]
     is_loud, stops = False, {*target.stops}
-    for j, (start, end, vote) in enumerate(zip(target.starts, target.ends, votes)):
+    for j, (start, end, vote) in enumerate(zip(target.starts, target.ends, aligned.votes)):
         # A word without a vote is like the word before it in its sentence
         n_loud = sum(n for u, n in vote.items() if u in units and u not in source.stops)
         n_other = sum(n for u, n in vote.items() if u not in units and u not in source.stops)

@@ -76,39 +76,29 @@ def n_places(text: str) -> int:
     return sum(not char.isspace() for char in text)
 
 
-def link_votes(source: Units, target: Units, sources: Sequence[int]) -> list[Counter[int]]:
-    """Count for each unit of a translation the source units that its tokens attend to.
+class Aligned:
+    """Units of a source and of a translation, and which of them correspond.
 
     Sentences keep their order, though attention often takes one full stop for another: if both
-    sides have the same full stops, only units of the same sentence count.
-
-    Args:
-        source: Units of the source.
-        target: Units of the translation.
-        sources: index of the source token for each token of the translation.
+    sides have the same full stops, only units of the same sentence correspond.
     """
-    votes: list[Counter[int]] = [Counter() for _ in target.starts]
-    paired = source.marks == target.marks
-    for j, index in zip(target.of_token, sources):
-        u = source.of_token[index]
-        if j >= 0 and not (paired and source.sentence(u) != target.sentence(j)):
-            votes[j][u] += 1
-    return votes
-
-
-class Aligned:
-    """Units of a source and of a translation, and which of them correspond."""
 
     def __init__(self, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int]):
         """sources  index of the source token for each token of the translation"""
-        self.source, self.target = Units(src_tokens), Units(tokens)
-        paired = self.source.marks == self.target.marks
-        stops = dict(zip(self.target.stops, self.source.stops)) if paired else {}
+        self.source, self.target = source, target = Units(src_tokens), Units(tokens)
+        paired = source.marks == target.marks
+        stops = dict(zip(target.stops, source.stops)) if paired else {}
+        # For each unit of the translation: the source units that its tokens attend to
+        self.votes = [Counter[int]() for _ in target.starts]
+        for j, index in zip(target.of_token, sources):
+            u = source.of_token[index]
+            if j >= 0 and not (paired and source.sentence(u) != target.sentence(j)):
+                self.votes[j][u] += 1
         # Units of the translation that mostly render a unit of the source, in order
         self.found: dict[int, list[int]] = {}
         # The same with units that render it with some of their tokens
         self.partly: dict[int, list[int]] = {}
-        for j, vote in enumerate(link_votes(self.source, self.target, sources)):
+        for j, vote in enumerate(self.votes):
             if j in stops:
                 continue
             for u in vote:
@@ -116,8 +106,8 @@ class Aligned:
             for u, _ in vote.most_common(1):
                 self.found.setdefault(u, []).append(j)
         # A word or number that occurs once in both corresponds to itself
-        for word in self.source.unique.keys() & self.target.unique.keys():
-            self.found[self.source.unique[word]] = [self.target.unique[word]]
+        for word in source.unique.keys() & target.unique.keys():
+            self.found[source.unique[word]] = [target.unique[word]]
         self.found |= {u: [j] for j, u in stops.items()}
 
     def after(self, place: int) -> int:
