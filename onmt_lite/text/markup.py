@@ -62,6 +62,7 @@ PATTERNS = re.compile(
     f"|(?P<mark>{TAG}|{ESCAPED_TAG}|{ENTITY}|{FOOTNOTE})|(?P<word>{WORDS})"
 )
 ITEM = f"(?P<item>{LITERALS}|{LINK_END}|{TAG}|{ESCAPED_TAG}|{WORDS})"  # whose text stays as it is
+ITEMS = re.compile(ITEM)
 # No pattern is without one of these
 HINT = re.compile(r"[<&{%$@_=#\\~|[/`*]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
 
@@ -80,6 +81,12 @@ EMPHASIS = re.compile(
     r"(?<![*~\d\\])(?P<strong>\*\*\*?|~~)(?![\s*~]).{1,500}?(?<![\s*~\\])(?P=strong)(?![*~\d])"
     r"|(?<![\w*\\])(?P<mark>\*|_{1,3})(?![\s*_]).{1,500}?(?<![\s*_\\])(?P=mark)(?![\w*])"
 )
+
+
+def inside_items(text: str) -> set[int]:
+    """Return the indices of all characters inside items."""
+    items = ITEMS.finditer(text) if HINT.search(text) else ()
+    return {i for item in items for i in range(*item.span())}
 
 
 def emphases(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -48,6 +48,7 @@ from onmt_lite.text.markup import (
     TAG_NAME,
     emphases,
     head_of,
+    inside_items,
 )
 from onmt_lite.text.numbers import amounts
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
@@ -86,7 +87,6 @@ SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no
 # Spans to replace by plain text, except inside items, which come first
 MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
 ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
-ITEMS = re.compile(ITEM)
 LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
 # Items that stand for a number
 NUMBER = re.compile(
@@ -260,7 +260,7 @@ class Extractor:
         line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
         line = _replaced(ENTITY_OF_TEXT, self._character, line)
         line = _replaced(LOOSE_ACCENTS, self._composed, line)
-        inside = {i for item in ITEMS.finditer(line) for i in range(*item.span())}
+        inside = inside_items(line)
         chars: list[str] = []
         for i, char in enumerate(line):
             whole = i in inside and unicodedata.category(char) not in BREAKS

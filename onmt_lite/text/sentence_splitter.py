@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from onmt_lite.text import markup
+from onmt_lite.text.markup import head_of, inside_items
 
 DATA = Path(__file__).with_name("abbreviations.yaml")
 FIRST_WORD = re.compile(r"[^\W_]+")
@@ -20,26 +20,22 @@ WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
-# Tags, comments, placeholders, code and targets of links, in which no sentence ends
-ITEM = re.compile(
-    "|".join((markup.TAG, markup.ESCAPED_TAG, markup.BRACES, markup.CODE_SPAN, markup.LINK_END))
-)
 
 
 def sentences_of(text: str) -> list[str]:
     """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
     white space around and between them; a mark at the start keeps the space before it."""
     words, small = list(WORD.finditer(text)), text in (text.lower(), text.upper())
-    inside = {i for item in ITEM.finditer(text) for i in range(*item.span())}
+    inside = inside_items(text)  # no sentence ends in a tag, a placeholder or code
     starts = [
         i
         for i in range(1, len(words))
         if begins([w[0] for w in words[max(0, i - 2) : i + 1]], small)
-        and words[i].start() not in inside
+        and words[i].start() - 1 not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
     found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
-    head = markup.head_of(text)
+    head = head_of(text)
     return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
 
 

@@ -7,8 +7,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 from unicodedata import category
 
 from onmt_lite.text.placeholders import CLOSING, Item, Reading
@@ -135,13 +136,10 @@ class Aligned:
         for u in inside:
             first, last = source.starts[u], source.ends[u]
             for j in found.get(u, ()):
-                cut = 0, last - first
+                begin, stop = target.starts[j], target.ends[j]
                 if source.words[u] == target.words[j]:
-                    cut = max(0, start - first), min(end, last) - first
-                begin = target.starts[j]
-                is_whole = cut == (0, last - first)
-                stop = target.ends[j] if is_whole else begin + cut[1]
-                spans.add((begin + cut[0], stop))
+                    begin, stop = begin + max(0, start - first), begin + min(end, last) - first
+                spans.add((begin, stop))
         return sorted(spans)
 
 
@@ -164,15 +162,11 @@ def separate(a: Sequence[Span], b: Sequence[Span]) -> tuple[list[Span], list[Spa
 Edit = tuple[int, int, str]  # text from one index to another is replaced
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """A part of a translation that a pair of items encloses, in places and in indices."""
 
     places: Span
     indices: Span
-
-    def has(self, span: Span) -> bool:
-        return self.places[0] <= span[0] and span[1] <= self.places[1]
 
 
 # The number of an item, or a range of items and where they go
@@ -256,7 +250,10 @@ class Editor:
         """The part of the translation that each pair encloses, by the number of its first item."""
         places, target = self.places, self.aligned.target
         spans = {i: self.aligned.spans(places[i], places[j]) for i, j in partners.items()}
-        spans = {i: [s for s in found if room.has(s)] for i, found in spans.items()}
+        first, last = room.places
+        spans = {
+            i: [s for s in found if first <= s[0] and s[1] <= last] for i, found in spans.items()
+        }
         keep_apart(spans)
         rooms = dict[int, Room]()
         for i, j in partners.items():
