@@ -388,13 +388,9 @@ def is_missed(number: Number, other: str, code: str) -> bool:
 
 
 @lru_cache
-def signs() -> tuple[re.Pattern[str], list[re.Pattern[str]]]:
-    """Finds the sign of a unit after a number, as one group each; and all forms of each unit."""
-    units = data()["units"]
-    after = "|".join(f"({sign})" for sign in units)
-    forms = (rf"(?<![^\W\d_])(?:{sign}|(?i:{words}))(?![^\W\d_])" for sign, words in units.items())
-    found = re.compile(rf"\d[{SPACES}]?(?:{after})(?!\w)")
-    return found, [*map(re.compile, forms)]
+def signs() -> re.Pattern[str]:
+    """Find a number with the sign of a unit, which is the group `unit`."""
+    return re.compile(rf"\d[{SPACES}]?(?P<unit>{'|'.join(data()['units'])})(?!\w)")
 
 
 @lru_cache
@@ -420,28 +416,27 @@ def amounts() -> re.Pattern[str]:
     )
 
 
-def symbol_forms(symbol: str) -> str:
-    """Return a pattern for a unit: its symbol, or its words in any case."""
-    table, found = data()["symbols"], symbols().match(symbol)
-    assert found is not None
-    said = [
-        words
-        for sign, words in table["prefixes"].items()
-        if re.fullmatch(sign, found["prefix"] or "")
-    ]
-    own = found["base"] or found["plain"]
-    bases = {**table["prefixed"], **table["plain"]}
-    words = next(words for sign, words in bases.items() if re.fullmatch(sign, own))
-    return rf"(?<![^\W\d_])(?:{re.escape(symbol)}|(?i:{''.join(said)}[ -]?(?:{words})))(?![^\W\d_])"
+@lru_cache(1 << 8)
+def unit_forms(unit: str) -> re.Pattern[str]:
+    """Find a unit: its sign or symbol, or its words in any case."""
+    table = data()["symbols"]
+
+    def words_for(symbol: str, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        return ((sign, said) for sign, said in words.items() if re.fullmatch(sign, symbol))
+
+    sign, said = next(words_for(unit, data()["units"]), ("", ""))
+    if not sign:
+        found = symbols().match(unit)
+        assert found is not None
+        prefix = "".join(said for _, said in words_for(found["prefix"] or "", table["prefixes"]))
+        bases = words_for(found["base"] or found["plain"], {**table["prefixed"], **table["plain"]})
+        sign, said = re.escape(unit), f"{prefix}[ -]?(?:{next(bases)[1]})"
+    return re.compile(rf"(?<![^\W\d_])(?:{sign}|(?i:{said}))(?![^\W\d_])")
 
 
 def lost_sign(source: str, translation: str) -> str:
     """The first minus, or sign of a unit, that has no form in the translation."""
     if (minus := MINUS.search(source)) and not NEGATIVE.search(translation):
         return minus[0]
-    found, forms = signs()
-    said = {match.lastindex or 0: match for match in found.finditer(source)}
-    lost = [match[i] for i, match in said.items() if not forms[i - 1].search(translation)]
-    letters = dict.fromkeys(match["unit"] for match in amounts().finditer(source))
-    lost += [unit for unit in letters if not re.search(symbol_forms(unit), translation)]
-    return next(iter(lost), "")
+    found = (match["unit"] for each in (signs(), amounts()) for match in each.finditer(source))
+    return next((u for u in dict.fromkeys(found) if not unit_forms(u).search(translation)), "")
