@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.text.sentence_splitter import sentences_of
+from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.text.tag_projection import Aligned, restore
 from tests.test_unknown import GERMAN, encode, of_tiny, read
 
@@ -253,7 +253,7 @@ def test_pair_encloses_word_that_only_partly_translates_its_content():
 
 def test_long_line_keeps_indent_and_is_not_cut_inside_code():
     line = "  - Das ist `a. B` hier. Siehe [da](a.md 'Ein. Titel'). Und &lt;a b='C. D'&gt;Ja."
-    first, *others = sentences_of(line)
+    first, *others = split_sentences(line)
     assert first == "  - Das ist `a. B` hier."
     assert others == ["Siehe [da](a.md 'Ein. Titel').", "Und &lt;a b='C. D'&gt;Ja."]
 

@@ -16,7 +16,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import Unknown
-from onmt_lite.text.sentence_splitter import sentences_of
+from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.train.calibrate import calibrate, load_calibrate_options
 from tests.support import tiny
 
@@ -90,12 +90,12 @@ ENDS = (ENDS + ABBREVIATIONS).replace("\n\n", "\n").strip().split("\n")
 @pytest.mark.parametrize("line", ENDS)
 def test_where_sentences_end(line):
     sentences = line[1:-1].split("] [")
-    assert sentences_of(" ".join(sentences)) == sentences
+    assert split_sentences(" ".join(sentences)) == sentences
 
 
 @given(st.text(alphabet="aA.!? „“1\t…)", max_size=40))
 def test_sentences_are_the_line(text):
-    sentences = sentences_of(text)
+    sentences = split_sentences(text)
     assert " ".join(sentences).split() == text.split()
     assert all(s == s.strip() and (s or not text.strip()) for s in sentences)
 
@@ -175,7 +175,7 @@ def test_hypotheses_are_in_the_order_of_their_scores(model):
             means = [hyp.log_prob / len(hyp.token_log_probs) for hyp in found.hyps]
             assert scores == pytest.approx(means)
     assert scores == pytest.approx([hyp.log_prob for hyp in found.hyps])
-    parts = make(model, split_longer=0).translate(sentences_of(line), **asked)
+    parts = make(model, split_longer=0).translate(split_sentences(line), **asked)
     assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
 
 

@@ -16,7 +16,7 @@ from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.lines import Line
-from onmt_lite.text.sentence_splitter import MARKS, sentences_of
+from onmt_lite.text.sentence_splitter import MARKS, split_sentences
 
 END_INSIDE = re.compile(rf"[{MARKS}]\S*\s")
 
@@ -54,7 +54,7 @@ class Paragraphs:
             if is_short or line.forced or begins or tagged or banned:
                 return [line]
             # Of a search that is watched there is one picture a line
-            parts, traced = sentences_of(line.text), line.traced
+            parts, traced = split_sentences(line.text), line.traced
             return [replace(line, text=s, traced=traced and len(parts) == 1) for s in parts]
 
         self.whole, self.config = lines, config

@@ -21,7 +21,7 @@ from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.store import Done, Parts
-from onmt_lite.system.byte_stream import GZIP, STANDARD_INPUT, Stream
+from onmt_lite.system.byte_stream import GZIP, STANDARD_INPUT, ByteStream
 from onmt_lite.system.resources import importing
 from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.lines import (
@@ -116,7 +116,7 @@ class Reader:
                 left, crc = left - len(chunk), zlib.crc32(chunk, crc)
                 return chunk
 
-            for raw, is_cut in raw_lines(Stream(read, lambda: True)):
+            for raw, is_cut in raw_lines(ByteStream(read, lambda: True)):
                 assert raw is not None  # such a stream never pauses
                 if span.start == 0 and not lines:
                     raw = raw.removeprefix(BOM)

@@ -18,7 +18,7 @@ GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"
 
 
-class Stream:
+class ByteStream:
     """Bytes with a `peek` before they are read."""
 
     def __init__(self, read: Callable[[int], bytes], waits: Callable[[], bool]):
@@ -47,7 +47,7 @@ class Stream:
         return bool(self._seen) or self._waits()
 
 
-def text_stream(fd: int, name: str) -> Stream:
+def text_stream(fd: int, name: str) -> ByteStream:
     """Bytes of a file descriptor, unpacked if they are gzip data.
 
     Raises FileError if reading fails, DataError for data that is not text.  `name` is the name
@@ -72,12 +72,12 @@ def text_stream(fd: int, name: str) -> Stream:
             reason = "it is cut off" if isinstance(error, EOFError) else "it is damaged"
             raise FileError(f"cannot unpack {name}: {reason}; check it with gzip -t") from None
 
-    stream = Stream(read, lambda: bool(ready.poll(0)))  # a regular file is always ready
+    stream = ByteStream(read, lambda: bool(ready.poll(0)))  # a regular file is always ready
     packed = stream.peek().startswith(GZIP)
     if packed:
         # GzipFile calls `read` alone
         unpacked = gzip.GzipFile(mode="rb", fileobj=cast(IO[bytes], stream))
-        stream = Stream(unpack, stream.waits)
+        stream = ByteStream(unpack, stream.waits)
     file_type = detect_file_type(stream.peek())
     if file_type is not None:
         within = " within gzip data" if packed and file_type.name == "gzip data" else ""

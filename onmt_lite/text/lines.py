@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onmt_lite.system.byte_stream import Stream, text_stream
+from onmt_lite.system.byte_stream import ByteStream, text_stream
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -114,7 +114,7 @@ def growing_windows(
         yield window
 
 
-def raw_lines(stream: Stream) -> Iterator[tuple[bytes | None, bool]]:
+def raw_lines(stream: ByteStream) -> Iterator[tuple[bytes | None, bool]]:
     """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
     pending, cut = b"", False
     while chunk := stream.read(CHUNK):

@@ -1,4 +1,4 @@
-"""Sentences of a line, as far as marks, capitals and abbreviations.yaml tell."""
+"""Splits a line into sentences, by punctuation, capitals and the lists in abbreviations.yaml."""
 
 import re
 from collections.abc import Sequence
@@ -22,15 +22,18 @@ MARKS = ".!?…"
 NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
 
 
-def sentences_of(text: str) -> list[str]:
-    """At least one, the blank line's being "".  Joined with spaces they are the line, but for the
-    white space around and between them; a mark at the start keeps the space before it."""
-    words, small = list(WORD.finditer(text)), text in (text.lower(), text.upper())
+def split_sentences(text: str) -> list[str]:
+    """Split a line into at least one sentence, "" for a blank line.
+
+    Joined with spaces they are the line, except for the white space around and between them.  A
+    mark at the start keeps the space before it.
+    """
+    words, one_case = list(WORD.finditer(text)), text in (text.lower(), text.upper())
     inside = inside_items(text)  # no sentence ends in a tag, a placeholder or code
     starts = [
         i
         for i in range(1, len(words))
-        if begins([w[0] for w in words[max(0, i - 2) : i + 1]], small)
+        if starts_sentence([w[0] for w in words[max(0, i - 2) : i + 1]], one_case)
         and words[i].start() - 1 not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
@@ -39,17 +42,19 @@ def sentences_of(text: str) -> list[str]:
     return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
 
 
-def begins(words: Sequence[str], small: bool) -> bool:
-    """Whether the last of these words begins a sentence, by the one or two before it; `small`: of a
-    line in one case."""
+def starts_sentence(words: Sequence[str], one_case: bool) -> bool:
+    """Return True if the last of these words starts a sentence, by the one or two before it.
+
+    one_case: the line is in one case, so that a capital does not show where a sentence starts.
+    """
     *earlier, before, word = words
     closed, word = before.strip(OPENING + CLOSING), word.lstrip(OPENING)
     last = closed.rstrip(MARKS)
     marks, first = closed[len(last) :], word[:1]
-    if not marks or not first.isalnum() or (first.islower() and not small):
+    if not marks or not first.isalnum() or (first.islower() and not one_case):
         return False
     last = NO_WORD.split(last)[-1]
-    return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, small)
+    return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, one_case)
 
 
 # -- abbreviations ---------------------------------------------------------------------------------
@@ -67,6 +72,7 @@ class Abbreviations(NamedTuple):
 
 @lru_cache
 def abbreviations() -> Abbreviations:
+    """Load abbreviations.yaml."""
     data = yaml.safe_load(DATA.read_bytes())
     words = {name: " ".join(data[name].values()).split() for name in ("number", "last", "never")}
     pairs = [(word, name) for name, own in words.items() for word in own]
@@ -80,26 +86,26 @@ def abbreviations() -> Abbreviations:
     )
 
 
-def is_abbreviation(word: str, before: str, following: str, small: bool) -> bool:
+def is_abbreviation(word: str, before: str, following: str, one_case: bool) -> bool:
     """Return True if the point after a word does not end a sentence: Dr., z. B., 3., usw.
 
     Args:
         word: the word without its point, with no mark before it.
         before: the word before, with its point.
         following: the word after, with no mark before it.
-        small: whether the line is in one case, so that `following` does not show a new sentence.
+        one_case: the line is in one case, so that `following` does not show a new sentence.
     """
-    type_ = _type(f"{before}{word}", small) if before[-1:] == "." else ""
-    type_ = type_ or _type(word, small) or _guess(word)
+    type_ = _type(f"{before}{word}", one_case) if before[-1:] == "." else ""
+    type_ = type_ or _type(word, one_case) or _guess(word)
     if type_ == "number":
         return following[:1].isdigit()
-    return type_ == "never" or type_ == "last" and (small or not _starts(following))
+    return type_ == "never" or type_ == "last" and (one_case or not _starts(following))
 
 
-def _type(word: str, small: bool) -> str:
+def _type(word: str, one_case: bool) -> str:
     """Return the list that has a word, "" if none has."""
     known = abbreviations()
-    if small or word.isupper() and len(word) > 1 and word not in known.types:
+    if one_case or word.isupper() and len(word) > 1 and word not in known.types:
         return known.lowercase.get(word.lower(), "")
     return known.types.get(word, "")
 
