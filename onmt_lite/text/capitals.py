@@ -25,13 +25,10 @@ class Respelled(NamedTuple):
     """A word in uppercase as the model may read it."""
 
     start: int
+    end: int
     text: str
     is_common: bool  # it is a word of the language for certain
     may_be_common: bool  # it is one next to such words
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
 
 
 def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
@@ -45,13 +42,13 @@ def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
     is_lower = n_lower < n_first or n_lower == n_first and not starts
     spelling = lower if is_lower else word[0] + lower[1:]
     if n >= n_upper or n_letters < 2:
-        return Respelled(start, word, False, False)
+        return Respelled(start, end, word, False, False)
     if word in abbreviations().acronyms:  # MIT may be the institute or the preposition
-        return Respelled(start, spelling, False, n_lower == 1)
+        return Respelled(start, end, spelling, False, n_lower == 1)
     # Subwords of a word have more letters than those of an acronym
     is_common = n_letters > 2 and (n == 1 or n_letters >= (2.5 if n_letters < 5 else 1.6) * n)
     may_be = n_lower == 1 if n_letters == 2 else n_letters > 4 or n_letters >= 1.5 * n
-    return Respelled(start, spelling, is_common, may_be)
+    return Respelled(start, end, spelling, is_common, may_be)
 
 
 def lower_words(text: str, encode: Encode) -> tuple[str, Spans]:
