@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.huggingface.bart import DECODER_LAYER
 from onmt_lite.checkpoints.loading import load_checkpoint
+from onmt_lite.checkpoints.writing import rename_weights
 
 FIRST = 2  # M2M100 counts positions from one more than the id of padding, which is 1
-# Our names around the layers, and theirs
+# Our names of what Marian has too, and theirs
 OUTSIDE = {
-    "enc_norm": "model.encoder.layer_norm",
-    "dec_norm": "model.decoder.layer_norm",
-    "src_embedding.token": "model.encoder.embed_tokens",
-    "tgt_embedding.token": "model.decoder.embed_tokens",
-    "output": "lm_head",
+    "src_embedding.token.weight": "model.encoder.embed_tokens.weight",
+    "tgt_embedding.token.weight": "model.decoder.embed_tokens.weight",
+    "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
 }
 
 
@@ -60,18 +59,8 @@ def to_m2m100(path: str) -> Any:
 
 def renamed(ours: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights by M2M100's names, with joined projections taken apart."""
-    theirs = {}
-    for name, weight in ours.state_dict().items():
-        stem, kind = name.rsplit(".", 1)
-        if kind == "position":
-            continue
-        side, *inside = stem.split(".", 2)
-        if side in ("encoder", "decoder"):
-            layer, part = inside
-            names = [f"model.{side}.layers.{layer}.{each}" for each in DECODER_LAYER[part]]
-        else:
-            names = [OUTSIDE[stem]]
-        for each, piece in zip(names, weight.chunk(len(names))):
-            theirs[f"{each}.{kind}"] = piece
+    weights = ours.state_dict()
+    theirs = rename_weights(weights, "bart")
+    theirs |= {name: weights[our_name] for our_name, name in OUTSIDE.items()}
     theirs["model.shared.weight"] = theirs["model.decoder.embed_tokens.weight"]
     return theirs

@@ -372,7 +372,7 @@ class TestRefused:
             (dict(version=7), "version 7"),
             (dict(revision=8), "revision 8"),
             (dict(specification="WhisperSpec"), "WhisperSpec"),
-            ({"decoder/alibi": flag(1)}, "ALiBi"),
+            ({"decoder/alibi": flag(1)}, "alibi"),
             ({"decoder/activation": flag(6)}, "activation 6"),
             ({"encoder/pre_norm": flag(0)}, "pre_norm"),
             ({"decoder/sliding_window": flag(9)}, "sliding_window"),

@@ -293,7 +293,7 @@ class TestRefused:
         "name, data, words",
         [
             (f"{OPTIONS}.npy", None, "not a model of Marian"),
-            ("encoder_l1_ffn_W1.npy", None, "do not fit the weights"),
+            ("encoder_l1_ffn_W1.npy", None, "lack encoder.0.ffn.up.weight"),
             ("Wemb.npy", None, "Wemb"),
             ("x.npy", TABLE, "'x'"),
             ("encoder_l1_self_Wo_ln_bias_pre.npy", BIAS, "another name"),

@@ -251,7 +251,7 @@ class TestRefused:
             (f"{LAYER}.self_attn.linear_query.qweight", torch.ones(2, 2), "qweight"),
             ("encoder.layer_norm.a_2", torch.ones(16), "a_2"),
             ("encoder.transformer.1.layer_norm.weight", torch.ones(16), "missing"),
-            ("encoder.transformer.3.layer_norm.weight", torch.ones(16), "layers"),
+            ("encoder.transformer.3.layer_norm.weight", torch.ones(16), "missing"),
             ("encoder.surprise", torch.ones(16), "encoder.surprise"),
             ("encoder.layer_norm.weight", torch.ones(15), "size mismatch"),
             ("encoder.layer_norm.weight", torch.full((16,), torch.nan), "finite"),

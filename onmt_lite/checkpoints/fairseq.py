@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from onmt_lite.checkpoints import archive
 from onmt_lite.checkpoints.description import (
     Description,
@@ -20,15 +18,19 @@ from onmt_lite.checkpoints.description import (
     refuse_kinds,
     shown,
 )
-from onmt_lite.checkpoints.huggingface.bart import read_stacks
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
-from onmt_lite.checkpoints.opennmt.models import read_layers
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint, Direction
-from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, build, finished
+from onmt_lite.checkpoints.weights import (
+    MAX_POSITIONS,
+    Weights,
+    finished,
+    finished_convolution,
+    fold_weight_norm,
+)
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
+from onmt_lite.models.convolution import Convolution, Layer
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -90,10 +92,6 @@ def from_root(root: Any, file: Path) -> Checkpoint:
         name = shown(options.get("arch") or options.get("_name") or "unknown")
         raise CheckpointError(f"{file}: fairseq: architecture {name}, which is not read")
     src, tgt = _read_dictionaries(path, options)
-    for side, vocab in (("encoder", src), ("decoder", tgt)):
-        rows, _ = weights.shape(f"{side}.embed_tokens.weight")
-        if rows != len(vocab):
-            raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {side} knows {rows}")
     return Checkpoint(
         build_model(weights, options),
         src_vocab=src,
@@ -189,17 +187,13 @@ def read_dictionary(path: Path) -> Vocab:
 
 # -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------
 
-SRC, TGT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 OFFSET = PAD + 1  # of positions
+POSITIONS = [f"{side}.embed_positions.weight" for side in ("encoder", "decoder")]
 # Computed tables, format versions, and copies that the encoder's fast path keeps
 NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
-OLD_NORMS = {
-    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
-    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
-}
 NOT_READ = ("cross_self_attention", "no_cross_attention", "adaptive_input", "char_inputs")
 
 
@@ -207,15 +201,19 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
     """CheckpointError where weights are missing, unknown or misshapen."""
     _check_transformer(weights, options)
     weights.drop(NOT_WEIGHTS)
-    _rename_old(weights)
-    ours, positions = _positions(weights, options, weights.shape(SRC)[1])
+    _split_attentions(weights)
+    positions = _positions(weights, options)
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
-    switches = dict(
+    ours = weights.renamed("fairseq")
+    ours.setdefault("output.weight", ours["tgt_embedding.token.weight"])
+    model = finished(
+        ours,
+        weights,
+        options.path,
         pre_norm=pre_norm.pop(),
-        final_norm="encoder.layer_norm.weight" in weights,
-        embedding_norm="encoder.layernorm_embedding.weight" in weights,
+        norm="layer",
         heads=options.number("encoder_attention_heads", 8),
         dec_heads=options.number("decoder_attention_heads", 8),
         activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
@@ -223,13 +221,6 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
         norm_eps=1e-5,
         **positions,
     )
-    ours["src_embedding.token.weight"] = weights.take(SRC)
-    ours["tgt_embedding.token.weight"] = table = weights.take(TGT)
-    names = ("decoder.output_projection.weight", "decoder.embed_out")  # or the table itself
-    output = next((weights.take(name) for name in names if name in weights), table)
-    ours["output.weight"] = output
-    ours |= read_stacks(weights, "")
-    model = finished(ours, weights, options.path, **switches)
     options.agree("encoder_layers", model.cfg.enc_layers)
     options.agree("decoder_layers", model.cfg.dec_layers)
     return model
@@ -246,43 +237,28 @@ def _check_transformer(weights: Weights, options: Description) -> None:
     refuse_kinds(f"{weights.path}: fairseq: a Transformer with", reasons)
 
 
-def _rename_old(weights: Weights) -> None:
-    """Names of 0.6 and before: query, key and value in one tensor, norms by number."""
+def _split_attentions(weights: Weights) -> None:
+    """Split tensors of 0.6, which hold query, key and value of an attention."""
     for name in list(weights.tensors):
         if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):
-            tensor = weights.take(name)
-            if tensor.dim() == 0 or tensor.size(0) % 3:
+            if weights.shape(name, 2 if match[2] == "weight" else 1)[0] % 3:
                 raise CheckpointError(f"{weights.path}: {name} is not three matrices in one")
-            for part, rows in zip("qkv", tensor.chunk(3)):
+            for part, rows in zip("qkv", weights.take(name).chunk(3)):
                 weights.tensors[f"{match[1]}{part}_proj.{match[2]}"] = rows
-        if match := re.fullmatch(r"((encoder|decoder)\.layers\.\d+\.)layer_norms\.(\d)(.*)", name):
-            norms = OLD_NORMS[match[2]]
-            if int(match[3]) < len(norms):
-                weights.tensors[match[1] + norms[int(match[3])] + match[4]] = weights.take(name)
 
 
-def _positions(
-    weights: Weights, options: Description, d_model: int
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and switches of the position vectors: computed, learned, or none."""
+def _positions(weights: Weights, options: Description) -> dict[str, Any]:
+    """Switches of the position vectors: computed, none, or learned on one side at least."""
     limits = [options.number(f"max_{side}_positions", 1024) for side in ("source", "target")]
     n = min(*limits, MAX_POSITIONS)
-    names = [f"{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-    if not any(name in weights for name in names):
-        none = options.flag("no_token_positional_embeddings")
-        layout = "none" if none else "fairseq"
-        return {}, dict(positions=layout, position_offset=OFFSET, max_positions=n)
-    # One side may be learned and the other computed: both become tables, of equal length
-    rows = [weights.shape(name)[0] - OFFSET for name in names if name in weights]
-    n = min(n, *rows)
-    tables = [
-        weights.take(name) if name in weights else sinusoids(n + OFFSET, d_model, "fairseq")
-        for name in names
-    ]
-    ours = {
-        f"{side}_embedding.position": t[: n + OFFSET] for side, t in zip(("src", "tgt"), tables)
-    }
-    return ours, dict(positions="learned", position_offset=OFFSET, max_positions=n)
+    stored = [weights.shape(name) for name in POSITIONS if name in weights]
+    for name in POSITIONS:  # where one side alone is learned, the other one becomes a table too
+        if stored and name not in weights:
+            rows, d_model = stored[0]
+            weights.tensors[name] = sinusoids(rows, d_model, "fairseq")
+    is_computed = not options.flag("no_token_positional_embeddings")
+    layout = "fairseq" if is_computed else "none"
+    return dict(positions=layout, position_offset=OFFSET, max_positions=n)
 
 
 # -- Convolutional models (`fconv`) ----------------------------------------------------------------
@@ -290,38 +266,17 @@ def _positions(
 MAX_SPEC = 10_000  # characters of a description of layers
 LAYER = r"\((\d{1,4}),(\d{1,4})(?:,(\d{1,4}))?\)"
 LAYERS = re.compile(r"\[((?:\(\d{1,4},\d{1,4}(?:,\d{1,4})?\),?)+)\](?:\*(\d{1,3}))?")
-RULES = (
-    (r"(en|de)coder\.embed_tokens\.weight", r"\1coder.embedding.token.weight"),
-    (r"(en|de)coder\.embed_positions\.weight", r"\1coder.embedding.position"),
-    (r"(en|de)coder\.fc1\.(\w+)", r"\1coder.inward.\2"),
-    (r"(en|de)coder\.convolutions\.(.*)", r"\1coder.convolutions.\2"),
-    (r"(en|de)coder\.projections\.(.*)", r"\1coder.residuals.\2"),
-    (r"decoder\.attention\.(\d+)\.in_projection\.(\w+)", r"decoder.attentions.\1.inward.\2"),
-    (r"decoder\.attention\.(\d+)\.out_projection\.(\w+)", r"decoder.attentions.\1.outward.\2"),
-    (r"(en|de)coder\.fc2\.(\w+)", r"\1coder.outward.\2"),
-    (r"decoder\.fc3\.(\w+)", r"output.\1"),
-    (r"decoder\.version", ""),
-)
 
 
 def build_fconv(weights: Weights, options: Description) -> Convolution:
     """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
-    weights = fold_weight_norm(weights)
-    attention = "decoder.attention.{}.in_projection.weight"
-    fields: dict[str, Any] = dict(
-        **weights.table_sizes(SRC, TGT),
-        encoder=read_layers(weights, "encoder.convolutions.{}.weight", lambda i: False),
-        decoder=read_layers(
-            weights, "decoder.convolutions.{}.weight", lambda i: attention.format(i) in weights
-        ),
-        d_out=weights.shape("decoder.fc2.weight")[0],
-        src_positions=weights.shape("encoder.embed_positions.weight")[0],
-        tgt_positions=weights.shape("decoder.embed_positions.weight")[0],
-        position_offset=OFFSET,
-    )
-    model = build(
-        lambda: Convolution(ConvolutionConfig(**fields)), weights.by_rules(RULES), weights.path
-    )
+    weights.drop(r"decoder\.version")
+    fold_weight_norm(weights, "weight_v", "weight_g")
+    ours = weights.renamed("fairseq_fconv")
+    for name, weight in ours.items():
+        if weight.dim() == 3:  # a convolution: (kernel, in, out) -> (out, kernel, in)
+            ours[name] = weight.permute(2, 0, 1)
+    model = finished_convolution(ours, weights, positions=True, position_offset=OFFSET)
     _check_layers(options, "encoder_layers", model.cfg.encoder)
     _check_layers(options, "decoder_layers", model.cfg.decoder)
     return model
@@ -348,27 +303,3 @@ def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) ->
         )
     if [(int(d), int(kernel)) for d, kernel, _ in said] != [(x.d, x.kernel) for x in layers]:
         raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
-
-
-def fold_weight_norm(weights: Weights) -> Weights:
-    """Multiply out weight norm, w = g v / ||v||, with v the direction and g the length.
-
-    The norm runs over the dimensions in which g has length 1; older versions of fairseq normed the
-    decoder's convolutions over others.
-    """
-    folded: dict[str, Tensor] = {}
-    for name, tensor in weights.tensors.items():
-        if name.endswith(".weight_v"):
-            g_name = name.removesuffix("v") + "g"
-            weights.shape(g_name, tensor.dim())
-            g, v = weights.numbers(g_name), weights.numbers(name)
-            dims = [i for i in range(v.dim()) if g.size(i) == 1]
-            try:
-                folded[name.removesuffix("_v")] = g * v / v.norm(dim=dims, keepdim=True)
-            except RuntimeError:
-                raise CheckpointError(f"{weights.path}: {g_name} does not fit {name}") from None
-        elif not (name.endswith(".weight_g") and f"{name[:-1]}v" in weights):
-            folded[name] = tensor
-    # Convolutions: (kernel, in, out) -> (out, kernel, in)
-    ours = {name: w.permute(2, 0, 1) if w.dim() == 3 else w for name, w in folded.items()}
-    return Weights(ours, weights.path)

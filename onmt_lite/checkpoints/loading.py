@@ -70,9 +70,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
     try:
         for reader in READERS:
             if reader.recognises(path):
-                if getattr(reader, "CHECKS_LANGUAGES", False):
-                    return reader.load(path, check)
-                return reader.load(path)
+                given = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
+                return _checked(reader.load(path, *given), path)
         found = _describe(path)
         remedy = "" if ";" in found else f"; {TAKEN}"
         raise CheckpointError(f"no model at {path}: {found}{remedy}")
@@ -91,6 +90,18 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
             f"out of memory while the model at {path} is read; close other programs or take a "
             "smaller model"
         ) from None
+
+
+def _checked(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """Raise CheckpointError unless the vocabularies have the sizes of the model's tables."""
+    cfg = getattr(checkpoint.model, "cfg", None)  # a table model has none
+    for side, vocab in (("src", checkpoint.src_vocab), ("tgt", checkpoint.tgt_vocab)):
+        size = getattr(cfg, f"{side}_vocab_size", len(vocab))
+        if len(vocab) != size:
+            raise CheckpointError(
+                f"{path}: the {side} vocabulary has {len(vocab)} tokens, but the model {size}"
+            )
+    return checkpoint
 
 
 def _describe(path: Path) -> str:

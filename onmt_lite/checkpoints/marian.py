@@ -18,11 +18,7 @@ from torch import Tensor
 from onmt_lite.checkpoints.archive import damage_refused
 from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
 from onmt_lite.checkpoints.generation_config import file_names, names_of, parse_yaml
-from onmt_lite.checkpoints.huggingface.bart import (
-    DECODER_LAYER,
-    ENCODER_LAYER,
-    marian_languages,
-)
+from onmt_lite.checkpoints.huggingface.bart import marian_languages
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import (
@@ -255,6 +251,7 @@ def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         plain = name.removesuffix("_pre")
         matches = ((re.fullmatch(pattern, plain), new) for pattern, new in RULES)
         ours = next((match.expand(new) for match, new in matches if match), name)
+        ours = re.sub(r"(?<=coder\.)\d+", lambda n: str(int(n[0]) - 1), ours)  # theirs begin with 1
         scope, _, last = ours.rpartition(".")
         if scope:
             ours = f"{scope}.{KINDS.get(last, last)}"
@@ -276,20 +273,16 @@ def _build(options: Description, weights: Weights) -> Transformer:
     said = options.get(name)
     quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
     align_layer = 0 if said in (None, "last") else int(said) if quoted else options.number(name)
-    layers = {side: options.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        ours |= weights.layers(side + ".{}", side, layers[side], parts, first=1)
-        table = {"encoder": "src", "decoder": "tgt"}[side]
-        norms = {f"{side[:3]}_norm": ("top",), f"{table}_embedding.norm": ("emb",)}
-        ours |= weights.renamed(side, "", norms)
+    ours |= weights.renamed("marian")
     add_zero_start(ours)
     return finished(
         ours,
         weights,
         weights.path,
         heads=options.number("transformer-heads"),
-        enc_layers=layers["encoder"],
-        dec_layers=layers["decoder"],
+        enc_layers=options.number("enc-depth"),
+        dec_layers=options.number("dec-depth"),
+        norm="layer",
         pre_norm=pre_norm,
         final_norm=pre_norm,
         embedding_norm=embedding_norm,

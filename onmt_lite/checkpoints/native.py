@@ -118,11 +118,7 @@ def load(path: Path) -> Checkpoint:
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {MANIFEST}: {str(error).splitlines()[0]}") from None
     ours = {name: weights.take(name) for name in list(weights.tensors)}
-    model = build_transformer(cfg, ours, path)
-    if sp.vocab_size() != cfg.tgt_vocab_size:
-        raise CheckpointError(
-            f"{path}: {PIECES} has {sp.vocab_size()} pieces, the model {cfg.tgt_vocab_size}"
-        )
+    model = build_transformer(cfg, ours, weights)
     return dataclasses.replace(checkpoint(model, sp, f"(format {manifest['format']})"), **options)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from onmt_lite.checkpoints.names import names_of, translate
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 
-Parts = Mapping[str, tuple[str, ...]]
-Rules = Sequence[tuple[str, str]]  # (pattern of the whole name, our name), first match wins
 # Tolerances of position tables computed in float32, where large positions lose digits
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
 # What a file may claim to hold
@@ -28,24 +28,24 @@ class Weights:
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
         """Raises CheckpointError where a number is not finite."""
-        for name, tensor in tensors.items():
-            # A sum is many times faster than a test of each number, but may overflow
-            finite = not tensor.is_floating_point() or tensor.sum().isfinite()
-            if not finite and not tensor.isfinite().all():
-                raise CheckpointError(f"{path}: {name[:100]!r} holds numbers that are not finite")
         self.tensors, self.path = tensors, path
+        for name in tensors:
+            self.check_finite(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
+    def check_finite(self, name: str) -> None:
+        """Raise CheckpointError where a number of the tensor is not finite."""
+        tensor = self.tensors[name]
+        # A sum is many times faster than a test of each number, but may overflow
+        finite = not tensor.is_floating_point() or tensor.sum().isfinite()
+        if not finite and not tensor.isfinite().all():
+            raise CheckpointError(f"{self.path}: {name[:100]!r} holds numbers that are not finite")
+
     def shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
         """Shape of a tensor.  Raises CheckpointError unless it has `n_dims` dimensions."""
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"{self.path}: the weights lack {name}")
-        if tensor.dim() != n_dims or 0 in tensor.shape:
-            raise CheckpointError(f"{self.path}: {name} has the shape {list(tensor.shape)}")
-        return tuple(tensor.shape)
+        return shape_of(self.tensors, name, self.path, n_dims)
 
     def take(self, name: str) -> Tensor:
         """Remove a tensor and return it as float32, so that no second copy is held."""
@@ -69,70 +69,57 @@ class Weights:
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
-    def count(self, start: str) -> int:
-        """Count layers, whose numbers from 0 on are in the place of {} in this start of names."""
-        pattern = re.escape(start).replace(r"\{\}", r"(\d+)")
-        matches = (re.match(pattern, name) for name in self.tensors)
-        numbers = {match[1] for match in matches if match}
-        if not numbers or numbers != set(map(str, range(len(numbers)))):
-            raise CheckpointError(f"{self.path}: the weights have no layers 0, 1, ... of {start}")
-        return len(numbers)
+    def renamed(self, model: str) -> dict[str, Tensor]:
+        """Take the weights that a table of names.yaml has, under our names.
 
-    def table_sizes(self, src: str, tgt: str) -> dict[str, Any]:
-        """Sizes of both embedding tables, under the names of configurations."""
-        (n_src, d_src), (n_tgt, d_tgt) = self.shape(src), self.shape(tgt)
-        sizes = dict(src_vocab_size=n_src, tgt_vocab_size=n_tgt)
-        return sizes | dict(d_src_embedding=d_src, d_tgt_embedding=d_tgt)
-
-    def renamed(self, theirs: str, ours: str, parts: Parts) -> dict[str, Tensor]:
-        """Take the weights of one layer, under our names, as far as the file has them.
-
-        theirs and ours are prefixes; parts has our names, and theirs, whose tensors are stacked.
+        Raises CheckpointError where the file lacks one of the tensors that are stacked, or has one
+        of ours under two names.
         """
-        renamed: dict[str, Tensor] = {}
-        for name, sources in parts.items():
-            for kind in ("weight", "bias"):
-                names = [joined(theirs, source, kind) for source in sources]
-                if not any(name in self for name in names):
-                    continue
-                stack = [self.take(name) for name in names]
-                if any(t.dim() == 0 or t.shape[1:] != stack[0].shape[1:] for t in stack):
-                    raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
-                stacked = stack[0] if len(stack) == 1 else torch.cat(stack)
-                renamed[joined(ours, name, kind)] = stacked
+        table, renamed = names_of(model).ours, dict[str, Tensor]()
+        for name in list(self.tensors):
+            ours, *stack = translate(name, table) or [""]
+            if not ours or name not in self:  # taken before, in a stack
+                continue
+            if ours in renamed:
+                raise CheckpointError(f"{self.path}: {name} is there under another name too")
+            parts = [self.take(part) for part in stack]
+            if any(part.dim() == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
+                raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
+            renamed[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return renamed
 
-    def layers(
-        self, theirs: str, ours: str, n: int, parts: Parts, first: int = 0
-    ) -> dict[str, Tensor]:
-        """Take the weights of n layers, `first` being the number in the place of {} in `theirs`."""
-        found: dict[str, Tensor] = {}
-        for i in range(n):
-            found |= self.renamed(theirs.format(i + first), f"{ours}.{i}", parts)
-        return found
 
-    def by_rules(self, rules: Rules) -> dict[str, Tensor]:
-        """Take all remaining tensors, under our names; a rule to "" drops the tensor."""
-        ours: dict[str, Tensor] = {}
-        for theirs in list(self.tensors):
-            matches = ((re.fullmatch(pattern, theirs), new) for pattern, new in rules)
-            name = next((match.expand(new) for match, new in matches if match), None)
-            if name is None:
-                raise CheckpointError(
-                    f"{self.path}: the weight {theirs[:100]!r} is not of a model that is read"
-                )
-            if name in ours:
-                raise CheckpointError(f"{self.path}: {theirs} is there under another name too")
-            if name:
-                ours[name] = self.take(theirs)
-            else:
-                del self.tensors[theirs]
-        return ours
+def shape_of(
+    tensors: Mapping[str, Tensor], name: str, path: Path, n_dims: int = 2
+) -> tuple[int, ...]:
+    """Shape of one of the tensors.  Raises CheckpointError unless it has `n_dims` dimensions."""
+    if name not in tensors:
+        raise CheckpointError(f"{path}: the weights lack {name}")
+    tensor = tensors[name]
+    if tensor.dim() != n_dims or 0 in tensor.shape:
+        raise CheckpointError(f"{path}: {name} has the shape {list(tensor.shape)}")
+    return tuple(tensor.shape)
 
 
-def joined(*names: str) -> str:
-    """Join the parts of a weight's name, of which some may be empty."""
-    return ".".join(filter(None, names))
+def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
+    """Multiply out weight norm: of v, the `direction`, and g, the `length`, make w = g v / ||v||.
+
+    The norm runs over the dimensions in which g has length 1, all but the first one if g has one
+    dimension.  Older versions of fairseq normed the decoder's convolutions over others.
+    """
+    for name in [name for name in weights.tensors if name.endswith(f".{direction}")]:
+        scope = name.removesuffix(direction)
+        v, g = weights.take(name), weights.take(scope + length)
+        try:
+            if g.dim() == 1:
+                g = g.view(*v.shape[:1], *[1] * (v.dim() - 1))
+            dims = [i for i in range(v.dim()) if g.size(i) == 1]
+            weights.tensors[f"{scope}weight"] = (
+                g * v / torch.linalg.vector_norm(v, dim=dims, keepdim=True)
+            )
+        except (RuntimeError, IndexError):
+            raise CheckpointError(f"{weights.path}: {scope}{length} does not fit {name}") from None
+        weights.check_finite(f"{scope}weight")
 
 
 def layout_of(table: Tensor, offset: int = 0) -> str:
@@ -172,17 +159,18 @@ MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds i
 Built = TypeVar("Built", bound=nn.Module)
 
 
-def build(make: Callable[[], Built], weights: Mapping[str, Tensor], path: Path) -> Built:
-    """Call `make` and give the model these weights, float32.
+def build(make: Callable[[], Built], ours: Mapping[str, Tensor], rest: Weights) -> Built:
+    """Call `make` and give the model the weights under our names, float32.
 
     The model is made on the meta device and takes over the tensors: a false size in a file costs no
     memory, and no weight is held twice.  Raises CheckpointError unless names and shapes of the
-    weights are exactly those of the model.
+    weights are exactly those of the model, and where weights of the file are left in `rest`.
     """
+    path = rest.path
     try:
         with torch.device("meta"), _Unfilled():
             model = make()
-        _, unknown = model.load_state_dict(dict(weights), strict=False, assign=True)
+        _, unknown = model.load_state_dict(dict(ours), strict=False, assign=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except RuntimeError as error:
@@ -190,9 +178,11 @@ def build(make: Callable[[], Built], weights: Mapping[str, Tensor], path: Path) 
     if isinstance(model, Transformer):
         model.tie()
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
-    for what, names in (("missing", missing), ("unknown", unknown)):
+    for what, names in (("missing", missing), ("unknown", [*unknown, *rest.tensors])):
         if names:
-            raise CheckpointError(f"{path}: {len(names)} weights are {what}, first {names[0]}")
+            raise CheckpointError(
+                f"{path}: {len(names)} weights are {what}, first {names[0][:100]!r}"
+            )
     return model.eval().requires_grad_(False)
 
 
@@ -210,59 +200,136 @@ class _Unfilled(TorchFunctionMode):
 
 
 def build_transformer(
-    cfg: TransformerConfig, weights: Mapping[str, Tensor], path: Path
+    cfg: TransformerConfig, ours: Mapping[str, Tensor], rest: Weights
 ) -> Transformer:
     """Build a Transformer, after a check of the configuration's sizes against the weights."""
     for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        if (layers := _count_layers(weights, kind)) != n:
-            raise CheckpointError(f"{path}: {layers} {kind} layers, its description says {n}")
+        if (layers := count_layers(ours, f"{kind}.")) != n:
+            raise CheckpointError(f"{rest.path}: {layers} {kind} layers, its description says {n}")
     # Before tables of these sizes are computed, as a model is made
-    tables = [w for name, w in weights.items() if name.endswith("_embedding.token.weight")]
-    widest = max(n for weight in weights.values() for n in weight.shape)
+    tables = [w for name, w in ours.items() if name.endswith("_embedding.token.weight")]
+    widest = max(n for weight in ours.values() for n in weight.shape)
     heads, d_ff = max(cfg.heads, cfg.dec_heads), max(cfg.d_ff, cfg.dec_d_ff)
     if (
         {table.shape[-1] for table in tables} != {cfg.d_model}
         or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.width) > widest
         or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
     ):
-        raise CheckpointError(f"{path}: sizes in its description do not fit the weights")
-    return build(lambda: Transformer(cfg), weights, path)
+        raise CheckpointError(f"{rest.path}: sizes in its description do not fit the weights")
+    return build(lambda: Transformer(cfg), ours, rest)
 
 
-def _count_layers(ours: Mapping[str, Tensor], side: str) -> int:
-    return len({name.split(".")[1] for name in ours if name.startswith(f"{side}.")})
+def count_layers(ours: Mapping[str, Tensor], start: str) -> int:
+    """Number of the layers whose weights have names of this start and a number."""
+    matches = (re.match(re.escape(start) + r"\d+", name) for name in ours)
+    return len({match[0] for match in matches if match})
 
 
-def finished(ours: dict[str, Tensor], rest: Weights, path: Path, **switches: Any) -> Transformer:
-    """Build a Transformer of weights under our names, which tell the sizes, and of switches.
+def finished(
+    ours: MutableMapping[str, Tensor], rest: Weights, path: Path, **switches: Any
+) -> Transformer:
+    """Build a Transformer of weights under our names, which show most switches of a configuration.
 
-    path: the file that describes the model.  CheckpointError where the switches contradict each
-    other or the weights, and where weights of the file are left in `rest`.
+    Args:
+        ours: the weights, whose tables of positions are cut to the same length.
+        rest: what is left of the file.
+        path: the file that describes the model.
+        switches: those that no weight shows, which override what the weights show.
+
+    Raises:
+        CheckpointError: if the switches contradict each other or the weights, and for weights that
+            are missing or left over.
     """
-    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
-    sizes: dict[str, Any] = dict(
-        src_vocab_size=len(src),
-        tgt_vocab_size=len(tgt),
-        d_model=tgt.size(1),
-        output_bias="output.bias" in ours,
-        share_embeddings=same_numbers(src, tgt),
-        tie_output=same_numbers(tgt, ours["output.weight"]),
-    )
-    for side, prefix in (("encoder", ""), ("decoder", "dec_")):
-        sizes[f"{side[:3]}_layers"] = _count_layers(ours, side)
-        if f"{side}.0.ffn.up.weight" in ours:
-            sizes[f"{prefix}d_ff"] = len(ours[f"{side}.0.ffn.up.weight"])
+    shown = _sizes(ours, rest.path, **switches) | _switches(ours)
+    positions = [name for name in ours if name.endswith("_embedding.position")]
+    if positions:
+        rows = [shape_of(ours, name, rest.path)[0] for name in positions]
+        offset = switches.get("position_offset", 0)
+        n = min(*rows, switches.get("max_positions", MAX_POSITIONS) + offset)
+        ours.update({name: ours[name][:n] for name in positions})
+        switches |= dict(positions="learned", max_positions=n - offset)
     try:
-        cfg = TransformerConfig(**{**sizes, **switches})
+        cfg = TransformerConfig(**{**shown, **switches})
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if rest.tensors:
-        name = min(rest.tensors)
-        raise CheckpointError(
-            f"{rest.path}: {len(rest.tensors)} weights are not of a model that is read, "
-            f"first {name[:100]!r}"
-        )
-    return build_transformer(cfg, ours, rest.path)
+    return build_transformer(cfg, ours, rest)
+
+
+def _sizes(
+    ours: Mapping[str, Tensor], path: Path, heads: int, relative: str = "shaw", **others: Any
+) -> dict[str, Any]:
+    """Sizes of a Transformer by the shapes of its weights and the switches that they depend on."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        return shape_of(ours, f"{name}.weight", path)
+
+    shape("output")  # must be there
+    n_tgt, d_model = shape("tgt_embedding.token")
+    n_rows, d_heads = shape("encoder.0.self_attn.qkv")[0], shape("encoder.0.self_attn.out")[1]
+    width, odd = divmod(d_heads, max(1, heads))
+    kv_heads = (n_rows // max(1, width) - heads) // 2
+    sizes = dict[str, Any](
+        src_vocab_size=shape("src_embedding.token")[0],
+        tgt_vocab_size=n_tgt,
+        d_model=d_model,
+        enc_layers=count_layers(ours, "encoder."),
+        dec_layers=count_layers(ours, "decoder."),
+        d_ff=shape("encoder.0.ffn.up")[0],
+        dec_d_ff=shape("decoder.0.ffn.up")[0],
+        head_width=0 if odd or d_heads == d_model else width,
+        kv_heads=0 if kv_heads == heads else kv_heads,
+    )
+    if "encoder.0.self_attn.relation.weight" not in ours:
+        return sizes
+    n = shape("encoder.0.self_attn.relation")[0]
+    if relative == "shaw":
+        return sizes | dict(relative="shaw", relative_limit=n // 2)
+    return sizes | dict(relative_buckets=n)
+
+
+def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Switches of a Transformer, by the names of its weights."""
+    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
+    has_gates = "decoder.0.self_attn.gates.weight" in ours
+    average = "average_ffn" if "decoder.0.self_attn.ffn.up.weight" in ours else "average"
+    return dict(
+        share_embeddings=same_numbers(src, tgt),
+        tie_output=same_numbers(tgt, ours["output.weight"]),
+        output_bias="output.bias" in ours,
+        final_norm="enc_norm.weight" in ours,
+        embedding_norm="src_embedding.norm.weight" in ours,
+        norm="layer" if any(name.endswith("norm.bias") for name in ours) else "rms",
+        parallel_residual="encoder.0.ffn_residual.norm.weight" not in ours,
+        attn_bias="encoder.0.self_attn.qkv.bias" in ours,
+        ffn_bias="encoder.0.ffn.up.bias" in ours,
+        gated_ffn="encoder.0.ffn.gate.weight" in ours,
+        dec_self_attn=average if has_gates else "dot",
+    )
+
+
+def finished_convolution(
+    ours: Mapping[str, Tensor], rest: Weights, positions: bool, **switches: Any
+) -> Convolution:
+    """Build a convolutional model of weights under our names, with position vectors or without."""
+
+    def shape(name: str, n_dims: int = 2) -> tuple[int, ...]:
+        return shape_of(ours, name, rest.path, n_dims)
+
+    has_bottleneck = "decoder.outward.weight" in ours
+    sizes: dict[str, Any] = dict(bottleneck=has_bottleneck)
+    if has_bottleneck:
+        sizes["d_out"] = shape("decoder.outward.weight")[0]
+    for side, short in (("encoder", "src"), ("decoder", "tgt")):
+        n, d = shape(f"{side}.embedding.token.weight")
+        rows = shape(f"{side}.embedding.position")[0] if positions else 0
+        sizes |= {f"{short}_vocab_size": n, f"d_{short}_embedding": d, f"{short}_positions": rows}
+        layers = []
+        for i in range(count_layers(ours, f"{side}.convolutions.")):
+            n_rows, kernel, _ = shape(f"{side}.convolutions.{i}.weight", 3)
+            attends = f"{side}.attentions.{i}.inward.weight" in ours
+            layers.append(Layer(n_rows // 2, kernel, attends))
+        sizes[side] = tuple(layers)
+    return build(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), ours, rest)
 
 
 NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision

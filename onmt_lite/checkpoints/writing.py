@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.huggingface import bart
 from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
-from onmt_lite.checkpoints.opennmt import models as opennmt
-from onmt_lite.checkpoints.opennmt.models import DEC, EMBEDDINGS, ENC, MAX_POSITIONS, SRC, TGT
+from onmt_lite.checkpoints.names import names_of, translate
+from onmt_lite.checkpoints.opennmt.models import MAX_POSITIONS
 from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES
-from onmt_lite.checkpoints.weights import Parts, joined
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.positions import sinusoids
@@ -78,22 +76,20 @@ def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> l
     return tokens
 
 
-def _taken_apart(
-    ours: Mapping[str, Tensor], prefix: str, theirs: str, parts: Parts
-) -> dict[str, Tensor]:
-    """Split and rename the weights of one layer: the inverse of `Weights.renamed`."""
-    split: dict[str, Tensor] = {}
-    for name, targets in parts.items():
-        for kind in ("weight", "bias"):
-            stacked = ours.get(joined(prefix, name, kind))
-            if stacked is None:
-                continue
-            # Queries, as wide as the model, then keys and values
-            rows, width = stacked.size(0), ours[joined(prefix, name, "weight")].size(-1)
-            sizes = {1: [rows], 2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
-            pieces = stacked.split(sizes[len(targets)])
-            split |= {joined(theirs, t, kind): piece.clone() for t, piece in zip(targets, pieces)}
-    return split
+def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+    """Split and rename the weights that a table of names.yaml has: undo `Weights.renamed`."""
+    renamed: dict[str, Tensor] = {}
+    for name, stacked in ours.items():
+        theirs = translate(name, names_of(model).theirs)
+        if len(theirs) < 2:
+            renamed |= dict.fromkeys(theirs, stacked)
+            continue
+        # Queries, as wide as the model, then keys and values
+        rows, width = stacked.size(0), ours[f"{name.rpartition('.')[0]}.weight"].size(-1)
+        sizes = {2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
+        pieces = stacked.split(sizes[len(theirs)])
+        renamed |= {name: piece.clone() for name, piece in zip(theirs, pieces)}
+    return renamed
 
 
 # -- Marian ----------------------------------------------------------------------------------------
@@ -159,13 +155,7 @@ def _marian_weights(model: Transformer) -> dict[str, Tensor]:
         theirs[TARGET] = ours["tgt_embedding.token.weight"]
     if not cfg.tie_output:
         theirs[HEAD] = ours["output.weight"]
-    for i in range(cfg.enc_layers):
-        layer = f"model.encoder.layers.{i}"
-        theirs |= _taken_apart(ours, f"encoder.{i}", layer, bart.ENCODER_LAYER)
-    for i in range(cfg.dec_layers):
-        layer = f"model.decoder.layers.{i}"
-        theirs |= _taken_apart(ours, f"decoder.{i}", layer, bart.DECODER_LAYER)
-    return theirs
+    return theirs | rename_weights(ours, "bart")
 
 
 def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, dict[str, Any]]:
@@ -228,6 +218,7 @@ ACTIVATIONS_AND_GATES = {
     ("gelu", True): "gated-gelu",
 }
 LAYOUTS = {"interleaved": "SinusoidalInterleaved", "fairseq": "SinusoidalConcat"}
+SHAW, BUCKETS = "relative_positions_embeddings", "relative_attention_bias"
 SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "average"}
 
 
@@ -338,34 +329,26 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
 
 def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
-    relation = opennmt.RELATIONS.get(cfg.relative, {})
-    theirs = {
-        SRC: ours["src_embedding.token.weight"],
-        TGT: ours["tgt_embedding.token.weight"],
-        "generator.weight": ours["output.weight"],
-        # OpenNMT-py's output layer always has a bias
-        "generator.bias": ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size)),
-    }
-    theirs |= _taken_apart(ours, "enc_norm", "encoder", {"": ("layer_norm",)})
-    theirs |= _taken_apart(ours, "dec_norm", "decoder", {"": ("layer_norm",)})
-    for i in range(cfg.enc_layers):
-        theirs |= _taken_apart(ours, f"encoder.{i}", f"{ENC}.{i}", opennmt.ENCODER_LAYER | relation)
-    for i in range(cfg.dec_layers):
-        theirs |= _taken_apart(ours, f"decoder.{i}", f"{DEC}.{i}", opennmt.DECODER_LAYER | relation)
-        if cfg.parallel_residual:  # a norm that is not used
-            theirs[f"{DEC}.{i}.layer_norm_2.weight"] = torch.ones(cfg.d_model)
-            if cfg.norm == "layer":
-                theirs[f"{DEC}.{i}.layer_norm_2.bias"] = torch.zeros(cfg.d_model)
-    offset = cfg.position_offset
+    # OpenNMT-py's output layer always has a bias
+    ours.setdefault("output.bias", torch.zeros(cfg.tgt_vocab_size))
+    offset, tables = cfg.position_offset, ("src_embedding.position", "tgt_embedding.position")
     if cfg.positions == "learned":
-        for side, name in zip(("src", "tgt"), EMBEDDINGS.values()):
-            table = ours[f"{side}_embedding.position"][offset:]
+        for name in tables:
+            table = ours[name][offset:]
             # OpenNMT-py's tables have one size
             rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
-            theirs[f"{name}.pe.pe"] = torch.cat([table, rest])[:, None]
+            ours[name] = torch.cat([table, rest])[:, None]
     elif cfg.positions != "none":
-        table = sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)[offset:, None]
-        theirs |= {f"{name}.pe.pe": table for name in EMBEDDINGS.values()}
+        table = sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
+        ours |= dict.fromkeys(tables, table[offset:, None])
+    if cfg.parallel_residual:  # a norm that is not used
+        for i in range(cfg.dec_layers):
+            ours[f"decoder.{i}.cross_attn_residual.norm.weight"] = torch.ones(cfg.d_model)
+            if cfg.norm == "layer":
+                ours[f"decoder.{i}.cross_attn_residual.norm.bias"] = torch.zeros(cfg.d_model)
+    theirs = rename_weights(ours, "opennmt_transformer")
+    if cfg.relative == "buckets":
+        return {name.replace(SHAW, BUCKETS): weight for name, weight in theirs.items()}
     return theirs
 
 

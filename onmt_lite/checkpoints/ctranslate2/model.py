@@ -19,9 +19,11 @@ from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
     add_zero_start,
+    count_layers,
     finished,
     is_shape,
     same_numbers,
+    shape_of,
     tensor_of,
 )
 from onmt_lite.errors import CheckpointError
@@ -133,25 +135,7 @@ def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
 
 MAX_POSITIONS = 5000  # where the model has no limit of its own
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh")
-ENCODER_LAYER: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv": ("self_attention.linear_0",),
-    "self_attn.out": ("self_attention.linear_1",),
-    "self_attn_residual.norm": ("self_attention.layer_norm",),
-    "ffn.up": ("ffn.linear_0",),
-    "ffn.down": ("ffn.linear_1",),
-    "ffn_residual.norm": ("ffn.layer_norm",),
-    "ffn.gate": ("ffn.linear_0_noact",),
-    "self_attn.relation": ("self_attention.relation",),
-    "self_attn.relation.values": ("self_attention.relation.values",),
-}
-DECODER_LAYER = {
-    **ENCODER_LAYER,
-    "cross_attn.q": ("attention.linear_0",),
-    "cross_attn.kv": ("attention.linear_1",),
-    "cross_attn.out": ("attention.linear_2",),
-    "cross_attn_residual.norm": ("attention.layer_norm",),
-}
-# By the last part of a name: what it is under the names that `Weights.renamed` knows
+# By the last part of a name: what names.yaml has
 LAST = {
     "gamma": "weight",
     "beta": "bias",
@@ -185,35 +169,36 @@ def build_model(
             scope, _, last = name.rpartition("/")
             arrays[f"{scope}.{LAST.get(last, last)}".replace("/", ".")] = variable
     weights = Weights(arrays, path)
-    if sides["decoder"].flag("alibi"):
-        raise CheckpointError(f"{path}: a model with ALiBi in its decoder alone, which is not read")
-    src, tgt = (_side(side, weights, said) for side, said in sides.items())
-    layers = {"encoder": src.pop("layers"), "decoder": tgt.pop("layers")}
-    dec_heads = tgt.pop("heads")
-    for name in (name for name in tgt if src[name] != tgt[name]):
-        raise CheckpointError(f"{path}: encoder and decoder differ in {name}, which is not read")
-    ours, more = _inputs_and_output(weights, sides)
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        n = layers[side]
-        ours |= weights.layers(side + ".layer_{}", side, n, parts)
-        for i in range(n):
-            _scale_queries(ours, f"{side}.{i}", sides[side])
-    if src["relative"] == "shaw":
-        src["relative_values"] = _values_of_their_own(ours)
-    zero_start = sides["decoder"].flag("start_from_zero_embedding")
+    ours = weights.renamed("ctranslate2")
+    encoder, decoder = sides.values()
+    switches = _of_side(encoder, "encoder.0.self_attn.relation.weight" in ours)
+    for name, value in _of_side(decoder, "decoder.0.self_attn.relation.weight" in ours).items():
+        if value != switches.get(name):
+            raise CheckpointError(
+                f"{path}: encoder and decoder differ in {name}, which is not read"
+            )
+    if "src_embedding.position" not in ours:
+        is_computed = switches["relative"] == "none"
+        switches["positions"] = "fairseq" if is_computed else "none"
+        switches |= dict(position_offset=int(is_computed), max_positions=MAX_POSITIONS)
+    if switches["relative"] == "shaw":
+        switches["relative_values"] = _values_of_their_own(ours)
+    switches["scale_embedding"] = _fold_factors(ours, sides, path)
+    zero_start = decoder.flag("start_from_zero_embedding")
     if zero_start:
         add_zero_start(ours)
-    layer = sides["decoder"].number("alignment_layer", -1)
+    layer, n_layers = decoder.number("alignment_layer", -1), count_layers(ours, "decoder.")
+    usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in ours else 1e-6
     model = finished(
         ours,
         weights,
         path,
-        **src,
-        **more,
-        dec_heads=dec_heads,
-        norm_eps=config.real("layer_norm_epsilon", 1e-5 if src["norm"] == "layer" else 1e-6),
-        align_layer=layer + 1 if layer >= 0 else layers["decoder"] + layer + 1,
-        align_heads=sides["decoder"].number("alignment_heads", 1),
+        **switches,
+        heads=encoder.number("num_heads", 8),
+        dec_heads=decoder.number("num_heads", 8),
+        norm_eps=config.real("layer_norm_epsilon", usual_eps),
+        align_layer=layer + 1 if layer >= 0 else n_layers + layer + 1,
+        align_heads=decoder.number("alignment_heads", 1),
     )
     return model, zero_start
 
@@ -226,7 +211,8 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
             continue
         side, slash, rest = name.partition("/")
         switch, value = re.sub(r"^layer_\d+/", "", rest if slash else name), tensor.item()
-        if switch not in KNOWN or (slash and side not in sides):
+        is_alibi = switch == "alibi" and value
+        if switch not in KNOWN or (slash and side not in sides) or is_alibi:
             raise CheckpointError(f"{path}: a model with {name[:80]!r}, which is not read")
         for values in [sides[side]] if slash else sides.values():
             if values.setdefault(switch, value) != value:
@@ -234,65 +220,29 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
     return {side: Description(values, path) for side, values in sides.items()}
 
 
-def _side(side: str, weights: Weights, said: Description) -> dict[str, Any]:
-    """What names and shapes of a side's weights tell, and what its switches say."""
-    first = f"{side}.layer_0"
-    d_model, heads = weights.shape(_table(weights, side))[1], said.number("num_heads", 8)
-    kv_heads = said.number("self_attention/num_heads_kv", heads)
-    if side == "decoder" and said.number("attention/num_heads_kv", heads) != kv_heads:
-        raise CheckpointError(f"{weights.path}: its attentions differ in num_heads_kv")
-    n_rows = weights.shape(f"{first}.self_attention.linear_0.weight")[0]
-    width = n_rows // max(1, heads + 2 * kv_heads)
-    if width == 0:
-        raise CheckpointError(f"{weights.path}: {heads} heads are more than its weights have")
+def _of_side(said: Description, has_relation: bool) -> dict[str, Any]:
+    """Switches of a side, which must be those of the other one."""
     activation = said.number("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
-        raise CheckpointError(f"{weights.path}: activation {activation} is not one that is read")
-    relation = _relation(f"{first}.self_attention.relation.weight", weights, said)
-    computed = relation["relative"] == "none"  # where no table is stored
-    learned = f"{side}.position_encodings.weight" in weights
-    found = dict(
-        d_model=d_model,
-        heads=heads,
-        kv_heads=0 if kv_heads == heads else kv_heads,
-        layers=weights.count(side + ".layer_{}."),
+        raise CheckpointError(f"{said.path}: activation {activation} is not one that is read")
+    switches = dict[str, Any](
         pre_norm=said.flag("pre_norm", True),
-        final_norm=f"{side}.layer_norm.weight" in weights,
-        embedding_norm=f"{side}.layernorm_embedding.weight" in weights,
         activation=ACTIVATIONS[activation],
-        gated_ffn=f"{first}.ffn.linear_0_noact.weight" in weights,
-        norm="layer" if f"{first}.ffn.layer_norm.bias" in weights else "rms",
-        attn_bias=f"{first}.self_attention.linear_0.bias" in weights,
-        ffn_bias=f"{first}.ffn.linear_0.bias" in weights,
-        positions="learned" if learned else "fairseq" if computed else "none",
-        position_offset=int(computed and not learned),
-        **relation,
+        relative="none",
     )
-    found["head_width"] = width if width * heads != d_model else 0
-    return found
-
-
-def _table(weights: Weights, side: str) -> str:
-    """The name of a side's embeddings, which are numbered where there may be several."""
-    numbered = f"{side}.embeddings_0.weight"
-    return numbered if numbered in weights else f"{side}.embeddings.weight"
-
-
-def _relation(name: str, weights: Weights, said: Description) -> dict[str, Any]:
     limit = said.number("self_attention/relative_attention_max_distance", 0)
-    if name in weights and limit:
-        n_buckets = weights.shape(name)[0]
-        return dict(relative="buckets", relative_limit=limit, relative_buckets=n_buckets)
-    if name in weights:
-        return dict(relative="shaw", relative_limit=weights.shape(name)[0] // 2)
-    if "self_attention/rotary_dim" in said.values:
-        return dict(
+    if has_relation and limit:
+        switches |= dict(relative="buckets", relative_limit=limit)
+    elif has_relation:
+        switches |= dict(relative="shaw")
+    elif "self_attention/rotary_dim" in said.values:
+        switches |= dict(
             relative="rotary",
             rotary_dim=said.number("self_attention/rotary_dim"),
             rotary_interleave=said.flag("self_attention/rotary_interleave", True),
             rotary_theta=said.real("self_attention/rotary_base", 10000.0),
         )
-    return dict(relative="none")
+    return switches
 
 
 def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
@@ -309,57 +259,50 @@ def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
     return own
 
 
-def _inputs_and_output(
-    weights: Weights, sides: dict[str, Description]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All weights but those of layers, and the switches that they tell."""
-    tables = {side: weights.take(_table(weights, side)) for side in sides}
-    factors = {side: _scale(said, tables[side].size(1)) for side, said in sides.items()}
-    weights.shape("decoder.projection.weight")  # which must be there
-    ours = weights.renamed("decoder", "", {"output": ("projection",)})
-    root = tables["encoder"].size(1) ** 0.5
-    scaled = all(math.isclose(factor, root, rel_tol=1e-6) for factor in factors.values())
-    if not scaled and any(factor != 1 for factor in factors.values()):
-        tables = {side: table * factors[side] for side, table in tables.items()}
-    ours["src_embedding.token.weight"] = tables["encoder"]
-    ours["tgt_embedding.token.weight"] = tables["decoder"]
-    positions = {}
-    for side, short in (("encoder", "src"), ("decoder", "tgt")):
-        norms = {f"{side[:3]}_norm": "layer_norm", f"{short}_embedding.norm": "layernorm_embedding"}
-        ours |= weights.renamed(side, "", {name: (part,) for name, part in norms.items()})
-        if f"{side}.position_encodings.weight" in weights:
-            positions[short] = weights.take(f"{side}.position_encodings.weight")
-    n = min(map(len, positions.values()), default=MAX_POSITIONS)
-    ours |= {f"{short}_embedding.position": table[:n] for short, table in positions.items()}
-    # What scales the decoder's states goes into their last norm, or else into the output layer
-    factor = sides["decoder"].real("scale_outputs", 1.0)
-    normed = "dec_norm.weight" in ours
-    for name in ("dec_norm.weight", "dec_norm.bias") if normed else ("output.weight",):
+def _fold_factors(ours: dict[str, Tensor], sides: dict[str, Description], path: Path) -> bool:
+    """Multiply factors into the weights.
+
+    Returns:
+        Whether the embeddings are scaled by the root of their width, a factor that we have too.
+    """
+    tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
+    root = [shape_of(ours, name, path) for name in (*tables, "output.weight")][0][1] ** 0.5
+    by_table = [_embedding_factor(said, root) for said in sides.values()]
+    is_usual = all(math.isclose(factor, root, rel_tol=1e-6) for factor in by_table)
+    factors = {} if is_usual else dict(zip(tables, by_table))
+    # The decoder's states are scaled by its last norm, or else by the output layer
+    ends = ["dec_norm.weight", "dec_norm.bias"] if "dec_norm.weight" in ours else ["output.weight"]
+    factors |= dict.fromkeys(ends, sides["decoder"].real("scale_outputs", 1.0))
+    for name, factor in factors.items():
         if factor != 1 and name in ours:
             ours[name] = ours[name] * factor
-    return ours, dict(scale_embedding=scaled, max_positions=n)
+    for side, said in sides.items():
+        for i in range(count_layers(ours, f"{side}.")):
+            _scale_queries(ours, f"{side}.{i}", said, path)
+    return is_usual
 
 
-def _scale(said: Description, d_model: int) -> float:
-    """What embeddings are multiplied by: the root of the width, 1, or the number itself."""
+def _embedding_factor(said: Description, root: float) -> float:
+    """Factor of the embeddings: the root of the width, 1, or the number itself."""
     scale = said.get("scale_embeddings")
     if scale is None:
         scale = said.get("embeddings/multiply_by_sqrt_depth")
     if type(scale) is float:
         return scale
-    return 1.0 if scale == 0 else d_model**0.5
+    return 1.0 if scale == 0 else root
 
 
-def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description) -> None:
+def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description, path: Path) -> None:
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
-    heads = said.number("num_heads", 8)
-    n_parts = heads + 2 * said.number("self_attention/num_heads_kv", heads)
-    width = len(ours.get(f"{layer}.self_attn.qkv.weight", ())) // max(1, n_parts)
-    for attention, name in (("self_attention", "self_attn.qkv"), ("attention", "cross_attn.q")):
-        said_factor = f"{attention}/queries_scale"
-        factor = said.real(said_factor, 1.0) * width**0.5 if said_factor in said.values else 1.0
+    heads = max(1, said.number("num_heads", 8))
+    for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
+        factor = said.get(f"{name}/queries_scale")
+        if factor is None:
+            continue
+        n_rows = shape_of(ours, f"{layer}.self_attn.out.weight", path)[1]
+        factor = said.real(f"{name}/queries_scale") * (n_rows // heads) ** 0.5
         for kind in ("weight", "bias"):
-            stored = ours.get(f"{layer}.{name}.{kind}")
+            stored = ours.get(f"{layer}.{attention}.{kind}")
             if stored is not None and not math.isclose(factor, 1, rel_tol=1e-6):
-                queries, rest = stored[: heads * width], stored[heads * width :]
-                ours[f"{layer}.{name}.{kind}"] = torch.cat([queries * factor, rest])
+                scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])
+                ours[f"{layer}.{attention}.{kind}"] = scaled

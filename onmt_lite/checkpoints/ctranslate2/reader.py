@@ -71,10 +71,6 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     config = _read_config(said, version, variables)
     model, zero_start = build_model(variables, config, folder / MODEL)
     src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
-    sizes = {"source": (len(src), model.cfg.src_vocab_size), "target": (len(tgt), model.vocab_size)}
-    for side, (found, n) in sizes.items():
-        if found != n:
-            raise CheckpointError(f"{folder}: {found} {side} tokens, but the model has {n}")
     languages = _languages(folder, config, src.tokens, tgt.tokens)
     if languages is not None and languages.target != "text":
         tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))

@@ -39,31 +39,10 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
 from onmt_lite.text.vocab import AddedToken, Vocab
 
-# Our names of a layer's parts, and theirs; fairseq has the same ones
-ENCODER_LAYER = {
-    "self_attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attn.out": ("self_attn.out_proj",),
-    "self_attn_residual.norm": ("self_attn_layer_norm",),
-    "ffn.up": ("fc1",),
-    "ffn.down": ("fc2",),
-    "ffn_residual.norm": ("final_layer_norm",),
-}
-DECODER_LAYER = {
-    **ENCODER_LAYER,
-    "cross_attn.q": ("encoder_attn.q_proj",),
-    "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross_attn.out": ("encoder_attn.out_proj",),
-    "cross_attn_residual.norm": ("encoder_attn_layer_norm",),
-}
 SHARED = "model.shared.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 HEAD = "lm_head.weight"
 BIAS = "final_logits_bias"
-# Around the layers, where a family has them
-STACK = {
-    "encoder": {"enc_norm": ("layer_norm",), "src_embedding.norm": ("layernorm_embedding",)},
-    "decoder": {"dec_norm": ("layer_norm",), "tgt_embedding.norm": ("layernorm_embedding",)},
-}
 
 
 def read_transformer(
@@ -74,7 +53,7 @@ def read_transformer(
     ours = _embeddings(config, weights) | others
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
-    ours |= read_stacks(weights, "model.")
+    ours |= weights.renamed("bart")
     weights.drop(r"model\.(encoder|decoder)\.version")  # old files have it
     model = finished(
         ours,
@@ -84,6 +63,7 @@ def read_transformer(
         dec_heads=config.number("decoder_attention_heads"),
         activation=config.choice("activation_function", ACTIVATIONS),
         scale_embedding=config.flag("scale_embedding", None),
+        norm="layer",
         norm_eps=1e-5,
         **variant,
     )
@@ -97,17 +77,6 @@ def read_transformer(
         decoder_ffn_dim=cfg.of_decoder.d_ff,
     )
     return model
-
-
-def read_stacks(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """Take the weights of all layers and of the norms around them, under our names."""
-    ours: dict[str, Tensor] = {}
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
-        theirs = f"{prefix}{side}"
-        ours |= weights.renamed(theirs, "", STACK[side])
-        layer = theirs + ".layers.{}"
-        ours |= weights.layers(layer, side, weights.count(f"{layer}."), parts)
-    return ours
 
 
 def _embeddings(config: Description, weights: Weights) -> dict[str, Tensor]:
@@ -343,7 +312,13 @@ def _load(
         rows = min(config.number("max_position_embeddings", 1024), MAX_POSITIONS)
         switches = dict(positions="fairseq", max_positions=rows)
     model = read_transformer(
-        directory, weights, tables, pre_norm=True, position_offset=OFFSET, **switches
+        directory,
+        weights,
+        tables,
+        pre_norm=True,
+        final_norm=True,
+        position_offset=OFFSET,
+        **switches,
     )
     vocab = words.vocab(tokens, model.vocab_size, ids.values())
     if words.pattern == OF_M2M100:  # its tokenizer in transformers is written in Python

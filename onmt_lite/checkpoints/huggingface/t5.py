@@ -18,14 +18,13 @@ from onmt_lite.checkpoints.huggingface.directory import (
     start_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.weights import Weights, finished, same_numbers
+from onmt_lite.checkpoints.weights import Weights, count_layers, finished, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-SELF, CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 MAX_POSITIONS = 1 << 14  # the model has no limit of its own
 SENTINELS = 100
 OF_T5 = r"<2(\w+)>|<extra_id_\d+>"  # added tokens
@@ -75,11 +74,11 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
     activation = config.choice("feed_forward_proj", kinds, usual)
     gated = config.text("feed_forward_proj", usual).startswith("gated-")
+    ours |= weights.renamed("t5")
     for side in ("encoder", "decoder"):
-        n_layers = weights.count(side + ".block.{}.")
         bias = weights.take(f"{side}.{BIAS}")
-        ours |= weights.layers(side + ".block.{}", side, n_layers, _parts(side, gated))
-        ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in range(n_layers)}
+        layers = range(count_layers(ours, f"{side}."))
+        ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
     for name in ours:
         if name.endswith("self_attn.qkv.weight"):
             ours[name][: heads * width] *= width**0.5  # made of three: memory of its own
@@ -138,24 +137,3 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
         tied = config.flag("tie_word_embeddings", True)
         scales = config.flag("scale_decoder_outputs", tied)
     return ours, table.size(1) ** -0.5 if scales else 1.0
-
-
-def _parts(side: str, gated: bool) -> dict[str, tuple[str, ...]]:
-    """Our names of a layer's parts, and theirs."""
-    last = 1 if side == "encoder" else 2
-    feed = f"layer.{last}.DenseReluDense"
-    parts: dict[str, tuple[str, ...]] = {
-        "self_attn.qkv": tuple(f"{SELF}.{x}" for x in "qkv"),
-        "self_attn.out": (f"{SELF}.o",),
-        "self_attn_residual.norm": ("layer.0.layer_norm",),
-        "cross_attn.q": (f"{CROSS}.q",),
-        "cross_attn.kv": (f"{CROSS}.k", f"{CROSS}.v"),
-        "cross_attn.out": (f"{CROSS}.o",),
-        "ffn.up": (f"{feed}.wi_0" if gated else f"{feed}.wi",),
-        "ffn.gate": (f"{feed}.wi_1",),
-        "ffn.down": (f"{feed}.wo",),
-        "ffn_residual.norm": (f"layer.{last}.layer_norm",),
-    }
-    if side == "decoder":
-        parts["cross_attn_residual.norm"] = ("layer.1.layer_norm",)
-    return parts

@@ -16,7 +16,6 @@ from torch import Tensor
 from onmt_lite.checkpoints import archive, fairseq, safetensors
 from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_kinds
 from onmt_lite.checkpoints.opennmt import models as opennmt
-from onmt_lite.checkpoints.opennmt.models import SRC, TGT
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
@@ -53,10 +52,6 @@ def load(path: Path) -> Checkpoint:
     build = FAMILIES[_check_kind(opt)]
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
-    for name, table, vocab in (("encoder", SRC, src_vocab), ("decoder", TGT, tgt_vocab)):
-        rows, _ = weights.shape(table)
-        if rows != len(vocab):
-            raise CheckpointError(f"{path}: {len(vocab)} tokens, but the {name} knows {rows}")
     copies = "generator.linear_copy.weight" in weights
     copying = opennmt.split_copying(weights) if copies else None
     model: Any = build(weights, opt)
