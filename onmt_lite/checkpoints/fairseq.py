@@ -30,7 +30,7 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.convolution import Convolution, Layer
+from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -206,10 +206,10 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
     pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
-    ours = weights.renamed("fairseq")
-    ours.setdefault("output.weight", ours["tgt_embedding.token.weight"])
+    weights.rename("fairseq")
+    weights.shape("tgt_embedding.token.weight")
+    weights.tensors.setdefault("output.weight", weights.tensors["tgt_embedding.token.weight"])
     model = finished(
-        ours,
         weights,
         options.path,
         pre_norm=pre_norm.pop(),
@@ -263,43 +263,22 @@ def _positions(weights: Weights, options: Description) -> dict[str, Any]:
 
 # -- Convolutional models (`fconv`) ----------------------------------------------------------------
 
-MAX_SPEC = 10_000  # characters of a description of layers
-LAYER = r"\((\d{1,4}),(\d{1,4})(?:,(\d{1,4}))?\)"
-LAYERS = re.compile(r"\[((?:\(\d{1,4},\d{1,4}(?:,\d{1,4})?\),?)+)\](?:\*(\d{1,3}))?")
+LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, and how far its residual reaches
 
 
 def build_fconv(weights: Weights, options: Description) -> Convolution:
     """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
+    for name in ("encoder_layers", "decoder_layers"):  # such as `[(8, 3)] * 2 + [(9, 1)]`
+        rest = re.sub(LAYER, "", options.text(name, ""))
+        if re.search(r"[^][\d\s*+,]", rest):
+            raise CheckpointError(
+                f"{options.path}: fairseq: {name} with residuals over several layers, or in words "
+                "that are not known, which is not read"
+            )
     weights.drop(r"decoder\.version")
     fold_weight_norm(weights, "weight_v", "weight_g")
-    ours = weights.renamed("fairseq_fconv")
-    for name, weight in ours.items():
+    weights.rename("fairseq_fconv")
+    for name, weight in weights.tensors.items():
         if weight.dim() == 3:  # a convolution: (kernel, in, out) -> (out, kernel, in)
-            ours[name] = weight.permute(2, 0, 1)
-    model = finished_convolution(ours, weights, positions=True, position_offset=OFFSET)
-    _check_layers(options, "encoder_layers", model.cfg.encoder)
-    _check_layers(options, "decoder_layers", model.cfg.decoder)
-    return model
-
-
-def _check_layers(options: Description, name: str, layers: tuple[Layer, ...]) -> None:
-    """Raise CheckpointError where a text such as `[(8, 3)] * 2 + [(9, 1)]`, which fairseq runs as
-    Python, contradicts the weights."""
-    if options.get(name) is None:
-        return
-    spec = options.text(name)
-    terms = spec.replace(" ", "").split("+") if len(spec) <= MAX_SPEC else []
-    matches = [LAYERS.fullmatch(term) for term in terms]
-    said: list[tuple[str, str, str]] = []  # width, kernel, residual or ""
-    for match in matches:
-        said += re.findall(LAYER, match[1]) * int(match[2] or 1) if match else []
-    if not said or None in matches:
-        raise CheckpointError(f"{options.path}: fairseq: {name} is not understood")
-    # No weight shows a residual over several layers
-    if any(residual not in ("", "1") for _, _, residual in said):
-        raise CheckpointError(
-            f"{options.path}: fairseq: {name} with residuals over several layers, which are not "
-            "read"
-        )
-    if [(int(d), int(kernel)) for d, kernel, _ in said] != [(x.d, x.kernel) for x in layers]:
-        raise CheckpointError(f"{options.path}: fairseq: {name} is not what the weights have")
+            weights.tensors[name] = weight.permute(2, 0, 1)
+    return finished_convolution(weights, positions=True, position_offset=OFFSET)

@@ -99,7 +99,7 @@ def _checked(checkpoint: Checkpoint, path: Path) -> Checkpoint:
         size = getattr(cfg, f"{side}_vocab_size", len(vocab))
         if len(vocab) != size:
             raise CheckpointError(
-                f"{path}: the {side} vocabulary has {len(vocab)} tokens, but the model {size}"
+                f"{path}: the {side} vocabulary has {len(vocab)} tokens, but the model has {size}"
             )
     return checkpoint
 

@@ -273,10 +273,10 @@ def _build(options: Description, weights: Weights) -> Transformer:
     said = options.get(name)
     quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
     align_layer = 0 if said in (None, "last") else int(said) if quoted else options.number(name)
-    ours |= weights.renamed("marian")
-    add_zero_start(ours)
+    weights.rename("marian")
+    weights.tensors |= ours
+    add_zero_start(weights.tensors)
     return finished(
-        ours,
         weights,
         weights.path,
         heads=options.number("transformer-heads"),

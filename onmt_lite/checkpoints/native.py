@@ -117,8 +117,8 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {MANIFEST}: {str(error).splitlines()[0]}") from None
-    ours = {name: weights.take(name) for name in list(weights.tensors)}
-    model = build_transformer(cfg, ours, weights)
+    weights.tensors |= {name: weights.take(name) for name in list(weights.tensors)}
+    model = build_transformer(cfg, weights)
     return dataclasses.replace(checkpoint(model, sp, f"(format {manifest['format']})"), **options)
 
 

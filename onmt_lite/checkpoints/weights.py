@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,60 +45,53 @@ class Weights:
 
     def shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
         """Shape of a tensor.  Raises CheckpointError unless it has `n_dims` dimensions."""
-        return shape_of(self.tensors, name, self.path, n_dims)
-
-    def take(self, name: str) -> Tensor:
-        """Remove a tensor and return it as float32, so that no second copy is held."""
-        tensor = self.numbers(name)
-        del self.tensors[name]
-        return tensor.contiguous()
-
-    def numbers(self, name: str) -> Tensor:
-        """A tensor as float32.  Raises CheckpointError where it is missing or of integers."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
         tensor = self.tensors[name]
-        if not tensor.is_floating_point():
+        if tensor.dim() != n_dims or 0 in tensor.shape:
+            raise CheckpointError(f"{self.path}: {name} has the shape {list(tensor.shape)}")
+        return tuple(tensor.shape)
+
+    def take(self, name: str) -> Tensor:
+        """Remove a tensor and return it as float32, so that no second copy is held.
+
+        Raises CheckpointError where it is missing or of integers.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path}: the weights lack {name}")
+        if not self.tensors[name].is_floating_point():
             raise CheckpointError(
                 f"{self.path}: {name[:100]!r} holds whole numbers; a quantised model?"
             )
-        return tensor.float()
+        return self.tensors.pop(name).float().contiguous()
 
     def drop(self, pattern: str) -> None:
         """Remove tensors that translation does not need."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
-    def renamed(self, model: str) -> dict[str, Tensor]:
-        """Take the weights that a table of names.yaml has, under our names.
+    def count_layers(self, start: str) -> int:
+        """Count the layers whose weights have names of this start and a number."""
+        matches = (re.match(re.escape(start) + r"\d+", name) for name in self.tensors)
+        return len({match[0] for match in matches if match})
 
-        Raises CheckpointError where the file lacks one of the tensors that are stacked, or has one
-        of ours under two names.
+    def rename(self, model: str) -> None:
+        """Give the weights that a table of names.yaml has our names, and stack those of one name.
+
+        Raises CheckpointError where one of a stack is missing or does not fit, and where two
+        weights would get one name.
         """
-        table, renamed = names_of(model).ours, dict[str, Tensor]()
+        table = names_of(model).ours
         for name in list(self.tensors):
             ours, *stack = translate(name, table) or [""]
             if not ours or name not in self:  # taken before, in a stack
                 continue
-            if ours in renamed:
-                raise CheckpointError(f"{self.path}: {name} is there under another name too")
             parts = [self.take(part) for part in stack]
+            if ours in self:
+                raise CheckpointError(f"{self.path}: {name} is there under another name too")
             if any(part.dim() == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
                 raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
-            renamed[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return renamed
-
-
-def shape_of(
-    tensors: Mapping[str, Tensor], name: str, path: Path, n_dims: int = 2
-) -> tuple[int, ...]:
-    """Shape of one of the tensors.  Raises CheckpointError unless it has `n_dims` dimensions."""
-    if name not in tensors:
-        raise CheckpointError(f"{path}: the weights lack {name}")
-    tensor = tensors[name]
-    if tensor.dim() != n_dims or 0 in tensor.shape:
-        raise CheckpointError(f"{path}: {name} has the shape {list(tensor.shape)}")
-    return tuple(tensor.shape)
+            self.tensors[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
@@ -159,18 +152,18 @@ MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds i
 Built = TypeVar("Built", bound=nn.Module)
 
 
-def build(make: Callable[[], Built], ours: Mapping[str, Tensor], rest: Weights) -> Built:
-    """Call `make` and give the model the weights under our names, float32.
+def build(make: Callable[[], Built], weights: Weights) -> Built:
+    """Call `make` and give the model all weights, which have our names and are float32.
 
     The model is made on the meta device and takes over the tensors: a false size in a file costs no
     memory, and no weight is held twice.  Raises CheckpointError unless names and shapes of the
-    weights are exactly those of the model, and where weights of the file are left in `rest`.
+    weights are exactly those of the model.
     """
-    path = rest.path
+    path = weights.path
     try:
         with torch.device("meta"), _Unfilled():
             model = make()
-        _, unknown = model.load_state_dict(dict(ours), strict=False, assign=True)
+        _, unknown = model.load_state_dict(weights.tensors, strict=False, assign=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except RuntimeError as error:
@@ -178,7 +171,7 @@ def build(make: Callable[[], Built], ours: Mapping[str, Tensor], rest: Weights) 
     if isinstance(model, Transformer):
         model.tie()
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
-    for what, names in (("missing", missing), ("unknown", [*unknown, *rest.tensors])):
+    for what, names in (("missing", missing), ("unknown", unknown)):
         if names:
             raise CheckpointError(
                 f"{path}: {len(names)} weights are {what}, first {names[0][:100]!r}"
@@ -199,92 +192,76 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_transformer(
-    cfg: TransformerConfig, ours: Mapping[str, Tensor], rest: Weights
-) -> Transformer:
+def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
     """Build a Transformer, after a check of the configuration's sizes against the weights."""
     for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        if (layers := count_layers(ours, f"{kind}.")) != n:
-            raise CheckpointError(f"{rest.path}: {layers} {kind} layers, its description says {n}")
+        if (layers := weights.count_layers(f"{kind}.")) != n:
+            reason = f"{layers} {kind} layers, its description says {n}"
+            raise CheckpointError(f"{weights.path}: {reason}")
     # Before tables of these sizes are computed, as a model is made
-    tables = [w for name, w in ours.items() if name.endswith("_embedding.token.weight")]
-    widest = max(n for weight in ours.values() for n in weight.shape)
+    tables = [w for name, w in weights.tensors.items() if name.endswith("_embedding.token.weight")]
+    widest = max(n for weight in weights.tensors.values() for n in weight.shape)
     heads, d_ff = max(cfg.heads, cfg.dec_heads), max(cfg.d_ff, cfg.dec_d_ff)
     if (
         {table.shape[-1] for table in tables} != {cfg.d_model}
         or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.width) > widest
         or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
     ):
-        raise CheckpointError(f"{rest.path}: sizes in its description do not fit the weights")
-    return build(lambda: Transformer(cfg), ours, rest)
+        raise CheckpointError(f"{weights.path}: sizes in its description do not fit the weights")
+    return build(lambda: Transformer(cfg), weights)
 
 
-def count_layers(ours: Mapping[str, Tensor], start: str) -> int:
-    """Number of the layers whose weights have names of this start and a number."""
-    matches = (re.match(re.escape(start) + r"\d+", name) for name in ours)
-    return len({match[0] for match in matches if match})
-
-
-def finished(
-    ours: MutableMapping[str, Tensor], rest: Weights, path: Path, **switches: Any
-) -> Transformer:
+def finished(weights: Weights, path: Path, **switches: Any) -> Transformer:
     """Build a Transformer of weights under our names, which show most switches of a configuration.
 
     Args:
-        ours: the weights, whose tables of positions are cut to the same length.
-        rest: what is left of the file.
+        weights: all weights; tables of positions are cut to the same length.
         path: the file that describes the model.
-        switches: those that no weight shows, which override what the weights show.
+        switches: what no weight shows, and what must be so whatever the weights show.
 
     Raises:
         CheckpointError: if the switches contradict each other or the weights, and for weights that
-            are missing or left over.
+            are missing or unknown.
     """
-    shown = _sizes(ours, rest.path, **switches) | _switches(ours)
-    positions = [name for name in ours if name.endswith("_embedding.position")]
+    shown = _sizes(weights, **switches) | _switches(weights.tensors)
+    positions = [name for name in weights.tensors if name.endswith("_embedding.position")]
     if positions:
-        rows = [shape_of(ours, name, rest.path)[0] for name in positions]
         offset = switches.get("position_offset", 0)
-        n = min(*rows, switches.get("max_positions", MAX_POSITIONS) + offset)
-        ours.update({name: ours[name][:n] for name in positions})
+        n = switches.get("max_positions", MAX_POSITIONS) + offset
+        n = min(n, *(weights.shape(name)[0] for name in positions))
+        weights.tensors |= {name: weights.tensors[name][:n] for name in positions}
         switches |= dict(positions="learned", max_positions=n - offset)
     try:
         cfg = TransformerConfig(**{**shown, **switches})
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return build_transformer(cfg, ours, rest)
+    return build_transformer(cfg, weights)
 
 
-def _sizes(
-    ours: Mapping[str, Tensor], path: Path, heads: int, relative: str = "shaw", **others: Any
-) -> dict[str, Any]:
-    """Sizes of a Transformer by the shapes of its weights and the switches that they depend on."""
-
-    def shape(name: str) -> tuple[int, ...]:
-        return shape_of(ours, f"{name}.weight", path)
-
-    shape("output")  # must be there
-    n_tgt, d_model = shape("tgt_embedding.token")
-    n_rows, d_heads = shape("encoder.0.self_attn.qkv")[0], shape("encoder.0.self_attn.out")[1]
+def _sizes(weights: Weights, heads: int, relative: str = "shaw", **others: Any) -> dict[str, Any]:
+    """Sizes of a Transformer, by the shapes of its weights and the switches that they depend on."""
+    weights.shape("output.weight")  # must be there
+    n_tgt, d_model = weights.shape("tgt_embedding.token.weight")
+    n_rows, _ = weights.shape("encoder.0.self_attn.qkv.weight")
+    _, d_heads = weights.shape("encoder.0.self_attn.out.weight")
     width, odd = divmod(d_heads, max(1, heads))
     kv_heads = (n_rows // max(1, width) - heads) // 2
     sizes = dict[str, Any](
-        src_vocab_size=shape("src_embedding.token")[0],
+        src_vocab_size=weights.shape("src_embedding.token.weight")[0],
         tgt_vocab_size=n_tgt,
         d_model=d_model,
-        enc_layers=count_layers(ours, "encoder."),
-        dec_layers=count_layers(ours, "decoder."),
-        d_ff=shape("encoder.0.ffn.up")[0],
-        dec_d_ff=shape("decoder.0.ffn.up")[0],
+        enc_layers=weights.count_layers("encoder."),
+        dec_layers=weights.count_layers("decoder."),
+        d_ff=weights.shape("encoder.0.ffn.up.weight")[0],
+        dec_d_ff=weights.shape("decoder.0.ffn.up.weight")[0],
         head_width=0 if odd or d_heads == d_model else width,
         kv_heads=0 if kv_heads == heads else kv_heads,
     )
-    if "encoder.0.self_attn.relation.weight" not in ours:
-        return sizes
-    n = shape("encoder.0.self_attn.relation")[0]
-    if relative == "shaw":
-        return sizes | dict(relative="shaw", relative_limit=n // 2)
-    return sizes | dict(relative_buckets=n)
+    if "encoder.0.self_attn.relation.weight" in weights:
+        n, _ = weights.shape("encoder.0.self_attn.relation.weight")
+        shaw = dict(relative="shaw", relative_limit=n // 2)
+        sizes |= shaw if relative == "shaw" else dict(relative_buckets=n)
+    return sizes
 
 
 def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -307,29 +284,22 @@ def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
     )
 
 
-def finished_convolution(
-    ours: Mapping[str, Tensor], rest: Weights, positions: bool, **switches: Any
-) -> Convolution:
+def finished_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
     """Build a convolutional model of weights under our names, with position vectors or without."""
-
-    def shape(name: str, n_dims: int = 2) -> tuple[int, ...]:
-        return shape_of(ours, name, rest.path, n_dims)
-
-    has_bottleneck = "decoder.outward.weight" in ours
-    sizes: dict[str, Any] = dict(bottleneck=has_bottleneck)
-    if has_bottleneck:
-        sizes["d_out"] = shape("decoder.outward.weight")[0]
+    has_bottleneck = "decoder.outward.weight" in weights
+    d_out = weights.shape("decoder.outward.weight")[0] if has_bottleneck else 0
+    sizes = dict[str, Any](bottleneck=has_bottleneck, d_out=d_out)
     for side, short in (("encoder", "src"), ("decoder", "tgt")):
-        n, d = shape(f"{side}.embedding.token.weight")
-        rows = shape(f"{side}.embedding.position")[0] if positions else 0
+        n, d = weights.shape(f"{side}.embedding.token.weight")
+        rows = weights.shape(f"{side}.embedding.position")[0] if positions else 0
         sizes |= {f"{short}_vocab_size": n, f"d_{short}_embedding": d, f"{short}_positions": rows}
         layers = []
-        for i in range(count_layers(ours, f"{side}.convolutions.")):
-            n_rows, kernel, _ = shape(f"{side}.convolutions.{i}.weight", 3)
-            attends = f"{side}.attentions.{i}.inward.weight" in ours
+        for i in range(weights.count_layers(f"{side}.convolutions.")):
+            n_rows, kernel, _ = weights.shape(f"{side}.convolutions.{i}.weight", 3)
+            attends = f"{side}.attentions.{i}.inward.weight" in weights
             layers.append(Layer(n_rows // 2, kernel, attends))
         sizes[side] = tuple(layers)
-    return build(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), ours, rest)
+    return build(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
 
 
 NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision

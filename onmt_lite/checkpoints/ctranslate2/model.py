@@ -19,11 +19,9 @@ from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
     add_zero_start,
-    count_layers,
     finished,
     is_shape,
     same_numbers,
-    shape_of,
     tensor_of,
 )
 from onmt_lite.errors import CheckpointError
@@ -169,28 +167,27 @@ def build_model(
             scope, _, last = name.rpartition("/")
             arrays[f"{scope}.{LAST.get(last, last)}".replace("/", ".")] = variable
     weights = Weights(arrays, path)
-    ours = weights.renamed("ctranslate2")
+    weights.rename("ctranslate2")
     encoder, decoder = sides.values()
-    switches = _of_side(encoder, "encoder.0.self_attn.relation.weight" in ours)
-    for name, value in _of_side(decoder, "decoder.0.self_attn.relation.weight" in ours).items():
+    switches = _of_side(encoder, "encoder.0.self_attn.relation.weight" in weights)
+    for name, value in _of_side(decoder, "decoder.0.self_attn.relation.weight" in weights).items():
         if value != switches.get(name):
             raise CheckpointError(
                 f"{path}: encoder and decoder differ in {name}, which is not read"
             )
-    if "src_embedding.position" not in ours:
+    if "src_embedding.position" not in weights:
         is_computed = switches["relative"] == "none"
         switches["positions"] = "fairseq" if is_computed else "none"
         switches |= dict(position_offset=int(is_computed), max_positions=MAX_POSITIONS)
     if switches["relative"] == "shaw":
-        switches["relative_values"] = _values_of_their_own(ours)
-    switches["scale_embedding"] = _fold_factors(ours, sides, path)
+        switches["relative_values"] = _values_of_their_own(weights.tensors)
+    switches["scale_embedding"] = _fold_factors(weights, sides)
     zero_start = decoder.flag("start_from_zero_embedding")
     if zero_start:
-        add_zero_start(ours)
-    layer, n_layers = decoder.number("alignment_layer", -1), count_layers(ours, "decoder.")
-    usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in ours else 1e-6
+        add_zero_start(weights.tensors)
+    layer, n_layers = decoder.number("alignment_layer", -1), weights.count_layers("decoder.")
+    usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in weights else 1e-6
     model = finished(
-        ours,
         weights,
         path,
         **switches,
@@ -259,26 +256,28 @@ def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
     return own
 
 
-def _fold_factors(ours: dict[str, Tensor], sides: dict[str, Description], path: Path) -> bool:
+def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
     """Multiply factors into the weights.
 
     Returns:
         Whether the embeddings are scaled by the root of their width, a factor that we have too.
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
-    root = [shape_of(ours, name, path) for name in (*tables, "output.weight")][0][1] ** 0.5
+    root = [weights.shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
     by_table = [_embedding_factor(said, root) for said in sides.values()]
     is_usual = all(math.isclose(factor, root, rel_tol=1e-6) for factor in by_table)
     factors = {} if is_usual else dict(zip(tables, by_table))
     # The decoder's states are scaled by its last norm, or else by the output layer
-    ends = ["dec_norm.weight", "dec_norm.bias"] if "dec_norm.weight" in ours else ["output.weight"]
+    ends = (
+        ["dec_norm.weight", "dec_norm.bias"] if "dec_norm.weight" in weights else ["output.weight"]
+    )
     factors |= dict.fromkeys(ends, sides["decoder"].real("scale_outputs", 1.0))
     for name, factor in factors.items():
-        if factor != 1 and name in ours:
-            ours[name] = ours[name] * factor
+        if factor != 1 and name in weights:
+            weights.tensors[name] = weights.tensors[name] * factor
     for side, said in sides.items():
-        for i in range(count_layers(ours, f"{side}.")):
-            _scale_queries(ours, f"{side}.{i}", said, path)
+        for i in range(weights.count_layers(f"{side}.")):
+            _scale_queries(weights, f"{side}.{i}", said)
     return is_usual
 
 
@@ -292,17 +291,17 @@ def _embedding_factor(said: Description, root: float) -> float:
     return 1.0 if scale == 0 else root
 
 
-def _scale_queries(ours: dict[str, Tensor], layer: str, said: Description, path: Path) -> None:
+def _scale_queries(weights: Weights, layer: str, said: Description) -> None:
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
     heads = max(1, said.number("num_heads", 8))
     for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
         factor = said.get(f"{name}/queries_scale")
         if factor is None:
             continue
-        n_rows = shape_of(ours, f"{layer}.self_attn.out.weight", path)[1]
+        n_rows = weights.shape(f"{layer}.self_attn.out.weight")[1]
         factor = said.real(f"{name}/queries_scale") * (n_rows // heads) ** 0.5
         for kind in ("weight", "bias"):
-            stored = ours.get(f"{layer}.{attention}.{kind}")
+            stored = weights.tensors.get(f"{layer}.{attention}.{kind}")
             if stored is not None and not math.isclose(factor, 1, rel_tol=1e-6):
                 scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])
-                ours[f"{layer}.{attention}.{kind}"] = scaled
+                weights.tensors[f"{layer}.{attention}.{kind}"] = scaled

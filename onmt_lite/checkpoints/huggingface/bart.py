@@ -53,10 +53,10 @@ def read_transformer(
     ours = _embeddings(config, weights) | others
     if BIAS in weights:
         ours["output.bias"] = weights.take(BIAS).flatten()
-    ours |= weights.renamed("bart")
+    weights.rename("bart")
+    weights.tensors |= ours
     weights.drop(r"model\.(encoder|decoder)\.version")  # old files have it
     model = finished(
-        ours,
         weights,
         config.path,
         heads=config.number("encoder_attention_heads"),

@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     start_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.weights import Weights, count_layers, finished, same_numbers
+from onmt_lite.checkpoints.weights import Weights, finished, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
@@ -74,10 +74,12 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
     activation = config.choice("feed_forward_proj", kinds, usual)
     gated = config.text("feed_forward_proj", usual).startswith("gated-")
-    ours |= weights.renamed("t5")
+    weights.rename("t5")
+    weights.tensors |= ours
+    ours = weights.tensors
     for side in ("encoder", "decoder"):
         bias = weights.take(f"{side}.{BIAS}")
-        layers = range(count_layers(ours, f"{side}."))
+        layers = range(weights.count_layers(f"{side}."))
         ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
     for name in ours:
         if name.endswith("self_attn.qkv.weight"):
@@ -87,7 +89,6 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     ours["enc_norm.weight"] = weights.take("encoder.final_layer_norm.weight")
     ours["dec_norm.weight"] = weights.take("decoder.final_layer_norm.weight") * factor
     model = finished(
-        ours,
         weights,
         config.path,
         heads=heads,

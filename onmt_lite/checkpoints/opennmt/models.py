@@ -3,18 +3,15 @@
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import (
     Weights,
     build,
-    count_layers,
     finished,
     finished_convolution,
     fold_weight_norm,
     layout_of,
-    shape_of,
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution
@@ -39,17 +36,16 @@ def build_transformer(weights: Weights, opt: Description) -> Transformer:
     if FEED_NORM not in weights:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
     relation = _relation(weights, opt)
-    ours = weights.renamed("opennmt_transformer")
+    weights.rename("opennmt_transformer")
     return finished(
-        ours,
         weights,
         opt.path,
         heads=opt.number("heads", 8),
         activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         norm_eps=opt.real("norm_eps", 1e-6),
         **relation,
-        **_alignment(opt, count_layers(ours, "decoder.")),
-        **_positions(ours, opt),
+        **_alignment(opt, weights.count_layers("decoder.")),
+        **_positions(weights, opt),
     )
 
 
@@ -77,20 +73,22 @@ def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
     return dict(relative="alibi") if limit == -2 else {}
 
 
-def _positions(ours: dict[str, Tensor], opt: Description) -> dict[str, Any]:
+def _positions(weights: Weights, opt: Description) -> dict[str, Any]:
     """Switches of the position vectors, whose tables are dropped where they can be computed."""
-    names = [name for name in ours if name.endswith("_embedding.position")]
+    names = [name for name in weights.tensors if name.endswith("_embedding.position")]
     if not names:
         if not opt.flag("position_encoding"):
             return dict(positions="none", scale_embedding=False, max_positions=MAX_POSITIONS)
         layout = opt.choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
         return dict(positions=layout, max_positions=MAX_POSITIONS)
     for name in names:
-        ours[name] = ours[name].flatten(0, 1)  # (P, 1, E) -> (P, E)
-    layouts = {layout_of(ours[name]) for name in names}
+        weights.shape(name, n_dims=3)  # (P, 1, E)
+        weights.tensors[name] = weights.tensors[name][:, 0]
+    layouts = {layout_of(weights.tensors[name]) for name in names}
     if len(layouts) > 1 or "learned" in layouts:
         return {}
-    return dict(positions=layouts.pop(), max_positions=min(len(ours.pop(name)) for name in names))
+    rows = [len(weights.tensors.pop(name)) for name in names]
+    return dict(positions=layouts.pop(), max_positions=min(rows))
 
 
 # -- Recurrent models ------------------------------------------------------------------------------
@@ -102,20 +100,16 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     # Trained, but unused: no version passes the coverage to the attention
     weights.drop(r"decoder\.attn\.linear_cover\.weight")
-    ours = weights.renamed("opennmt_rnn")
-    (n_src, d_src), (n_tgt, d_tgt), (rows, d), (_, d_model) = (
-        shape_of(ours, name, weights.path)
-        for name in (
-            *("encoder.embedding.weight", "decoder.embedding.weight"),
-            *("encoder.rnn.weight_hh_l0", "decoder.cells.0.weight_hh"),
-        )
-    )
+    weights.rename("opennmt_rnn")
+    n_src, d_src = weights.shape("encoder.embedding.weight")
+    n_tgt, d_tgt = weights.shape("decoder.embedding.weight")
+    rows, d = weights.shape("encoder.rnn.weight_hh_l0")
     if rows not in (3 * d, 4 * d):
         raise CheckpointError(
             f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
         )
     gate = "none"  # all kinds have the same weights
-    if "decoder.gate.gate.weight" in ours:
+    if "decoder.gate.gate.weight" in weights:
         gate = opt.get("context_gate")
         if gate not in ("source", "target", "both"):
             raise CheckpointError(f"{opt.path}: context_gate {shown(gate)} is none of its kinds")
@@ -124,18 +118,18 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         tgt_vocab_size=n_tgt,
         d_src_embedding=d_src,
         d_tgt_embedding=d_tgt,
-        d_model=d_model,
-        enc_layers=count_layers(ours, "encoder.rnn.weight_hh_l"),
-        dec_layers=count_layers(ours, "decoder.cells."),
+        d_model=weights.shape("decoder.cells.0.weight_hh")[1],
+        enc_layers=weights.count_layers("encoder.rnn.weight_hh_l"),
+        dec_layers=weights.count_layers("decoder.cells."),
         cell="lstm" if rows == 4 * d else "gru",
-        bidirectional="encoder.rnn.weight_hh_l0_reverse" in ours,
-        bridge="encoder.bridge.0.weight" in ours,
+        bidirectional="encoder.rnn.weight_hh_l0_reverse" in weights,
+        bridge="encoder.bridge.0.weight" in weights,
         input_feed=input_feed,
         attention=attention,
         normaliser=read_normaliser(opt),
         context_gate=gate,
     )
-    return build(lambda: Rnn(RnnConfig(**fields)), ours, weights)
+    return build(lambda: Rnn(RnnConfig(**fields)), weights)
 
 
 def read_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
@@ -176,14 +170,15 @@ def build_cnn(weights: Weights, opt: Description) -> Convolution:
     """
     weights.drop(CONVOLUTION + "(weight|bias|V|g|b)")
     fold_weight_norm(weights, "V_avg", "g_avg")
-    ours = weights.renamed("opennmt_cnn")
-    for name, weight in ours.items():
+    weights.rename("opennmt_cnn")
+    for name, weight in weights.tensors.items():
         if weight.dim() == 4:  # (out, in, kernel, 1) -> (out, kernel, in)
-            ours[name] = weight[..., 0].transpose(1, 2)
+            weights.tensors[name] = weight[..., 0].transpose(1, 2)
         elif weight.dim() == 3:  # of positions: (P, 1, E) -> (P, E)
-            ours[name] = weight.flatten(0, 1)
-    positions = any(name.endswith(".position") for name in ours)  # on both sides or on none
-    return finished_convolution(ours, weights, positions, scale_embedding=positions)
+            weights.tensors[name] = weight.flatten(0, 1)
+    # On both sides or on none
+    positions = any(name.endswith(".position") for name in weights.tensors)
+    return finished_convolution(weights, positions, scale_embedding=positions)
 
 
 # -- Copy attention --------------------------------------------------------------------------------
@@ -231,5 +226,6 @@ def with_copying(
         return CopyHead(vocabulary, table, *special, attention)
 
     copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only its weights on the source count
-    model.output = build(make, copying.renamed("opennmt_copying"), copying)
+    copying.rename("opennmt_copying")
+    model.output = build(make, copying)
     return model
