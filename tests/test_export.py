@@ -132,8 +132,8 @@ class TestOpenNMT:
     @pytest.mark.parametrize(
         "config, words",
         [
-            (POST_NORM, "norms after the sublayers; no norm on top"),
-            (dict(embedding_norm=True), "a norm on the embeddings"),
+            (POST_NORM, r"pre_norm False \(must be True\); final_norm False"),
+            (dict(embedding_norm=True), "embedding_norm True"),
             (dict(max_positions=5001), "lines of more than 5000 tokens"),
             (dict(relative="alibi"), "beside relative positions"),
             (dict(positions="none", relative="alibi"), "scaled without"),
@@ -206,17 +206,17 @@ class TestMarian:
     @pytest.mark.parametrize(
         "config, words",
         [
-            (dict(), "norms before the sublayers; a norm on top"),
-            (POST_NORM | dict(positions="learned"), "learned positions"),
-            (POST_NORM | dict(position_offset=2), "do not start at 0"),
-            (POST_NORM | dict(norm_eps=1e-6), "epsilon 1e-06"),
-            (POST_NORM | dict(norm="rms"), "RMS norms"),
-            (POST_NORM | dict(attn_bias=False), "without bias"),
-            (POST_NORM | dict(gated_ffn=True), "gated"),
+            (dict(), r"pre_norm True \(must be False\); final_norm True"),
+            (POST_NORM | dict(positions="learned"), "positions learned"),
+            (POST_NORM | dict(position_offset=2), "position_offset 2"),
+            (POST_NORM | dict(norm_eps=1e-6), "norm_eps 1e-06"),
+            (POST_NORM | dict(norm="rms"), "norm rms"),
+            (POST_NORM | dict(attn_bias=False), "attn_bias False"),
+            (POST_NORM | dict(gated_ffn=True), "gated_ffn True"),
             (POST_NORM | dict(kv_heads=1), "fewer heads"),
-            (POST_NORM | dict(relative="shaw"), "shaw relative positions"),
-            (POST_NORM | dict(dec_self_attn="average"), "averages"),
-            (POST_NORM | dict(parallel_residual=True), "side by side"),
+            (POST_NORM | dict(relative="shaw"), "relative shaw"),
+            (POST_NORM | dict(dec_self_attn="average"), "dec_self_attn average"),
+            (POST_NORM | dict(parallel_residual=True), "parallel_residual True"),
         ],
         ids=str,
     )
@@ -231,7 +231,7 @@ class TestProgram:
         command += ["-to", "marian", "-output", str(tmp_path / "x")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (4, "")
-        assert done.stderr.count("\n") == 1 and "norms before" in done.stderr
+        assert done.stderr.count("\n") == 1 and "pre_norm True" in done.stderr
         assert not list(tmp_path.iterdir())
 
     def test_other_families_are_refused(self, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from onmt_lite.checkpoints import fairseq, native
 from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
-from onmt_lite.checkpoints.description import STARTS, by_name
+from onmt_lite.checkpoints.description import by_name, by_start
 from onmt_lite.checkpoints.generation_config import TokenRules
 from onmt_lite.checkpoints.hub import fetched
 from onmt_lite.checkpoints.huggingface import reader as huggingface
@@ -119,8 +119,7 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kinds = (kind for magic, kind in STARTS.items() if start.startswith(magic))
-    kind = by_name(path) or next(kinds, "")
+    kind = by_name(path) or by_start(start)
     if not kind and path.suffix == ".safetensors":
         kind = "a file of weights alone; give the model directory, or the .pt file"
     return f"it is {kind}" if kind else "it is a file of unknown kind"

@@ -2,13 +2,10 @@
 
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from onmt_lite.checkpoints.description import tables_in
 
-TABLES = Path(__file__).with_suffix(".yaml")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one takes a tenth of 10 ms
 NUMBER = re.compile(r"\d+")
 SUFFIX = re.compile(r"(weight|bias)\w*")  # what is added to the names of a table
 
@@ -24,7 +21,7 @@ class Names(NamedTuple):
 def names_of(model: str) -> Names:
     """Read the table of a model type."""
     names = Names({}, {})
-    for scope in LOADER(TABLES.read_bytes()).get_single_data()[model]:
+    for scope in tables_in("names.yaml")[model]:
         for ours, versions in scope["parts"].items():
             ours = joined(scope.get("ours", ""), ours)
             for version in versions if isinstance(versions, list) else [versions]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.description import tables_in
 from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
 from onmt_lite.checkpoints.names import names_of, translate
@@ -45,8 +46,20 @@ class Export(NamedTuple):
 
 def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) -> list[str]:
     """Return the properties of a Transformer that the format cannot hold."""
-    found = OBSTACLES[target](checkpoint, cfg)
-    return [name for name, is_there in found.items() if is_there]
+    found = [
+        f"{name} {getattr(cfg, name)} (must be {needed})"
+        for name, needed in tables_in("exports.yaml")[target]["needs"].items()
+        if getattr(cfg, name) != needed
+    ]
+    more = OBSTACLES[target](checkpoint, cfg)
+    return found + [name for name, is_there in more.items() if is_there]
+
+
+def _described(cfg: TransformerConfig, target: str) -> dict[str, Any]:
+    """Options of the format that need no computation."""
+    table = tables_in("exports.yaml")[target]
+    fields = {name: getattr(cfg, field) for name, field in table["fields"].items()}
+    return {**table["options"], **fields}
 
 
 def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
@@ -77,7 +90,7 @@ def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> l
 
 
 def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """Split and rename the weights that a table of names.yaml has: undo `Weights.renamed`."""
+    """Split and rename the weights that a table of names.yaml has: undo `Weights.rename`."""
     renamed: dict[str, Tensor] = {}
     for name, stacked in ours.items():
         theirs = translate(name, names_of(model).theirs)
@@ -95,7 +108,6 @@ def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
 # -- Marian ----------------------------------------------------------------------------------------
 
 ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-NORM_EPS = 1e-5
 BEAMS = 5  # what transformers searches with where it is not told; ours is the same
 
 
@@ -122,20 +134,7 @@ def marian_directory(checkpoint: Checkpoint) -> Export:
 def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     return {
-        "norms before the sublayers": cfg.pre_norm,
-        "a norm on top of encoder and decoder": cfg.final_norm,
-        "a norm on the embeddings": cfg.embedding_norm,
-        f"{cfg.positions} positions": cfg.positions != "concat",
-        "positions that do not start at 0": cfg.position_offset != 0,
-        f"{cfg.relative} relative positions": cfg.relative != "none",
-        "RMS norms": cfg.norm != "layer",
-        f"norms with epsilon {cfg.norm_eps:g}": cfg.norm_eps != NORM_EPS,
-        "linear layers without bias": not (cfg.attn_bias and cfg.ffn_bias),
-        "gated feed-forward layers": cfg.gated_ffn,
-        "sublayers side by side": cfg.parallel_residual,
-        "heads of a width of their own": cfg.head_width != 0,
         "fewer heads of keys than of queries": cfg.kv_heads not in (0, cfg.heads),
-        "averages in place of self-attention": cfg.dec_self_attn != "dot",
         "no token for padding or unknown words": None in (tgt.pad_id, tgt.unk_id),
         "special tokens with other ids in source and target": (
             (src.eos_id, src.pad_id) != (tgt.eos_id, tgt.pad_id)
@@ -188,22 +187,10 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
         "num_beams": BEAMS,
     }
     tables[CONFIG] = ids | {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
-        "vocab_size": cfg.src_vocab_size,
-        "decoder_vocab_size": cfg.tgt_vocab_size,
-        "d_model": cfg.d_model,
-        "encoder_layers": cfg.enc_layers,
-        "decoder_layers": cfg.dec_layers,
-        "encoder_attention_heads": cfg.heads,
+        **_described(cfg, "Marian"),
         "decoder_attention_heads": cfg.of_decoder.heads,
-        "encoder_ffn_dim": cfg.d_ff,
         "decoder_ffn_dim": cfg.of_decoder.d_ff,
         "activation_function": ACTIVATION_NAMES[cfg.activation],
-        "scale_embedding": cfg.scale_embedding,
-        "max_position_embeddings": cfg.max_positions,
-        "share_encoder_decoder_embeddings": cfg.share_embeddings,
-        "tie_word_embeddings": cfg.tie_output,
     }
     return tables
 
@@ -252,10 +239,6 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     vectors = cfg.positions != "none"
     return {
-        "norms after the sublayers": not cfg.pre_norm,
-        "no norm on top of encoder and decoder": not cfg.final_norm,
-        "a norm on the embeddings": cfg.embedding_norm,
-        "heads of a width of their own": cfg.head_width != 0,
         f"positions computed as {cfg.positions}": cfg.positions == "concat",
         f"lines of more than {MAX_POSITIONS} tokens": cfg.max_positions > MAX_POSITIONS,
         "position vectors beside relative positions": vectors and cfg.relative != "none",
@@ -264,7 +247,6 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         f"the {'gated ' * cfg.gated_ffn}activation {cfg.activation}": (
             (cfg.activation, cfg.gated_ffn) not in ACTIVATIONS_AND_GATES
         ),
-        "relative positions of values that are not those of keys": cfg.relative_values,
         "heads of the decoder other than the encoder's": cfg.of_decoder.heads != cfg.heads,
         "d_ff of the decoder other than the encoder's": cfg.of_decoder.d_ff != cfg.d_ff,
         "no token for padding or unknown words": None
@@ -280,45 +262,15 @@ OBSTACLES = {"OpenNMT-py": _opennmt_obstacles, "Marian": _marian_obstacles}
 def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
     """Options of OpenNMT-py's model builder."""
     limit = {"rotary": -1, "alibi": -2, "none": 0}.get(cfg.relative, cfg.relative_limit)
-    options: dict[str, Any] = dict(
-        model_task="seq2seq",
-        model_type="text",
-        encoder_type="transformer",
-        decoder_type="transformer",
-        enc_layers=cfg.enc_layers,
-        dec_layers=cfg.dec_layers,
-        hidden_size=cfg.d_model,
-        word_vec_size=cfg.d_model,
-        heads=cfg.heads,
-        num_kv=cfg.kv_heads,
-        transformer_ff=cfg.d_ff,
+    options = _described(cfg, "OpenNMT-py") | dict(
         pos_ffn_activation_fn=ACTIVATIONS_AND_GATES[cfg.activation, cfg.gated_ffn],
         self_attn_type=SELF_ATTENTION[cfg.dec_self_attn],
         aan_useffn=cfg.dec_self_attn == "average_ffn",
-        add_qkvbias=cfg.attn_bias,
-        add_ffnbias=cfg.ffn_bias,
-        parallel_residual=cfg.parallel_residual,
-        shared_layer_norm=cfg.parallel_residual,
         layer_norm={"layer": "standard", "rms": "rms"}[cfg.norm],
-        norm_eps=cfg.norm_eps,
         position_encoding=cfg.positions != "none",
         position_encoding_type=LAYOUTS.get(cfg.positions, "SinusoidalInterleaved"),
         max_relative_positions=limit,
         relative_positions_buckets=cfg.relative_buckets if cfg.relative == "buckets" else 0,
-        rotary_theta=cfg.rotary_theta,
-        rotary_dim=cfg.rotary_dim,
-        rotary_interleave=cfg.rotary_interleave,
-        share_vocab=cfg.share_embeddings,
-        share_embeddings=cfg.share_embeddings,
-        share_decoder_embeddings=cfg.tie_output,
-        # Options of training, which the builder reads too
-        freeze_word_vecs_enc=False,
-        freeze_word_vecs_dec=False,
-        dropout=[0.0],
-        attention_dropout=[0.0],
-        optim="adam",
-        world_size=1,
-        parallel_mode="data_parallel",
     )
     if ends_sources:
         options |= dict(transforms=["suffix"], src_suffix=EOS, tgt_suffix="")

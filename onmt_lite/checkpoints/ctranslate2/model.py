@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import MARIAN, Description
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
@@ -50,12 +50,10 @@ class _Fields:
 
     def model(self) -> tuple[int, dict[str, Tensor]]:
         version = self.number("I")
-        if version == 1:
-            raise ValueError(f"{MARIAN}; give the .npz file")
         if version not in VERSIONS:
             raise ValueError(
-                f"a model.bin of version {version}; CTranslate2's versions "
-                f"{' and '.join(map(str, VERSIONS))} are read, so convert the model again"
+                f"a model.bin of version {version} (1: Bergamot's); CTranslate2's versions 5 and 6 "
+                "are read, so convert the model again"
             )
         specification, revision = self.text(), self.number("I")
         if (specification, revision > REVISION) != (SPECIFICATION, False):
