@@ -405,7 +405,7 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["with_source_eos", "user_decoder_start_tokens"])
     def test_flags_that_are_not_one_number(self, copy, name, n):
         change(copy, lambda stored: stored.variables.update({name: ([n], INT8, bytes(n))}))
-        assert_refused(copy, "model.bin", f"{name} has the shape [{n}]")
+        assert_refused(copy, "copy", f"{name} is a list, not true or false")
 
     @pytest.mark.parametrize("copy", ["marian_int8"], indirect=True)
     def test_scales_that_are_not_of_the_rows(self, copy):

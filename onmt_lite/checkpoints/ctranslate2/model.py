@@ -131,15 +131,7 @@ def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
 
 MAX_POSITIONS = 5000  # where the model has no limit of its own
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh")
-# By the last part of a name: what names.yaml has
-LAST = {
-    "gamma": "weight",
-    "beta": "bias",
-    "encodings": "weight",
-    "relative_attention_bias": "relation.weight",
-    "relative_position_keys": "relation.weight",
-    "relative_position_values": "relation.values.weight",
-}
+LAST = {"gamma": "weight", "beta": "bias"}  # parts of names
 # Switches of a side, those of its layers without the layer's number
 KNOWN = {
     *("num_heads", "pre_norm", "activation", "scale_embeddings", "scale_outputs"),
@@ -178,7 +170,7 @@ def build_model(
         switches["positions"] = "fairseq" if is_computed else "none"
         switches |= dict(position_offset=int(is_computed), max_positions=MAX_POSITIONS)
     if switches["relative"] == "shaw":
-        switches["relative_values"] = _values_of_their_own(weights.tensors)
+        switches["relative_values"] = _keep_values(weights)
     switches["scale_embedding"] = _fold_factors(weights, sides)
     zero_start = decoder.flag("start_from_zero_embedding")
     if zero_start:
@@ -240,18 +232,18 @@ def _of_side(said: Description, has_relation: bool) -> dict[str, Any]:
     return switches
 
 
-def _values_of_their_own(ours: dict[str, Tensor]) -> bool:
-    """Whether values have other relative positions than keys; where all have the same, those of
-    values are dropped."""
-    values = {n: w for n, w in ours.items() if n.endswith(".relation.values.weight")}
-    own = False
-    for name, table in values.items():
-        del ours[name]
-        keys = ours.get(name.replace("values.", ""))
-        own |= keys is None or not same_numbers(table, keys)
-    if own:
-        ours |= {name.removesuffix(".weight"): table for name, table in values.items()}
-    return own
+def _keep_values(weights: Weights) -> bool:
+    """Drop the relative positions of values if those of keys are the same in all layers.  Return
+    whether they are kept."""
+    names = [name for name in weights.tensors if name.endswith(".relation.values")]
+    keys = [name.replace("values", "weight") for name in names]
+    for name in keys:
+        weights.shape(name)  # must be there
+    pairs = ((weights.tensors[one], weights.tensors[other]) for one, other in zip(names, keys))
+    if not all(same_numbers(*pair) for pair in pairs):
+        return True
+    weights.drop(r".*\.relation\.values")
+    return False
 
 
 def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
@@ -291,15 +283,13 @@ def _embedding_factor(said: Description, root: float) -> float:
 
 def _scale_queries(weights: Weights, layer: str, said: Description) -> None:
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
-    heads = max(1, said.number("num_heads", 8))
     for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
-        factor = said.get(f"{name}/queries_scale")
-        if factor is None:
+        if f"{name}/queries_scale" not in said.values:
             continue
         n_rows = weights.shape(f"{layer}.self_attn.out.weight")[1]
-        factor = said.real(f"{name}/queries_scale") * (n_rows // heads) ** 0.5
+        width = n_rows // max(1, said.number("num_heads", 8))
+        factor = said.real(f"{name}/queries_scale") * width**0.5
         for kind in ("weight", "bias"):
-            stored = weights.tensors.get(f"{layer}.{attention}.{kind}")
-            if stored is not None and not math.isclose(factor, 1, rel_tol=1e-6):
+            if (stored := weights.tensors.get(f"{layer}.{attention}.{kind}")) is not None:
                 scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])
                 weights.tensors[f"{layer}.{attention}.{kind}"] = scaled

@@ -110,12 +110,8 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Desc
         if "decoder_start_token" not in config:  # none is said by null
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return Description(config, path)
-    values = {name: variables.pop(name) for name in sorted(OLD_FLAGS & variables.keys())}
-    for name, flag in values.items():
-        if flag.numel() != 1:
-            file = path.with_name(MODEL)
-            raise CheckpointError(f"{file}: {name} has the shape {list(flag.shape)}")
-    flags = Description({name: flag.item() for name, flag in values.items()}, path)
+    values = {name: variables.pop(name).squeeze() for name in OLD_FLAGS & variables.keys()}
+    flags = Description({name: flag.tolist() for name, flag in values.items()}, path)
     config = OLD_TOKENS | described(path).values
     config["add_source_bos"] = flags.flag("with_source_bos")
     config["add_source_eos"] = flags.flag("with_source_eos")
@@ -164,8 +160,6 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
         if twice and twice[0][1] > 1:
             raise ValueError(f"it has {twice[0][0][:50]!r} twice")
         return tokens
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
