@@ -188,7 +188,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         "name, tensor, word",
         [
-            ("decoder.adaptive_softmax.head.weight", torch.ones(2, 2), "adaptive softmax"),
+            ("decoder.adaptive_softmax.head.weight", torch.ones(2, 2), "adaptive_softmax"),
             ("encoder.layers.0.surprise", torch.ones(2), "surprise"),
             ("encoder.layers.0.self_attn.in_proj_weight", torch.ones(4, 2), "three matrices"),
             ("encoder.layers.0.layer_norms.5.weight", torch.ones(2), "layer_norms.5"),

@@ -113,6 +113,18 @@ def refuse_kinds(where: str, reasons: Mapping[str, bool]) -> None:
             raise CheckpointError(f"{where} {reason}, which is not read")
 
 
+def refuse_options(options: Description, toolkit: str) -> None:
+    """Raise CheckpointError for a value that is not among those of the option in unread.yaml."""
+    for name, known in tables_in("unread.yaml")["options"][toolkit].items():
+        value = options.get(name)
+        if value is not None and value not in known:
+            values = " or ".join(map(repr, known))
+            raise CheckpointError(
+                f"{options.where(name)}: {toolkit}: {name} is {shown(value)}, not {values}, which "
+                "is not supported"
+            )
+
+
 def one_letter_apart(one: str, other: str) -> bool:
     """Whether a letter changed, added or left out makes one of the other, eos of bos aside."""
     if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):

@@ -15,7 +15,7 @@ from onmt_lite.checkpoints.description import (
     Description,
     checked_tokens,
     read_whole,
-    refuse_kinds,
+    refuse_options,
     shown,
 )
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
@@ -41,6 +41,9 @@ BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
 MAX_DICT = 256 << 20
 DICTIONARIES = "dict.*.txt"
+# Relatives of these have the same weights and compute something else
+ARCHITECTURES = re.compile("transformer(?!_lm)|m?bart")
+LAYER_0 = "encoder.layers.0.fc1.weight"
 LANGUAGES = ("source_lang", "target_lang")
 SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
@@ -86,11 +89,11 @@ def from_root(root: Any, file: Path) -> Checkpoint:
     options = _options(root, file)
     weights = Weights(archive.tensors(root.pop("model"), file), file)
     build_model: Callable[[Weights, Description], EncoderDecoder] = build_transformer
+    name = options.get("arch") or options.get("_name") or "transformer"
     if "encoder.convolutions.0.weight_v" in weights:
         build_model = build_fconv
-    elif "encoder.layers.0.fc1.weight" not in weights:
-        name = shown(options.get("arch") or options.get("_name") or "unknown")
-        raise CheckpointError(f"{file}: fairseq: architecture {name}, which is not read")
+    elif not isinstance(name, str) or not ARCHITECTURES.match(name) or LAYER_0 not in weights:
+        raise CheckpointError(f"{file}: fairseq: architecture {shown(name)} is not supported")
     src, tgt = _read_dictionaries(path, options)
     return Checkpoint(
         build_model(weights, options),
@@ -194,12 +197,11 @@ NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
-NOT_READ = ("cross_self_attention", "no_cross_attention", "adaptive_input", "char_inputs")
 
 
 def build_transformer(weights: Weights, options: Description) -> Transformer:
     """CheckpointError where weights are missing, unknown or misshapen."""
-    _check_transformer(weights, options)
+    refuse_options(options, "fairseq")
     weights.drop(NOT_WEIGHTS)
     _split_attentions(weights)
     positions = _positions(weights, options)
@@ -224,17 +226,6 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
     options.agree("encoder_layers", model.cfg.enc_layers)
     options.agree("decoder_layers", model.cfg.dec_layers)
     return model
-
-
-def _check_transformer(weights: Weights, options: Description) -> None:
-    """CheckpointError for relatives that have the same weights but compute something else."""
-    name = options.get("arch") or options.get("_name") or "transformer"
-    read = isinstance(name, str) and re.match("transformer(?!_lm)|m?bart", name)
-    reasons = {option: options.flag(option) for option in NOT_READ} | {
-        "adaptive softmax": "decoder.adaptive_softmax.head.weight" in weights,
-        f"architecture {shown(name)}": not read,
-    }
-    refuse_kinds(f"{weights.path}: fairseq: a Transformer with", reasons)
 
 
 def _split_attentions(weights: Weights) -> None:

@@ -93,6 +93,8 @@ def _positions(weights: Weights, opt: Description) -> dict[str, Any]:
 
 # -- Recurrent models ------------------------------------------------------------------------------
 
+GATES = {name: name for name in ("source", "target", "both")}
+
 
 def build_rnn(weights: Weights, opt: Description) -> Rnn:
     """Build a recurrent model, by its weights, and by options for what no weight shows."""
@@ -108,11 +110,7 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         raise CheckpointError(
             f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
         )
-    gate = "none"  # all kinds have the same weights
-    if "decoder.gate.gate.weight" in weights:
-        gate = opt.get("context_gate")
-        if gate not in ("source", "target", "both"):
-            raise CheckpointError(f"{opt.path}: context_gate {shown(gate)} is none of its kinds")
+    has_gate = "decoder.gate.gate.weight" in weights  # all kinds have the same weights
     fields: dict[str, Any] = dict(
         src_vocab_size=n_src,
         tgt_vocab_size=n_tgt,
@@ -127,7 +125,7 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         input_feed=input_feed,
         attention=attention,
         normaliser=read_normaliser(opt),
-        context_gate=gate,
+        context_gate=opt.choice("context_gate", GATES) if has_gate else "none",
     )
     return build(lambda: Rnn(RnnConfig(**fields)), weights)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, fairseq, safetensors
-from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_kinds
+from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_options
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.checkpoints.record import Checkpoint
@@ -49,12 +49,16 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: {_describe(root)}")
     root.pop("optim", None)  # which is larger than the model
     opt = Description(root["opt"], path)
-    build = FAMILIES[_check_kind(opt)]
+    refuse_options(opt, "OpenNMT-py")
+    kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
+    if kinds not in FAMILIES:
+        reason = "encoder_type {!r:.30} with decoder_type {!r:.30} is not supported".format(*kinds)
+        raise CheckpointError(f"{path}: OpenNMT-py: {reason}")
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
     copies = "generator.linear_copy.weight" in weights
     copying = opennmt.split_copying(weights) if copies else None
-    model: Any = build(weights, opt)
+    model: Any = FAMILIES[kinds](weights, opt)
     both = opt.number("layers", -1) > 0  # overrides both sides'
     for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
         opt.agree("layers" if both else name, n)
@@ -88,24 +92,6 @@ def _describe(root: Any) -> str:
         if root and all(isinstance(value, Tensor) for value in root.values()):
             return "tensors without a model configuration; give the directory of the whole model"
     return "a PyTorch file without 'opt' and 'vocab', so not an OpenNMT-py checkpoint"
-
-
-def _check_kind(opt: Description) -> tuple[str, str]:
-    """The types of encoder and decoder.  CheckpointError for a model that is not read."""
-    kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
-    encoder, decoder = (kind[:30] for kind in kinds)
-    reasons = {
-        "a language model": opt.text("model_task", "seq2seq") != "seq2seq",
-        "a model of images or sound": opt.text("model_type", "text") != "text",
-        "a mixture of experts": opt.number("num_experts", 0) > 0,
-        "a quantised model": bool(opt.get("quant_type")) and bool(opt.get("quant_layers")),
-        "a model with a sliding window": opt.number("sliding_window", 0) > 0,
-        "a model with sparsemax output": opt.text("generator_function", "softmax") != "softmax",
-        "a model with SRU cells": "rnn" in kinds[0] and opt.get("rnn_type") == "SRU",
-        f"a model with {encoder!r} encoder and {decoder!r} decoder": kinds not in FAMILIES,
-    }
-    refuse_kinds(f"{opt.path}: OpenNMT-py:", reasons)
-    return kinds
 
 
 def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
