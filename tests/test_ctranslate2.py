@@ -421,7 +421,7 @@ class TestRefused:
             (dict(eos_token="</x>"), "end token"),
             (dict(add_source_eos="yes"), "add_source_eos"),
             (dict(add_source_eos=None), "add_source_eos"),
-            (dict(quantization_type=1), "AWQ"),
+            (dict(quantization_type=1), "quantization_type is 1, not 0"),
             (dict(layer_norm_epsilon="small"), "layer_norm_epsilon"),
         ],
     )

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.description import shown
+from onmt_lite.checkpoints.description import checked_tokens, shown
 from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
-from onmt_lite.checkpoints.weights import Weights, build_transformer
+from onmt_lite.checkpoints.weights import Weights, build_transformer, dequantize
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
@@ -66,8 +66,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
         "config": dataclasses.asdict(model.cfg),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    manifest["sha256"] = _checksum(manifest)
-    files[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode("utf-8")
+    files[MANIFEST] = _sealed(manifest)
     replace_files(path, files)
 
 
@@ -87,9 +86,7 @@ def describe(
     manifest["split_longer"] = split_longer
     if any(pair):
         manifest["languages"] = list(pair)
-    manifest["sha256"] = _checksum(manifest)
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    replace_files(path, {MANIFEST: text.encode("utf-8")})
+    replace_files(path, {MANIFEST: _sealed(manifest)})
 
 
 def load(path: Path) -> Checkpoint:
@@ -112,7 +109,7 @@ def load(path: Path) -> Checkpoint:
         cfg, options = TransformerConfig(**manifest["config"]), _read_options(manifest)
         tensors = safetensors.parse(files.pop(WEIGHTS))
         if manifest["format"] == FORMATS[8]:
-            tensors = unpack(tensors, path)
+            tensors = dequantize(tensors, SCALE)
         weights = Weights(tensors, path)
         sp.load_from_serialized_proto(files[PIECES])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -190,6 +187,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _sealed(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON, with its checksum."""
+    sealed = manifest | {"sha256": _checksum(manifest)}
+    return (json.dumps(sealed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
+
+
 def _checksum(manifest: dict[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -211,27 +214,6 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             packed[name] = tensor.half()
     return packed
-
-
-def unpack(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Undo `pack`; matrices become float32.
-
-    Raises CheckpointError unless each row of a matrix of integers has a scale above 0.
-    """
-    scales = {name: t for name, t in tensors.items() if name.endswith(SCALE)}
-    unpacked = {}
-    for name in [name for name in tensors if name not in scales]:
-        tensor = tensors[name]
-        if tensor.dtype == torch.int8:
-            scale = scales.pop(name + SCALE, torch.empty(0))
-            one_each = tensor.dim() == 2 and scale.shape == tensor.shape[:1]
-            if not one_each or not ((scale > 0) & (scale < torch.inf)).all():
-                raise CheckpointError(f"{path}: {name[:100]!r} needs a scale above 0 for each row")
-            tensor = tensor.float() * scale.float()[:, None]
-        unpacked[name] = tensor
-    for name in scales:
-        raise CheckpointError(f"{path}: {name[:100]!r} belongs to no matrix of integers")
-    return unpacked
 
 
 def to_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,13 +243,10 @@ def _load_table(path: Path) -> Checkpoint:
         table = json.loads(path.read_bytes())
         if table["format"] != TABLE_FORMAT:
             raise ValueError(f"format {shown(table['format'])} is not {TABLE_FORMAT!r}")
-        vocab = table["vocab"]
-        if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
-            raise ValueError("vocab is not a list of texts")
-        "".join(vocab).encode("utf-8")  # a lone surrogate could not be written
+        vocab = checked_tokens(table["vocab"], path)
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
-        if not vocab or not sources:
-            raise ValueError("needs a vocabulary and a source")
+        if not sources:
+            raise ValueError("needs a source")
     except (*MALFORMED, AttributeError, OverflowError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         is_part = path.name in (MANIFEST, "config.json")

@@ -94,6 +94,38 @@ class Weights:
             self.tensors[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def dequantize(
+    tensors: Mapping[str, Tensor], suffix: str, divide: bool = False
+) -> dict[str, Tensor]:
+    """Return the tensors with the numbers that integers stand for: integer * scale.
+
+    Args:
+        tensors: those of a file.
+        suffix: what the name of a scale has behind the name of its tensor; there is one scale for
+            each row, or one for all.
+        divide: whether the numbers are integer / scale instead.
+
+    Raises:
+        ValueError: if there are other scales, or one is not above 0.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        scale = tensors.get(f"{name}{suffix}")
+        if name.endswith(suffix) and name.removesuffix(suffix) in tensors:
+            continue
+        if scale is not None:
+            is_positive = ((scale > 0) & (scale < torch.inf)).all()
+            if scale.shape not in ((), tensor.shape[:1]) or not is_positive:
+                raise ValueError(
+                    f"{name[:80]!r} has {list(scale.shape)} scales; each row needs one above 0, or "
+                    "all rows the same"
+                )
+            rows = scale.float().view(-1, *[1] * (tensor.dim() - 1)) if scale.dim() else scale
+            tensor = tensor.float() / rows if divide else tensor.float() * rows
+        found[name] = tensor
+    return found
+
+
 def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
     """Multiply out weight norm: of v, the `direction`, and g, the `length`, make w = g v / ||v||.
 

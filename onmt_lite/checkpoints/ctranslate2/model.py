@@ -14,11 +14,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.description import Description, tables_in
 from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
     add_zero_start,
+    dequantize,
     finished,
     is_shape,
     same_numbers,
@@ -67,13 +68,17 @@ class _Fields:
             if name in variables:
                 raise ValueError(f"it has {name[:80]!r} twice")
             variables[name] = self.variable(name)
-        variables = _without_scales(variables)  # which aliases share
+        # Before aliases, which share the numbers
+        variables = dequantize(variables, "_scale", divide=True)
         aliases = {self.text(): self.text() for _ in range(self.count("aliases"))}
         if self.left:
             raise ValueError("longer than its fields")
         for name, other in aliases.items():
             if other not in variables or name in variables:
                 raise ValueError(f"{name[:80]!r} cannot be another name of {other[:80]!r}")
+        for name, tensor in variables.items():
+            if tensor.dim() and tensor.is_floating_point():
+                variables[name] = tensor.float()
         return version, variables | {name: variables[other] for name, other in aliases.items()}
 
     def variable(self, name: str) -> Tensor:
@@ -109,41 +114,11 @@ class _Fields:
         return data
 
 
-def _without_scales(variables: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The numbers that 8 and 16 bits stand for: each row divided by its scale, or all by one."""
-    found = {}
-    for name, stored in variables.items():
-        scale = variables.get(f"{name}_scale")
-        if name.endswith("_scale") and name.removesuffix("_scale") in variables:
-            continue
-        if scale is not None:
-            rows = scale.view(-1, *[1] * (stored.dim() - 1)) if scale.dim() else scale
-            if scale.shape not in ((), stored.shape[:1]):
-                raise ValueError(f"{name[:80]!r} has {list(scale.shape)} scales")
-            if not (scale > 0).all():
-                raise ValueError(f"{name[:80]!r} has a scale that is not above 0")
-            stored = stored.float() / rows
-        found[name] = stored.float() if stored.dim() and stored.is_floating_point() else stored
-    return found
-
-
 # -- The Transformer -------------------------------------------------------------------------------
 
 MAX_POSITIONS = 5000  # where the model has no limit of its own
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh")
 LAST = {"gamma": "weight", "beta": "bias"}  # parts of names
-# Switches of a side, those of its layers without the layer's number
-KNOWN = {
-    *("num_heads", "pre_norm", "activation", "scale_embeddings", "scale_outputs"),
-    *("embeddings/multiply_by_sqrt_depth", "embeddings_merge", "multi_query_attention"),
-    *("start_from_zero_embedding", "alignment_layer", "alignment_heads"),
-    *("alibi", "alibi_use_positive_positions", "scale_alibi"),
-    *("self_attention/queries_scale", "attention/queries_scale"),
-    *("self_attention/num_heads_kv", "attention/num_heads_kv"),
-    *("self_attention/head_dim", "attention/head_dim"),
-    *("self_attention/rotary_dim", "self_attention/rotary_interleave"),
-    *("self_attention/rotary_base", "self_attention/relative_attention_max_distance"),
-}
 
 
 def build_model(
@@ -192,6 +167,7 @@ def build_model(
 
 def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description]:
     """The single numbers by side and name; before revision 5, some are of both sides."""
+    known = tables_in("names.yaml")["ctranslate2_switches"]
     sides: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, tensor in variables.items():
         if tensor.dim():
@@ -199,7 +175,7 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
         side, slash, rest = name.partition("/")
         switch, value = re.sub(r"^layer_\d+/", "", rest if slash else name), tensor.item()
         is_alibi = switch == "alibi" and value
-        if switch not in KNOWN or (slash and side not in sides) or is_alibi:
+        if switch not in known or (slash and side not in sides) or is_alibi:
             raise CheckpointError(f"{path}: a model with {name[:80]!r}, which is not read")
         for values in [sides[side]] if slash else sides.values():
             if values.setdefault(switch, value) != value:

@@ -19,6 +19,7 @@ from onmt_lite.checkpoints.description import (
     parse_json,
     read_json,
     read_whole,
+    refuse_options,
 )
 from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB, marian_languages
 from onmt_lite.checkpoints.huggingface.directory import (
@@ -104,22 +105,20 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
 def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Description:
     """What config.json says; in old files, flags among the variables do."""
     if version > 5:
-        config = read_json(path)
-        if config.get("quantization_type"):
-            raise CheckpointError(f"{path}: a model of AWQ weights, which is not read")
-        if "decoder_start_token" not in config:  # none is said by null
+        config = Description(read_json(path), path)
+        refuse_options(config, "CTranslate2")
+        if "decoder_start_token" not in config.values:  # none is said by null
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
-        return Description(config, path)
-    values = {name: variables.pop(name).squeeze() for name in OLD_FLAGS & variables.keys()}
-    flags = Description({name: flag.tolist() for name, flag in values.items()}, path)
-    config = OLD_TOKENS | described(path).values
-    config["add_source_bos"] = flags.flag("with_source_bos")
-    config["add_source_eos"] = flags.flag("with_source_eos")
+        return config
+    stored = {name: variables.pop(name).squeeze() for name in OLD_FLAGS & variables.keys()}
+    flags = Description({name: flag.tolist() for name, flag in stored.items()}, path)
+    values = OLD_TOKENS | described(path).values
+    values["add_source_bos"] = flags.flag("with_source_bos")
+    values["add_source_eos"] = flags.flag("with_source_eos")
     start = "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
-    config["decoder_start_token"] = config[start]
-    if flags.flag("user_decoder_start_tokens"):
-        config["decoder_start_token"] = None
-    return Description(config, path)
+    is_given = flags.flag("user_decoder_start_tokens")
+    values["decoder_start_token"] = None if is_given else values[start]
+    return Description(values, path)
 
 
 def _read_vocabularies(
