@@ -245,11 +245,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         "values, words",
         [
-            ({"type": "s2s"}, "type 's2s'"),
+            ({"type": "s2s"}, "type is 's2s', not 'transformer'"),
             ({"type": "transformer-lm"}, "transformer-lm"),
-            ({"transformer-decoder-autoreg": "rnn"}, "decoder 'rnn'"),
+            ({"transformer-decoder-autoreg": "rnn"}, "'rnn'"),
             ({"transformer-decoder-autoreg": "average-attention"}, "average-attention"),
-            ({"lemma-dim-emb": 8}, "factored"),
+            ({"lemma-dim-emb": 8}, "lemma-dim-emb is 8"),
             ({"transformer-preprocess": "dn"}, "norms"),
             ({"transformer-postprocess": "da"}, "norms"),
             ({"transformer-ffn-activation": "prelu"}, "prelu"),

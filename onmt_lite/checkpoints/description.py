@@ -2,7 +2,6 @@
 
 import json
 import os.path
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,13 +103,6 @@ class Description:
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
         return CheckpointError(f"{self.where(name)}: {name} is {shown(value)}, not {expected}")
-
-
-def refuse_kinds(where: str, reasons: Mapping[str, bool]) -> None:
-    """Raise CheckpointError with the first reason that applies, for a model that is not read."""
-    for reason, applies in reasons.items():
-        if applies:
-            raise CheckpointError(f"{where} {reason}, which is not read")
 
 
 def refuse_options(options: Description, toolkit: str) -> None:

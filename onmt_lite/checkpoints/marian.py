@@ -16,7 +16,12 @@ import yaml
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import damage_refused
-from onmt_lite.checkpoints.description import Description, checked_tokens, read_whole, refuse_kinds
+from onmt_lite.checkpoints.description import (
+    Description,
+    checked_tokens,
+    read_whole,
+    refuse_options,
+)
 from onmt_lite.checkpoints.generation_config import file_names, names_of, parse_yaml
 from onmt_lite.checkpoints.huggingface.bart import marian_languages
 from onmt_lite.checkpoints.record import Checkpoint
@@ -49,7 +54,6 @@ TABLE = (
 )
 NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # in names of other YAML files
 TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
-SWITCHES = ("transformer-no-projection", "transformer-no-bias", "transformer-no-affine")  # not read
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
 # Theirs of a layer, as Hugging Face names them; Marian counts layers from 1
 RULES = (
@@ -229,19 +233,12 @@ def _vocab(tokens: list[str], path: Path) -> Vocab:
 
 def _check_kind(options: Description) -> None:
     """CheckpointError with what it is, for a model of Marian that is not read."""
-    kind = options.text("type", "none")
-    decoder = options.text("transformer-decoder-autoreg", "self-attention")
+    options.text("type")  # must be there
+    refuse_options(options, "Marian")
     preprocess = options.text("transformer-preprocess", "")
     norms = preprocess, *(options.text(f"transformer-postprocess{x}", "") for x in ("", "-top"))
-    reasons = {
-        f"type {kind[:30]!r}": kind != "transformer",
-        f"decoder {decoder[:30]!r}": decoder != "self-attention",
-        "factored vocabularies": options.number("lemma-dim-emb", 0) > 0,
-        f"norms by the rules {norms}": norms not in (("", "dan", ""), ("n", "da", "n")),
-        "layers that are tied": bool(options.get("transformer-tied-layers")),
-    }
-    reasons |= {name: options.flag(name) for name in SWITCHES}
-    refuse_kinds(f"{options.path}: Marian: a model with", reasons)
+    if norms not in (("", "dan", ""), ("n", "da", "n")):
+        raise CheckpointError(f"{options.path}: Marian: norms by the rules {norms}, not supported")
 
 
 def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:

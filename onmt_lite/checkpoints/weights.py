@@ -147,14 +147,14 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
         weights.check_finite(f"{scope}weight")
 
 
-def layout_of(table: Tensor, offset: int = 0) -> str:
+def layout_of(table: Tensor) -> str:
     """Tell how a stored position table (n, d) was computed: a layout, or else `learned`.
 
     A table in half precision is `learned`: the rounded numbers are those the model was used with.
     """
     n, d = table.shape
     for layout in ("interleaved", "concat", "fairseq") if d % 2 == 0 else ():
-        error = (table.float() - sinusoids(n, d, layout))[offset:].abs()
+        error = (table.float() - sinusoids(n, d, layout)).abs()
         if error[:FIRST_ROWS].max() < ATOL_FIRST and error.max() < ATOL:
             return layout
     return "learned"
