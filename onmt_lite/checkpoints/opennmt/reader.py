@@ -135,7 +135,7 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):
         raise CheckpointError(f"{path}: it holds no vocabularies 'src' and 'tgt'")
     if stored.get("src_feats"):
-        raise CheckpointError(f"{path}: OpenNMT-py: a model with word features, which is not read")
+        raise CheckpointError(f"{path}: a model with word features, which is not supported")
     src, tgt = (
         Vocab.named(tokens, pad=PAD, bos=BOS, eos=EOS, unk=UNK)
         for tokens in (_find_tokens(stored[side], path) for side in ("src", "tgt"))
@@ -153,16 +153,14 @@ def _find_tokens(stored: Any, path: Path) -> list[str]:
     for _ in range(8):  # deeper than any version holds it
         if isinstance(stored, list) and stored and isinstance(stored[0], str):
             return checked_tokens(stored, path)
-        if isinstance(stored, list):
-            if len(stored) != 1 and all(map(_is_pair, stored)):
-                raise CheckpointError(
-                    f"{path}: OpenNMT-py: a model with word features, which is not read"
-                )
-            stored = stored[0][1] if stored and _is_pair(stored[0]) else None
+        if isinstance(stored, list):  # several pairs are of word features
+            stored = stored[0][1] if len(stored) == 1 and _is_pair(stored[0]) else None
         elif isinstance(stored, Record):
             names = ("itos", "vocab", "fields")
             stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
-    raise CheckpointError(f"{path}: a vocabulary is stored in a way that is not known")
+    raise CheckpointError(
+        f"{path}: a vocabulary with word features, or stored in a way that is not known"
+    )
 
 
 def _is_pair(value: Any) -> bool:
