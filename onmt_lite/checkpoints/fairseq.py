@@ -24,8 +24,8 @@ from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,
     Weights,
-    finished,
-    finished_convolution,
+    assemble_convolution,
+    assemble_transformer,
     fold_weight_norm,
 )
 from onmt_lite.errors import CheckpointError
@@ -211,7 +211,7 @@ def build_transformer(weights: Weights, options: Description) -> Transformer:
     weights.rename("fairseq")
     weights.shape("tgt_embedding.token.weight")
     weights.tensors.setdefault("output.weight", weights.tensors["tgt_embedding.token.weight"])
-    model = finished(
+    model = assemble_transformer(
         weights,
         options.path,
         pre_norm=pre_norm.pop(),
@@ -272,4 +272,4 @@ def build_fconv(weights: Weights, options: Description) -> Convolution:
     for name, weight in weights.tensors.items():
         if weight.dim() == 3:  # a convolution: (kernel, in, out) -> (out, kernel, in)
             weights.tensors[name] = weight.permute(2, 0, 1)
-    return finished_convolution(weights, positions=True, position_offset=OFFSET)
+    return assemble_convolution(weights, positions=True, position_offset=OFFSET)

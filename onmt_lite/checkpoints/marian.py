@@ -30,7 +30,7 @@ from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
     add_zero_start,
-    finished,
+    assemble_transformer,
     is_shape,
     is_size,
     tensor_of,
@@ -273,7 +273,7 @@ def _build(options: Description, weights: Weights) -> Transformer:
     weights.rename("marian")
     weights.tensors |= ours
     add_zero_start(weights.tensors)
-    return finished(
+    return assemble_transformer(
         weights,
         weights.path,
         heads=options.number("transformer-heads"),

@@ -243,7 +243,7 @@ def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
     return build(lambda: Transformer(cfg), weights)
 
 
-def finished(weights: Weights, path: Path, **switches: Any) -> Transformer:
+def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Transformer:
     """Build a Transformer of weights under our names, which show most switches of a configuration.
 
     Args:
@@ -316,7 +316,7 @@ def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
     )
 
 
-def finished_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
+def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
     """Build a convolutional model of weights under our names, with position vectors or without."""
     has_bottleneck = "decoder.outward.weight" in weights
     d_out = weights.shape("decoder.outward.weight")[0] if has_bottleneck else 0

@@ -71,10 +71,13 @@ def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
             f"only a Transformer can be written for {target}, this is a {kind}; give another model"
         )
     if reasons := find_obstacles(checkpoint, model.cfg, target):
-        raise CheckpointError(
-            f"{target} cannot hold this model: {'; '.join(reasons)}; choose another format or model"
-        )
+        raise _unsuitable(target, "; ".join(reasons))
     return model
+
+
+def _unsuitable(target: str, reason: str) -> CheckpointError:
+    message = f"{target} cannot hold this model: {reason}; choose another format or model"
+    return CheckpointError(message)
 
 
 def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> list[str]:
@@ -82,10 +85,7 @@ def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> l
     tokens = [special.get(i, token) for i, token in enumerate(vocab.tokens)]
     if len(set(tokens)) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
-        raise CheckpointError(
-            f"{target} cannot hold this model: its vocabulary has {twice[:50]!r} twice; choose "
-            "another format or model"
-        )
+        raise _unsuitable(target, f"its vocabulary has {twice[:50]!r} twice")
     return tokens
 
 

@@ -19,8 +19,8 @@ from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
     add_zero_start,
+    assemble_transformer,
     dequantize,
-    finished,
     is_shape,
     same_numbers,
     tensor_of,
@@ -106,10 +106,10 @@ class _Fields:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
 
     def bytes(self, n: int) -> bytearray:
-        """Nothing is allocated for a mere claim."""
+        """Read n bytes; nothing is allocated for bytes that the file does not have."""
         self.left -= n
-        data = bytearray(max(0, n if self.left >= 0 else 0))
-        if self.left < 0 or self.stream.readinto(data) != n:  # type: ignore[attr-defined]
+        data = bytearray(n if self.left >= 0 else 0)
+        if self.stream.readinto(data) != n:  # type: ignore[attr-defined]
             raise ValueError("cut off")
         return data
 
@@ -152,7 +152,7 @@ def build_model(
         add_zero_start(weights.tensors)
     layer, n_layers = decoder.number("alignment_layer", -1), weights.count_layers("decoder.")
     usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in weights else 1e-6
-    model = finished(
+    model = assemble_transformer(
         weights,
         path,
         **switches,
@@ -183,27 +183,27 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
     return {side: Description(values, path) for side, values in sides.items()}
 
 
-def _of_side(said: Description, has_relation: bool) -> dict[str, Any]:
+def _of_side(options: Description, has_relation: bool) -> dict[str, Any]:
     """Switches of a side, which must be those of the other one."""
-    activation = said.number("activation", 0)
+    activation = options.number("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
-        raise CheckpointError(f"{said.path}: activation {activation} is not one that is read")
+        raise CheckpointError(f"{options.path}: activation {activation} is not one that is read")
     switches = dict[str, Any](
-        pre_norm=said.flag("pre_norm", True),
+        pre_norm=options.flag("pre_norm", True),
         activation=ACTIVATIONS[activation],
         relative="none",
     )
-    limit = said.number("self_attention/relative_attention_max_distance", 0)
+    limit = options.number("self_attention/relative_attention_max_distance", 0)
     if has_relation and limit:
         switches |= dict(relative="buckets", relative_limit=limit)
     elif has_relation:
         switches |= dict(relative="shaw")
-    elif "self_attention/rotary_dim" in said.values:
+    elif "self_attention/rotary_dim" in options.values:
         switches |= dict(
             relative="rotary",
-            rotary_dim=said.number("self_attention/rotary_dim"),
-            rotary_interleave=said.flag("self_attention/rotary_interleave", True),
-            rotary_theta=said.real("self_attention/rotary_base", 10000.0),
+            rotary_dim=options.number("self_attention/rotary_dim"),
+            rotary_interleave=options.flag("self_attention/rotary_interleave", True),
+            rotary_theta=options.real("self_attention/rotary_base", 10000.0),
         )
     return switches
 
@@ -230,7 +230,7 @@ def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
     root = [weights.shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
-    by_table = [_embedding_factor(said, root) for said in sides.values()]
+    by_table = [_embedding_factor(options, root) for options in sides.values()]
     is_usual = all(math.isclose(factor, root, rel_tol=1e-6) for factor in by_table)
     factors = {} if is_usual else dict(zip(tables, by_table))
     # The decoder's states are scaled by its last norm, or else by the output layer
@@ -241,30 +241,30 @@ def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
     for name, factor in factors.items():
         if factor != 1 and name in weights:
             weights.tensors[name] = weights.tensors[name] * factor
-    for side, said in sides.items():
+    for side, options in sides.items():
         for i in range(weights.count_layers(f"{side}.")):
-            _scale_queries(weights, f"{side}.{i}", said)
+            _scale_queries(weights, f"{side}.{i}", options)
     return is_usual
 
 
-def _embedding_factor(said: Description, root: float) -> float:
+def _embedding_factor(options: Description, root: float) -> float:
     """Factor of the embeddings: the root of the width, 1, or the number itself."""
-    scale = said.get("scale_embeddings")
+    scale = options.get("scale_embeddings")
     if scale is None:
-        scale = said.get("embeddings/multiply_by_sqrt_depth")
+        scale = options.get("embeddings/multiply_by_sqrt_depth")
     if type(scale) is float:
         return scale
     return 1.0 if scale == 0 else root
 
 
-def _scale_queries(weights: Weights, layer: str, said: Description) -> None:
+def _scale_queries(weights: Weights, layer: str, options: Description) -> None:
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
     for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
-        if f"{name}/queries_scale" not in said.values:
+        if f"{name}/queries_scale" not in options.values:
             continue
         n_rows = weights.shape(f"{layer}.self_attn.out.weight")[1]
-        width = n_rows // max(1, said.number("num_heads", 8))
-        factor = said.real(f"{name}/queries_scale") * width**0.5
+        width = n_rows // max(1, options.number("num_heads", 8))
+        factor = options.real(f"{name}/queries_scale") * width**0.5
         for kind in ("weight", "bias"):
             if (stored := weights.tensors.get(f"{layer}.{attention}.{kind}")) is not None:
                 scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])

@@ -33,7 +33,13 @@ from onmt_lite.checkpoints.huggingface.directory import (
 )
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
-from onmt_lite.checkpoints.weights import MAX_POSITIONS, Weights, finished, layout_of, same_numbers
+from onmt_lite.checkpoints.weights import (
+    MAX_POSITIONS,
+    Weights,
+    assemble_transformer,
+    layout_of,
+    same_numbers,
+)
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
@@ -56,7 +62,7 @@ def read_transformer(
     weights.rename("bart")
     weights.tensors |= ours
     weights.drop(r"model\.(encoder|decoder)\.version")  # old files have it
-    model = finished(
+    model = assemble_transformer(
         weights,
         config.path,
         heads=config.number("encoder_attention_heads"),

@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     start_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.weights import Weights, finished, same_numbers
+from onmt_lite.checkpoints.weights import Weights, assemble_transformer, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
@@ -88,7 +88,7 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
             ours[name] = ours[name] * width**0.5
     ours["enc_norm.weight"] = weights.take("encoder.final_layer_norm.weight")
     ours["dec_norm.weight"] = weights.take("decoder.final_layer_norm.weight") * factor
-    model = finished(
+    model = assemble_transformer(
         weights,
         config.path,
         heads=heads,

@@ -7,9 +7,9 @@ import torch
 from onmt_lite.checkpoints.description import Description, shown
 from onmt_lite.checkpoints.weights import (
     Weights,
+    assemble_convolution,
+    assemble_transformer,
     build,
-    finished,
-    finished_convolution,
     fold_weight_norm,
     layout_of,
 )
@@ -37,7 +37,7 @@ def build_transformer(weights: Weights, opt: Description) -> Transformer:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
     relation = _relation(weights, opt)
     weights.rename("opennmt_transformer")
-    return finished(
+    return assemble_transformer(
         weights,
         opt.path,
         heads=opt.number("heads", 8),
@@ -176,7 +176,7 @@ def build_cnn(weights: Weights, opt: Description) -> Convolution:
             weights.tensors[name] = weight.flatten(0, 1)
     # On both sides or on none
     positions = any(name.endswith(".position") for name in weights.tensors)
-    return finished_convolution(weights, positions, scale_embedding=positions)
+    return assemble_convolution(weights, positions, scale_embedding=positions)
 
 
 # -- Copy attention --------------------------------------------------------------------------------

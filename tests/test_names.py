@@ -1,0 +1,88 @@
+"""Names of weights: the tables of names.yaml, in both directions."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from onmt_lite.checkpoints.description import tables_in
+from onmt_lite.checkpoints.names import names_of, translate
+from onmt_lite.checkpoints.weights import Weights, dequantize
+from onmt_lite.checkpoints.writing import rename_weights
+from onmt_lite.errors import CheckpointError
+
+MODELS = [name for name in tables_in("names.yaml") if name != "ctranslate2_switches"]
+D = 4
+QKV = [f"encoder.layers.1.self_attn.{x}_proj.weight" for x in "qkv"]
+
+
+def weights_of(**tensors: torch.Tensor) -> Weights:
+    return Weights(tensors, Path("x.pt"))
+
+
+@pytest.mark.parametrize(
+    ("model", "theirs", "ours"),
+    [
+        ("fairseq", "encoder.layers.3.fc1.bias", "encoder.3.ffn.up.bias"),
+        ("fairseq", "encoder.layers.0.layer_norms.1.weight", "encoder.0.ffn_residual.norm.weight"),
+        ("fairseq", "decoder.embed_out", "output.weight"),
+        ("t5", "decoder.block.11.layer.2.DenseReluDense.wo.weight", "decoder.11.ffn.down.weight"),
+        ("opennmt_rnn", "decoder.rnn.bias_hh_l1", "decoder.cells.1.bias_hh"),
+        ("opennmt_rnn", "encoder.rnn.weight_ih_l0_reverse", "encoder.rnn.weight_ih_l0_reverse"),
+        ("ctranslate2", "encoder.layer_2.ffn.linear_0_noact.weight", "encoder.2.ffn.gate.weight"),
+    ],
+)  # fmt: skip
+def test_name_of_a_weight_is_found_in_the_table(model, theirs, ours):
+    assert translate(theirs, names_of(model).ours)[0] == ours
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.layers.3.fc1.lora_A", "encoder.layers.fc1.bias", "encoder.layers.x.fc1.bias", "x"],
+)
+def test_name_that_the_table_lacks_is_not_translated(name):
+    assert translate(name, names_of("fairseq").ours) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_our_names_translate_back_to_the_first_of_each_version(model):
+    names = names_of(model)
+    for ours, stack in names.theirs.items():
+        for theirs in stack:
+            assert names.ours[theirs] == [ours, *stack]
+    assert len({name for stack in names.theirs.values() for name in stack}) == sum(
+        map(len, names.theirs.values())
+    )
+
+
+def test_stacked_weights_are_written_as_they_were_read():
+    parts = [torch.randn(D, D) for _ in QKV]
+    weights = weights_of(**dict(zip(QKV, parts)))
+    weights.rename("fairseq")
+    assert torch.equal(weights.tensors["encoder.1.self_attn.qkv.weight"], torch.cat(parts))
+    written = rename_weights(weights.tensors, "fairseq")
+    assert list(written) == QKV and all(map(torch.equal, written.values(), parts))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop(QKV[1]), f"the weights lack {QKV[1]}"),
+        (lambda w: w.update({QKV[2]: torch.ones(D, D + 1)}), "do not fit together"),
+        (lambda w: w.update({QKV[0]: torch.ones(D, D).char()}), "whole numbers"),
+        (lambda w: w.update({"encoder.1.self_attn.qkv.weight": torch.ones(1)}), "another name"),
+    ],
+)
+def test_stack_that_is_not_whole_is_refused(change, words):
+    weights = weights_of(**{name: torch.ones(D, D) for name in QKV})
+    change(weights.tensors)
+    with pytest.raises(CheckpointError, match=words):
+        weights.rename("fairseq")
+
+
+@pytest.mark.parametrize(
+    ("divide", "expected"), [(False, [[2.0], [12.0]]), (True, [[0.5], [0.75]])]
+)
+def test_integers_are_scaled_row_by_row(divide, expected):
+    tensors = {"w": torch.tensor([[1], [3]]).char(), "w.scale": torch.tensor([2.0, 4.0])}
+    assert dequantize(tensors, ".scale", divide)["w"].tolist() == expected
