@@ -267,23 +267,16 @@ def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSou
     if type(length) is not int or length < 1:
         raise ValueError(f"source {name}: length {shown(length)} is not a positive whole number")
     uniform = [1 / length] * length
-    table = TableSource(
+    return TableSource(
         length,
-        {key: _numbers(row) for key, row in source["rows"].items()},
-        _numbers(source["default"]),
-        {key: _numbers(row) for key, row in source.get("attn", {}).items()},
-        _numbers(source.get("attn_default", uniform)),
+        {key: _numbers(row, vocab_size) for key, row in source["rows"].items()},
+        _numbers(source["default"], vocab_size),
+        {key: _numbers(row, length) for key, row in source.get("attn", {}).items()},
+        _numbers(source.get("attn_default", uniform), length),
     )
-    rows = [*table.rows.values(), table.default]
-    attn = [*table.attn.values(), table.attn_default]
-    if any(len(row) != vocab_size for row in rows) or any(len(row) != length for row in attn):
-        raise ValueError(
-            f"source {name}: a row does not have {vocab_size} logits or {length} attention weights"
-        )
-    return table
 
 
-def _numbers(row: Any) -> list[float]:
-    if not isinstance(row, list) or not all(type(x) in (int, float) for x in row):
-        raise ValueError(f"{str(row)[:50]} is not a list of numbers")
+def _numbers(row: Any, n: int) -> list[float]:
+    if not isinstance(row, list) or len(row) != n or not {*map(type, row)} <= {int, float}:
+        raise ValueError(f"{str(row)[:50]} is not a list of {n} numbers")
     return [float(x) for x in row]
