@@ -1,5 +1,6 @@
 """Models written for other toolkits: read again they are the same, and nothing is half written."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_directory
 from tests.support import tiny
+from tests.support.families import make_copying_transformer
 from tests.support.files import DATA, change, logits_of
 
 MARIAN = DATA / "hf" / "marian"
@@ -237,6 +239,12 @@ class TestProgram:
     def test_other_families_are_refused(self, tmp_path):
         with pytest.raises(CheckpointError, match="only a Transformer"):
             exported(DATA / "onmt120_lstm.pt", "opennmt-py", tmp_path / "x.pt")
+
+    @pytest.mark.parametrize("write", [marian_directory, lambda found: opennmt_file(found, "x")])
+    def test_transformer_that_copies_is_refused(self, write):
+        copying = dataclasses.replace(load_checkpoint(TRAINED), model=make_copying_transformer())
+        with pytest.raises(CheckpointError, match="this is a Transformer that copies"):
+            write(copying)
 
     @pytest.mark.parametrize("taken", ["x.pt", "x.model"])
     def test_what_exists_is_never_touched(self, tiny_checkpoint, tmp_path, taken):

@@ -222,6 +222,7 @@ class TestRefused:
             (dict(model_task="lm"), "model_task is 'lm', not 'seq2seq'"),
             (dict(decoder_type="transformer_lm"), "transformer_lm"),
             (dict(model_type="audio"), "audio"),
+            (dict(model_type=torch.ones(2)), "model_type is a Tensor"),
             (dict(num_experts=4), "num_experts is 4"),
             (dict(quant_layers=["w_1"], quant_type="bnb_NF4"), "quant_type"),
             (dict(sliding_window=4096), "sliding_window"),

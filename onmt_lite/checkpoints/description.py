@@ -109,7 +109,8 @@ def refuse_options(options: Description, toolkit: str) -> None:
     """Raise CheckpointError for a value that is not among those of the option in unread.yaml."""
     for name, known in tables_in("unread.yaml")["options"][toolkit].items():
         value = options.get(name)
-        if value is not None and value not in known:
+        is_plain = isinstance(value, (str, int, float, list, type(None)))  # no tensor
+        if not is_plain or value not in (None, *known):
             values = " or ".join(map(repr, known))
             raise CheckpointError(
                 f"{options.where(name)}: {toolkit}: {name} is {shown(value)}, not {values}, which "

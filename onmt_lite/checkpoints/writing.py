@@ -65,8 +65,8 @@ def _described(cfg: TransformerConfig, target: str) -> dict[str, Any]:
 def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
     """Return the model.  Raises CheckpointError if the format cannot hold it."""
     model = checkpoint.model
-    if not isinstance(model, Transformer):
-        kind = type(model).__name__
+    if not isinstance(model, Transformer) or model.copies:
+        kind = type(model).__name__ + " that copies" * model.copies
         raise CheckpointError(
             f"only a Transformer can be written for {target}, this is a {kind}; give another model"
         )
