@@ -92,13 +92,13 @@ def export(options: ExportOptions) -> None:
     if options.to == "marian":
         exported = marian_directory(checkpoint)
         written = [output]
-        write_directory(output, exported.files)
+        write_whole(exported.files, output.parent, output.name)
     else:
         exported = opennmt_file(checkpoint, output.stem)
         written = [output.with_name(name) for name in exported.files]
         for path in written:
             _check_free(path)
-        replace_files(output.parent, exported.files)
+        write_whole(exported.files, output.parent)
     for line in (f"wrote {', '.join(map(str, written))}", *exported.notes):
         print(line, file=sys.stderr)
 
@@ -109,15 +109,20 @@ def _check_free(path: Path) -> None:
         raise OptionError(f"output: {path} exists already; choose another path or remove it")
 
 
-def write_directory(path: Path, files: dict[str, bytes]) -> None:
-    """Write a new directory with these files, or nothing.  Raises FileError."""
-    with refused(f"write {path}"):
-        path.mkdir()
+def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
+    """Write all files into `parent`, or into a new directory there, or none.  Raises FileError."""
+    if directory is None:
+        replace_files(parent, files)
+        return
+    part = parent / f".{directory}.{os.getpid()}.part"  # which then gets the name
     try:
-        replace_files(path, files)
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+        with refused(f"write {parent / directory}"):
+            part.mkdir()
+        replace_files(part, files)
+        with refused(f"write {parent / directory}"):
+            os.rename(part, parent / directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
