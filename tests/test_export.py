@@ -15,7 +15,7 @@ from onmt_lite.checkpoints import archive, native, safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
 from onmt_lite.errors import CheckpointError, FileError, OptionError
-from onmt_lite.export import ExportOptions, export, load_export_options, write_directory
+from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
 from tests.support import tiny
 from tests.support.families import make_copying_transformer
 from tests.support.files import DATA, change, logits_of
@@ -279,10 +279,11 @@ class TestProgram:
         (problem,) = caught.value.problems
         assert problem.startswith("model: takes one value, got none; for example: -model ")
 
-    def test_all_or_nothing(self, tmp_path):
+    @pytest.mark.parametrize("directory", [None, "x"])
+    def test_all_or_nothing(self, tmp_path, directory):
         files = {"a": b"1", "no/such/place": b"2"}
         with pytest.raises(FileError, match="cannot write"):
-            write_directory(tmp_path / "x", files)
+            write_whole(files, tmp_path, directory)
         assert not list(tmp_path.iterdir())
 
     def test_where_there_is_no_place(self, tiny_checkpoint, tmp_path):
