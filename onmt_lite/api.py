@@ -18,6 +18,7 @@ from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Added, Progress, Translation
+from onmt_lite.inference.trace import Tracer
 from onmt_lite.jobs.engine import Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
@@ -74,6 +75,8 @@ class Translator:
         self._backend, self.options, self.name = backend, backend.options, name
         self._process = os.getpid()
         self.warned: set[str] = set()  # notes on options that were given as warnings
+        if isinstance(backend, Pipeline):
+            backend.runner.observe = Tracer
 
     @classmethod
     def from_pretrained(

@@ -241,13 +241,13 @@ MORE = [{"force_words": "old\tmorning"}, {"n_best": 5, "beam_size": 10}, {"alpha
 )
 def test_the_drawing_is_the_search(given, monkeypatch):
     """Rows, parents and the winner, as the `Beam` of each sentence has them."""
-    beams, traced = {}, Tracer.traced
+    beams, add_trace = {}, Tracer.add_trace
 
     def watch(self, number, beam, found):
         beams[self.examples[number].line.id] = beam
-        return traced(self, number, beam, found)
+        return add_trace(self, number, beam, found)
 
-    monkeypatch.setattr(Tracer, "traced", watch)
+    monkeypatch.setattr(Tracer, "add_trace", watch)
     translator = Translator.from_pretrained("de-en", precision="fp32")
     lines = [Line(i, text, traced=True) for i, text in enumerate(SENTENCES)]
     options = TranslateOptions.of(**given)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from onmt_lite.inference.postprocess import Renderer, total
 from onmt_lite.inference.records import NOTHING, Example, Found
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
-from onmt_lite.inference.trace import Tracer
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
-from onmt_lite.search.beam import NOT_A_NUMBER
-from onmt_lite.search.beam_search import decode
+from onmt_lite.search.beam import NOT_A_NUMBER, Beam
+from onmt_lite.search.beam_search import BeamBatch, decode
+from onmt_lite.search.step_log import ChosenRows
 from onmt_lite.search.teacher_forcing import attend_targets, score_targets
 from onmt_lite.system.clock import Clock
 
@@ -32,8 +32,23 @@ Group = tuple[list[Example], int]  # and how many of them are in memory at once
 Targets = tuple[Tensor, Tensor, list[list[int]], list[tuple[int, ...]], int]
 
 
+class Observer(Protocol):
+    """Follows the searches of a batch that has traced lines, as `onmt_lite.trace` does."""
+
+    def on_step(self, batch: BeamBatch, chosen: ChosenRows) -> None:
+        """Called after each step of the loop."""
+
+    def add_trace(self, number: int, beam: Beam, found: Found) -> Found:
+        """Called when the search of an example ends; return its result with the trace."""
+
+
 class Runner:
-    """Runs a model over examples."""
+    """Runs a model over examples.
+
+    observe  called for each batch that has traced lines, with the Renderer and its examples
+    """
+
+    observe: Callable[[Renderer, Sequence[Example]], Observer] | None = None
 
     def __init__(
         self,
@@ -128,17 +143,19 @@ class Runner:
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
         with giving_back(model):
             for start, part in parts_of(group, n_joint):
-                tracer = Tracer(self.renderer, part)
-                on_step = tracer if tracer.steps else None
-                if on_step:  # it knows sentences by their numbers in one batch
-                    n_batches = 1
+                observer = on_step = None
+                if self.observe is not None and any(example.line.traced for example in part):
+                    observer = self.observe(self.renderer, part)
+                    # It knows sentences by their numbers in one batch
+                    on_step, n_batches = observer.on_step, 1
                 sentences = [to_sentence(config, example) for example in part]
                 for i, beam in decode(
                     model, sentences, spec, n_slots, on_step, n_batches, self.clock
                 ):
                     with self.clock.phase("tokenise"):
-                        text = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
-                        found = tracer.traced(i, beam, text)
+                        found = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
+                        if observer is not None:
+                            found = observer.add_trace(i, beam, found)
                     yield start + i, found
 
     # ---- given targets ----

@@ -28,20 +28,20 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Records the searches of some examples of a batch: the `on_step` of their decode loop."""
+    """Records the searches of the traced lines of a batch: an Observer of `Runner`."""
 
     def __init__(self, renderer: Renderer, examples: Sequence[Example]):
         self.renderer, self.examples = renderer, examples
         self.steps = {i: list[Step]() for i, e in enumerate(examples) if e.line.traced}
 
-    def __call__(self, batch: BeamBatch, chosen: ChosenRows) -> None:
+    def on_step(self, batch: BeamBatch, chosen: ChosenRows) -> None:
         for b, slot in enumerate(batch.slots):
             step = batch.n_steps - slot.started
             if slot.number in self.steps and step > 0:  # others take start tokens
                 assert chosen.trace is not None
                 self.steps[slot.number].append(record(batch, chosen.trace, b, slot, step))
 
-    def traced(self, number: int, beam: Beam, found: Found) -> Found:
+    def add_trace(self, number: int, beam: Beam, found: Found) -> Found:
         """With the trace, if this example is traced."""
         steps, example = self.steps.pop(number, None), self.examples[number]
         if steps is None:

@@ -245,6 +245,9 @@ class Task:
         if isinstance(bucket, Range):
             bucket = place.reader.bucket(bucket, self.options.data)
         if self.traced_below:
+            from onmt_lite.inference.trace import Tracer  # late: it needs torch
+
+            place.pipeline.runner.observe = Tracer
             lines = [replace(line, traced=line.id < self.traced_below) for line in bucket.lines]
             bucket = replace(bucket, lines=lines)
         done = translate_bucket(place.pipeline, self.options, bucket, progress)
