@@ -15,8 +15,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not in
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.trace_page import BLOCKS, drawing_of
 from onmt_lite.text.lines import Line
+from onmt_lite.trace.page import BLOCKS, drawing_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCHED = "Lass mich in Ruhe."  # in search.svg

@@ -18,7 +18,6 @@ from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import DataError, OptionError, OptionWarning
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Added, Progress, Translation
-from onmt_lite.inference.trace import Tracer
 from onmt_lite.jobs.engine import Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
@@ -27,6 +26,7 @@ from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.lines import Line, from_texts, growing_windows
 from onmt_lite.text.phrases import Phrases, iter_phrases, marked
 from onmt_lite.text.tokenizers import Tokenizer
+from onmt_lite.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,8 +12,8 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # Each room may import those before it, and itself; docs/design.md says what lives where
 ROOMS = (
-    *("version", "errors", "system", "models", "text", "search", "checkpoints"),
-    *("config", "inference", "jobs", "ray", "train", "export", "api", "__main__"),
+    *("version", "errors", "system", "models", "text", "search", "checkpoints", "config"),
+    *("inference", "trace", "jobs", "ray", "train", "export", "api", "__main__"),
 )
 
 

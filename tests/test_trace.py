@@ -7,9 +7,9 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.trace_page import to_json
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
+from onmt_lite.trace.page import to_json
 
 LINES = ["Guten Morgen!", "Wo ist der Bahnhof, bitte?", "", "Das Haus ist alt und sehr klein ."]
 CASES = [{"search": name, "beam_size": 4} for name in PRESETS] + [

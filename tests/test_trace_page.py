@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Continuation, Ending, Trace
-from onmt_lite.inference.trace import IDLE, Tracer
-from onmt_lite.inference.trace_page import drawing_of, to_html, why_second_lost
 from onmt_lite.text.lines import Line
+from onmt_lite.trace.page import drawing_of, to_html, why_second_lost
+from onmt_lite.trace.tracer import IDLE, Tracer
 from tests.test_trace import CASES
 from tests.test_trace import LINES as SENTENCES
 

@@ -2,6 +2,5 @@
 
 Modules in the order in which data passes: `loading` and `runtime` make a model ready, `pipeline`
 calls the others.  Of each call: `paragraphs`, `preprocess`; `search_setup`, `runner`;
-`postprocess`, `trace`, `alignment`.  `records` has the types that travel, `trace_page` shows a
-search.
+`postprocess`, `alignment`.  `records` has the types that travel.
 """

@@ -101,7 +101,7 @@ class Continuation:
     # What became of it; "ended": the end token, not counted; "none": there is no such row
     state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
     why: str = ""  # the reason, if it does not live on
-    text: str = ""  # the token in words, see `onmt_lite.inference.trace`
+    text: str = ""  # the token in words, see `onmt_lite.trace.tracer`
 
     @property
     def exists(self) -> bool:

@@ -27,7 +27,6 @@ from onmt_lite.config.files import (
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, explained, refused
 from onmt_lite.inference.records import Progress, Trace
-from onmt_lite.inference.trace_page import to_html, to_json
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
@@ -37,6 +36,7 @@ from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, finge
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, is_text, is_typed, line_that_works
+from onmt_lite.trace.page import to_html, to_json
 
 TRACED = 100  # lines whose search -dump_beam shows
 NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"

@@ -245,7 +245,7 @@ class Task:
         if isinstance(bucket, Range):
             bucket = place.reader.bucket(bucket, self.options.data)
         if self.traced_below:
-            from onmt_lite.inference.trace import Tracer  # late: it needs torch
+            from onmt_lite.trace.tracer import Tracer  # late: it needs torch
 
             place.pipeline.runner.observe = Tracer
             lines = [replace(line, traced=line.id < self.traced_below) for line in bucket.lines]

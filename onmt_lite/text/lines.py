@@ -30,7 +30,7 @@ class Line:
     text: str
     notes: tuple[str, ...] = ()  # on how it was read, as in the JSONL output
     fields: str | None = None  # of a JSON object: the object without the text, as JSON
-    traced: bool = False  # its search is to be watched, see `onmt_lite.inference.trace`
+    traced: bool = False  # its search is to be watched, see `onmt_lite.trace.tracer`
     forced: tuple[str, ...] = ()  # phrases that its translation is to hold
     banned: tuple[str, ...] = ()  # phrases that no translation of it may hold
 

@@ -3,7 +3,7 @@
 Foldable parts of the page are `details`, and links lead from a row to its parent, so that a
 keyboard is enough; a script adds the arrow keys.  Colours follow the reader's choice of light or
 dark, and no meaning is in a colour alone: each state has its mark.  The blocks of the page are in
-trace_page.html.
+page.html.
 """
 
 import html
@@ -93,7 +93,7 @@ def shown(value: object) -> str:
 # The blocks by their names, which are comments before them
 _, *PARTS = re.split(
     r"<!-- (.*) -->\n",
-    files("onmt_lite.inference").joinpath("trace_page.html").read_text(encoding="utf-8"),
+    files("onmt_lite.trace").joinpath("page.html").read_text(encoding="utf-8"),
 )
 BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 

@@ -1,0 +1,1 @@
+"""Trace: observes the decode loop for -dump_beam (`tracer`), and shows what it saw (`page`)."""
