@@ -105,6 +105,7 @@ def texts_of(source, line: str, max_length: int) -> list[str]:
 def test_the_best_of_all_sequences(source, n_best, unique, options):
     line = " ".join("b c b c".split()[: source.length])
     translator = make_translator(source, replace_unk=True, **options)
+    unique = unique and not options
     usual = dict(n_best=n_best, n_best_unique=unique, max_length=3, max_length_ratio=0.0)
     expected = texts_of(source, line, 3)[:n_best]
     for each in translator.translate([line, f" {line}"], beam_size=100, **usual):
@@ -123,12 +124,22 @@ def test_under_every_search(search, options):
     rows = {"": tables.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
     source = make_source(rows, tables.logits(1, 0, 0, 0, 0), length=1)
     translator = make_translator(source, replace_unk=True, **options)
-    given = unless_banned(search, n_best=3, beam_size=3, n_best_unique=True)
+    given = unless_banned(search, n_best=3, beam_size=3, n_best_unique=not options)
+    expected = ["b", "c", "d"]
+    if options:  # no beam is widened, and texts differ under one search
+        expected = ["b", "c"] if search == "opennmt" else ["b", "b", "c"]
     align = [(0, 0)] if "report_align" in options else None
     for each in translator.translate(["b", "", "b "], **given)[::2]:
-        assert [hyp.text for hyp in each.hyps] == ["b", "c", "d"]
+        assert [hyp.text for hyp in each.hyps] == expected
         assert each.hyps[0].n_replaced == 1
-        assert [hyp.align for hyp in each.hyps] == [align] * 3
+        assert [hyp.align for hyp in each.hyps] == [align] * len(expected)
+
+
+@pytest.mark.parametrize("options", ALIGNED[1:], ids=["report_align", "layer"])
+def test_n_best_unique_with_replacement_by_heads_is_refused(options):
+    with pytest.raises(OptionError, match="n_best_unique cannot be combined with replace_unk"):
+        TranslateOptions.of(n_best=2, n_best_unique=True, replace_unk=True, **options)
+    TranslateOptions.of(n_best=2, n_best_unique=True, replace_unk=True)
 
 
 def test_attention_that_tells_of_the_token_before():

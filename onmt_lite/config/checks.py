@@ -214,6 +214,9 @@ def wrong_search(v: Values) -> Iterator[str]:
         for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
             if asked:
                 yield f"{name} and drawing at random exclude each other; leave one out"
+    if v.n_best_unique and v.replace_unk and (v.report_align or v.alignment_layer is not None):
+        heads = "replace_unk by alignment heads (report_align, alignment_layer)"
+        yield f"n_best_unique cannot be combined with {heads}; leave one out"
     if sampling and not sampling.implied and not v.do_sample:
         yield f"{' and '.join(FILTERS)} need do_sample; give that too"
     if v.force_words and (v.do_sample or sampling):

@@ -25,27 +25,18 @@ class Aligner:
     def align(
         self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
     ) -> list[Found]:
-        """With alignments, if the options need them and `differing` has not made them."""
-        made = list(found)
+        """With alignments and with what replaces unknown tokens, if the options need them."""
         if not config.options.attention.report_align and not config.unk_later:
-            return made
-        left = [i for i, e in enumerate(examples) if not (config.differ_late and e.src_ids)]
-        part = [examples[i] for i in left], [made[i] for i in left]
-        for i, each in zip(left, self.hypotheses(*part, config.options)):
-            made[i] = each
-        return made
-
-    def differing(
-        self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
-    ) -> list[Found]:
-        """The n_best hypotheses with different texts, after unknown tokens are replaced."""
-        n, differing = config.options.search.n_best, []
-        for each in self.hypotheses(examples, found, config.options):
+            return list(found)
+        aligned = self.hypotheses(examples, found, config.options)
+        if not config.differ_late:
+            return aligned
+        for i, each in enumerate(aligned):  # some texts are equal only now
             texts = dict[str, Hypothesis]()
             for hyp in each.hyps:
                 texts.setdefault(hyp.text, hyp)
-            differing.append(replace(each, hyps=list(texts.values())[:n]))
-        return differing
+            aligned[i] = replace(each, hyps=[*texts.values()][: config.options.search.n_best])
+        return aligned
 
     def hypotheses(
         self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions

@@ -234,7 +234,7 @@ class Pipeline:
 
         def work(group: list[Example], n_slots: int) -> list[Found]:
             with self.clock.phase("decode"):
-                found = self._find(group, n_slots, config)
+                found = self.runner.search(group, n_slots, config)
                 if config.options.search.n_best_unique:
                     found = self._widen(group, n_slots, found, config)
             copies.tell(group, [len(f.hyps[0].token_log_probs) for f in found])
@@ -246,11 +246,6 @@ class Pipeline:
         made = over_groups(examples, groups, work)
         passed = [e.reading.plain if e.passes and e.reading else "" for e in examples]
         return [f or Found([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
-
-    def _find(self, group: list[Example], n_slots: int, config: SearchConfig) -> list[Found]:
-        """Hypotheses that differ as they must."""
-        found = self.runner.search(group, n_slots, config)
-        return self.aligner.differing(group, found, config) if config.differ_late else found
 
     def _widen(
         self, group: list[Example], n_slots: int, found: list[Found], config: SearchConfig
@@ -272,7 +267,7 @@ class Pipeline:
             narrow, config = config.spec.beam_size, widened(config)
             n_slots = max(1, n_slots * narrow // config.spec.beam_size)  # as many rows as before
             try:
-                again = self._find([group[i] for i in short], n_slots, config)
+                again = self.runner.search([group[i] for i in short], n_slots, config)
             except MemoryExhausted:
                 break
             still = []
