@@ -8,8 +8,7 @@ from torch import Tensor
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.search_options import AttentionOptions
-from onmt_lite.inference.postprocess import Renderer
-from onmt_lite.inference.records import Example, Found, Hypothesis, Pairs
+from onmt_lite.inference.records import Example, Hypothesis, Pairs, SearchResult, Translation
 from onmt_lite.inference.runner import Runner
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.models.base import LAST_LAYER, Heads
@@ -19,79 +18,75 @@ from onmt_lite.text.tokenizers import word_of_each
 class Aligner:
     """Passes over examples and their results that add alignments."""
 
-    def __init__(self, runner: Runner, renderer: Renderer):
-        self.runner, self.renderer = runner, renderer
+    def __init__(self, runner: Runner):
+        self.runner, self.renderer = runner, runner.renderer
 
     def align(
-        self, examples: Sequence[Example], found: Sequence[Found], config: SearchConfig
-    ) -> list[Found]:
-        """With alignments and with what replaces unknown tokens, if the options need them."""
-        if not config.options.attention.report_align and not config.unk_later:
-            return list(found)
-        aligned = self.hypotheses(examples, found, config.options)
-        if not config.differ_late:
-            return aligned
-        for i, each in enumerate(aligned):  # some texts are equal only now
-            texts = dict[str, Hypothesis]()
-            for hyp in each.hyps:
-                texts.setdefault(hyp.text, hyp)
-            aligned[i] = replace(each, hyps=[*texts.values()][: config.options.search.n_best])
-        return aligned
-
-    def hypotheses(
-        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
-    ) -> list[Found]:
-        """With the alignments of all hypotheses, and with what replaces their unknown tokens."""
-        attention, replaces = options.attention, options.text.replace_unk
-        made = [(example, hyp) for example, f in zip(examples, found) for hyp in f.hyps]
-        targets = [replace(example, tgt_ids=list(hyp.ids)) for example, hyp in made]
-        hyps = []
-        for (example, hyp), sources in zip(made, self.sources(targets, options)):
-            if replaces:
+        self, examples: Sequence[Example], results: Sequence[SearchResult], config: SearchConfig
+    ) -> list[SearchResult]:
+        """With the alignments of all hypotheses and with what replaces their unknown tokens, if the
+        options need them."""
+        options = config.options
+        if not options.attention.report_align and not config.unk_later:
+            return list(results)
+        pairs = [(e, hyp) for e, result in zip(examples, results) for hyp in result.hyps]
+        targets = [with_target(example, hyp) for example, hyp in pairs]
+        aligned = []
+        for (example, hyp), sources in zip(pairs, self.sources(targets, options)):
+            sources = sources[: len(hyp.ids)]
+            if options.text.replace_unk:
                 hyp = self.renderer.without_unk(hyp, example, sources)
-            if attention.report_align:
+            if options.attention.report_align:
                 words = self.by_words(example, hyp.tokens, hyp.text, sources)
                 hyp = replace(hyp, align=pairs_of(sources), word_align=words)
-            hyps.append(hyp)
-        rest = iter(hyps)
-        return [replace(f, hyps=[next(rest) for _ in f.hyps]) for f in found]
+            aligned.append(hyp)
+        hyps = iter(aligned)
+        lists = [[next(hyps) for _ in result.hyps] for result in results]
+        if config.differ_late:  # some texts are equal only now
+            lists = [distinct_texts(own)[: options.search.n_best] for own in lists]
+        return [replace(result, hyps=own) for result, own in zip(results, lists)]
 
-    def tables(
-        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
-    ) -> list[Found]:
+    def add_tables(
+        self,
+        examples: Sequence[Example],
+        translations: Sequence[Translation],
+        options: TranslateOptions,
+    ) -> list[Translation]:
         """With the weights of the best hypotheses as tables for the log."""
         attention = options.attention
         heads = LAST_LAYER if attention.alignment_layer is None else heads_of(attention)
-        best = [f.hyps[0] for f in found]
-        targets = [
-            replace(e, tgt_ids=list(hyp.ids) if hyp.token_log_probs else None)
-            for e, hyp in zip(examples, best)
-        ]
-        tables = [
-            table_of(own_tokens(e), [*hyp.tokens, "</s>"][: len(hyp.token_log_probs)], w.tolist())
-            if w is not None
-            else ()
-            for e, hyp, w in zip(examples, best, self.weights(targets, heads, options))
-        ]
-        return [replace(f, attn_table=table) for f, table in zip(found, tables)]
+        best = [translation.hyps[0] for translation in translations]
+        made = list(translations)
+        targets = [with_target(*pair) for pair in zip(examples, best)]
+        for i, weights in enumerate(self.weights(targets, heads, options)):
+            if weights is not None and best[i].token_log_probs:
+                rows = [*best[i].tokens, "</s>"][: len(best[i].token_log_probs)]
+                table = table_of(own_tokens(examples[i]), rows, weights.tolist())
+                made[i] = replace(made[i], attn_table=table)
+        return made
 
-    def references(
-        self, examples: Sequence[Example], found: Sequence[Found], options: TranslateOptions
-    ) -> list[Found]:
+    def add_references(
+        self,
+        examples: Sequence[Example],
+        translations: Sequence[Translation],
+        options: TranslateOptions,
+    ) -> list[Translation]:
         """With the alignments of references, which the output has in place of the hypotheses'."""
         vocab, join = self.renderer.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
         made = []
-        for e, f, sources in zip(examples, found, self.sources(examples, options)):
+        for e, t, sources in zip(examples, translations, self.sources(examples, options)):
             tokens = vocab.decode(e.tgt_ids or [], e.own_words)
+            sources = sources[: len(tokens)]
             words = self.by_words(e, tokens, join(tokens), sources)
-            hyps = [replace(hyp, word_align=words) for hyp in f.hyps]
-            made.append(replace(f, hyps=hyps, gold_align=pairs_of(sources)))
+            hyps = [replace(hyp, word_align=words) for hyp in t.hyps]
+            made.append(replace(t, hyps=hyps, gold_align=pairs_of(sources)))
         return made
 
     def sources(self, targets: Sequence[Example], options: TranslateOptions) -> list[list[int]]:
-        """For each token of each target, the token of the line with the largest weight."""
+        """For each token of each target, and for what follows, the token of the line with the
+        largest weight."""
         found = self.weights(targets, heads_of(options.attention), options)
-        return [[] if w is None else w[:-1].argmax(1).tolist() for w in found]
+        return [[] if w is None else w.argmax(1).tolist() for w in found]
 
     def weights(
         self, targets: Sequence[Example], heads: Heads, options: TranslateOptions
@@ -116,6 +111,19 @@ class Aligner:
         source = word_of_each(line, decode, example.line.text if example.reading else decode(line))
         target = word_of_each(tokens, decode, text)
         return sorted({(source[s], target[t]) for t, s in enumerate(sources)})
+
+
+def with_target(example: Example, hyp: Hypothesis) -> Example:
+    """The example with the tokens of a hypothesis that its decoder has read as the target."""
+    return replace(example, tgt_ids=list(hyp.ids if hyp.ended else hyp.ids[:-1]))
+
+
+def distinct_texts(hyps: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """The first hypothesis of each text."""
+    texts = dict[str, Hypothesis]()
+    for hyp in hyps:
+        texts.setdefault(hyp.text, hyp)
+    return list(texts.values())
 
 
 def heads_of(attention: AttentionOptions) -> Heads:

@@ -6,11 +6,10 @@ one by one 96 % (BLEU 55.7).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
-from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.postprocess import confidence_in
 from onmt_lite.inference.preprocess import TAG
 from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
@@ -76,28 +75,6 @@ class Paragraphs:
             return progress(n_told - before, n_tokens, work * n_whole / n_all)
 
         return tell
-
-    def scored(
-        self,
-        translate: Callable[..., list[Translation]],
-        tgt_lines: Sequence[Line],
-        options: TranslateOptions,
-        progress: Added,
-    ) -> list[Translation]:
-        """With references, which are of whole lines and so are scored apart."""
-        alone = replace(options, data=replace(options.data, score_only=True))
-        made = translate(self.whole, None, options, progress)
-        return [
-            replace(
-                each,
-                notes=each.notes + tuple(n for n in scored.notes if n.startswith("tgt-")),
-                gold_log_prob=scored.gold_log_prob,
-                has_gold=scored.has_gold,
-                n_gold_tokens=scored.n_gold_tokens,
-                gold_token_log_probs=scored.gold_token_log_probs,
-            )
-            for each, scored in zip(made, translate(self.whole, tgt_lines, alone))
-        ]
 
     def joined(self, made: Sequence[Translation]) -> list[Translation]:
         """The translations of the whole lines, from the translations of `lines`."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from onmt_lite.inference.postprocess import (
     notes_of,
     total,
     unmet,
+    with_reference,
 )
 from onmt_lite.inference.preprocess import ExampleMaker, check_pair, choose_languages
-from onmt_lite.inference.records import NOTHING, Added, Example, Found, Translation
+from onmt_lite.inference.records import NOTHING, Added, Example, SearchResult, Translation
 from onmt_lite.inference.runner import Runner, over_groups
 from onmt_lite.inference.runtime import DTYPES, Budget, choose, computing, placed, precision_of
 from onmt_lite.inference.search_setup import (
@@ -128,7 +130,7 @@ class Pipeline:
         self.tokenizer = self.renderer.tokenizer
         budget = Budget.of(model, DTYPES.get(precision, torch.float32), device, free)
         self.runner = Runner(checkpoint, options, device, budget, self.renderer)
-        self.aligner = Aligner(self.runner, self.renderer)
+        self.aligner = Aligner(self.runner)
         self.clock = self.runner.clock
 
     @classmethod
@@ -192,21 +194,28 @@ class Pipeline:
         config = search_config(options, self.checkpoint)
         check_given(config, lines, prefixes is not None)
         paragraphs = Paragraphs(lines, config, prefixes)
-        if paragraphs.are_cut and tgt_lines is not None:
-            return paragraphs.scored(self.translate_lines, tgt_lines, options, progress)
+        has_references = tgt_lines is not None and not paragraphs.are_cut
         with self.clock.phase("tokenise"):
             nothing = [None] * len(paragraphs.lines)
-            targets, begin = tgt_lines or nothing, paragraphs.prefixes or nothing
+            targets = tgt_lines if tgt_lines is not None and has_references else nothing
             forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
-            direction, make = self.direction(options), self.examples.make
-            each = zip(paragraphs.lines, targets, begin, strict=True)
-            limit = config.preset.max_source
-            examples = [make(*sides, forced, direction, limit) for sides in each]
+            direction, limit = self.direction(options), config.preset.max_source
+            make = partial(self.examples.make, direction=direction, max_source=limit)
+            each = zip(paragraphs.lines, targets, paragraphs.prefixes or nothing, strict=True)
+            examples = [make(*sides, forced) for sides in each]
             copies = Copies(examples, config.copies_are_equal, paragraphs.counting(progress))
         with computing(options.speed, self.device):
-            made = self._translations(copies, config, tgt_lines is not None)
+            made = self._translations(copies, config, has_references)
         whole = paragraphs.joined(copies.of_all(made))
-        return [judged(each, self.checkpoint, direction) for each in whole]
+        whole = [judged(each, self.checkpoint, direction) for each in whole]
+        if tgt_lines is None or has_references:
+            return whole
+        # References are of whole lines
+        with computing(options.speed, self.device):
+            examples = [make(*sides) for sides in zip(lines, tgt_lines, strict=True)]
+            notes = [tuple(n for n in e.notes if n.startswith("tgt-")) for e in examples]
+            noted = [replace(t, notes=t.notes + own) for t, own in zip(whole, notes)]
+            return self._score(examples, noted, options)
 
     def _translations(
         self, copies: Copies, config: SearchConfig, has_references: bool
@@ -214,25 +223,26 @@ class Pipeline:
         """The passes over examples and their results, in order."""
         examples, options, aligner = copies.distinct, config.options, self.aligner
         if options.data.score_only and has_references:
-            found = self._score(examples, [Found() for _ in examples], options)
-            copies.tell(examples, [len(f.gold or ()) for f in found])
-        else:
-            found = self._search(copies, config)
-            found = aligner.align(examples, found, config)
-            if options.attention.attn_debug:
-                found = aligner.tables(examples, found, options)
-            if has_references:
-                found = self._score(examples, found, options)
-            if options.attention.gold_align:
-                found = aligner.references(examples, found, options)
-        return [self._assemble(e, f, config, has_references) for e, f in zip(examples, found)]
+            empty = [self._assemble(example, SearchResult(), config) for example in examples]
+            made = self._score(examples, empty, options)
+            copies.tell(examples, [t.n_gold_tokens for t in made])
+            return made
+        results = aligner.align(examples, self._search(copies, config), config)
+        made = [self._assemble(*pair, config) for pair in zip(examples, results)]
+        if options.attention.attn_debug:
+            made = aligner.add_tables(examples, made, options)
+        if has_references:
+            made = self._score(examples, made, options)
+        if options.attention.gold_align:
+            made = aligner.add_references(examples, made, options)
+        return made
 
     # ---- passes ----
 
-    def _search(self, copies: Copies, config: SearchConfig) -> list[Found]:
+    def _search(self, copies: Copies, config: SearchConfig) -> list[SearchResult]:
         """Search, group by group, and tell of each group that is done."""
 
-        def work(group: list[Example], n_slots: int) -> list[Found]:
+        def work(group: list[Example], n_slots: int) -> list[SearchResult]:
             with self.clock.phase("decode"):
                 found = self.runner.search(group, n_slots, config)
                 if config.options.search.n_best_unique:
@@ -245,11 +255,11 @@ class Pipeline:
         groups = self.runner.groups([e for e in examples if e.src_ids], config)
         made = over_groups(examples, groups, work)
         passed = [e.reading.plain if e.passes and e.reading else "" for e in examples]
-        return [f or Found([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
+        return [f or SearchResult([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
 
     def _widen(
-        self, group: list[Example], n_slots: int, found: list[Found], config: SearchConfig
-    ) -> list[Found]:
+        self, group: list[Example], n_slots: int, found: list[SearchResult], config: SearchConfig
+    ) -> list[SearchResult]:
         """Search again with twice the beam, until each example has n_best texts.
 
         None is left to find if a search ends with fewer complete hypotheses than its beam has room
@@ -259,7 +269,7 @@ class Pipeline:
         # If open rows are lost at the limit, their number does not say whether some were left out
         loses = config.spec.policy.at_max in ("lost", "if_none")
 
-        def lacks(each: Found) -> bool:
+        def lacks(each: SearchResult) -> bool:
             return not each.note and len(each.hyps) < n_best
 
         short = [i for i, each in enumerate(found) if lacks(each)]
@@ -282,41 +292,34 @@ class Pipeline:
         return found
 
     def _score(
-        self, examples: list[Example], found: list[Found], options: TranslateOptions
-    ) -> list[Found]:
+        self, examples: list[Example], made: list[Translation], options: TranslateOptions
+    ) -> list[Translation]:
         """With the log-probabilities of references."""
-        gold = self.runner.score(examples, options.speed.deterministic)
-        return [replace(f, gold=scores) for f, scores in zip(found, gold)]
+        scores = self.runner.score(examples, options.speed.deterministic)
+        return [with_reference(*pair) for pair in zip(made, scores)]
 
     def _assemble(
-        self, example: Example, found: Found, config: SearchConfig, has_gold: bool
+        self, example: Example, result: SearchResult, config: SearchConfig
     ) -> Translation:
-        """All that is known about one line."""
-        curve = self.checkpoint.confidence if found.hyps else None
-        flaws = flaws_of(example, found)
-        confidence = confidence_in(found.hyps[:1], curve, any(flaws.values()))
+        """All that is known about one line, without its reference."""
+        hyps, line = result.hyps, example.line
+        curve = self.checkpoint.confidence if hyps else None
+        flaws = flaws_of(example, result)
+        confidence = confidence_in(hyps[:1], curve, any(flaws.values()))
         unsure = confidence is not None and confidence < 0.5
-        gold_log_prob, forced = total(found.gold), example.line.forced
-        gold = found.gold if gold_log_prob is not None else None
-        aligned = config.options.attention.report_align and bool(found.hyps)
+        aligned = config.options.attention.report_align and bool(hyps)
         return Translation(
-            example.line.id,
-            example.line.text,
-            found.hyps,
-            notes_of(example, found, config, flaws, unsure),
-            gold_log_prob=gold_log_prob,
-            has_gold=has_gold,
+            line.id,
+            line.text,
+            hyps,
+            notes_of(example, result, config, flaws, unsure),
             n_src_tokens=example.n_src_tokens,
             n_unknown=example.n_unknown,
             confidence=confidence,
-            trace=found.trace,
+            trace=result.trace,
             calibrated=curve is not None,
-            fields=example.line.fields,
-            n_gold_tokens=len(gold or ()),
+            fields=line.fields,
             src_tokens=own_tokens(example) if aligned else None,
-            gold_align=found.gold_align,
-            attn_table=found.attn_table,
-            n_forced=len(forced) if found.hyps else 0,
-            unmet=unmet(found.hyps[0].text, forced) if found.hyps else (),
-            gold_token_log_probs=gold,
+            n_forced=len(line.forced) if hyps else 0,
+            unmet=unmet(hyps[0].text, line.forced) if hyps else (),
         )

@@ -22,7 +22,7 @@ import torch
 from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.preprocess import read_tag
-from onmt_lite.inference.records import NOTHING, Example, Found, Hypothesis, Translation
+from onmt_lite.inference.records import NOTHING, Example, Hypothesis, SearchResult, Translation
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
@@ -43,7 +43,7 @@ class Renderer:
         self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
-    def found(self, beam: Beam, example: Example, n: int, later: bool = False) -> Found:
+    def found(self, beam: Beam, example: Example, n: int, later: bool = False) -> SearchResult:
         """The n best distinct hypotheses, as the search counts them.  `later`: unknown tokens stay,
         for `without_unk`."""
         hyps: dict[Any, Hypothesis] = {}
@@ -60,8 +60,8 @@ class Renderer:
         found = sorted(hyps.values(), key=lambda hyp: len(unmet(hyp.text, forced)))
         n_complete = len(beam.finished)
         if n_complete and not found:  # none is without a banned phrase
-            return Found([NOTHING], SEARCH_EMPTY, n_complete=n_complete)
-        return Found(found[:n], beam.note, n_complete=n_complete)
+            return SearchResult([NOTHING], SEARCH_EMPTY, n_complete=n_complete)
+        return SearchResult(found[:n], beam.note, n_complete=n_complete)
 
     def _hypothesis(
         self, beam: Beam, finished: Finished, example: Example, later: bool
@@ -180,7 +180,7 @@ def confidence_in(
     return confidence * FLAWED if confidence is not None and flawed else confidence
 
 
-def flaws_of(example: Example, found: Found) -> dict[str, bool]:
+def flaws_of(example: Example, found: SearchResult) -> dict[str, bool]:
     """Return by note whether the best hypothesis is cut off, and whether it repeats."""
     if not (example.src_ids and found.hyps):
         return {}
@@ -190,10 +190,14 @@ def flaws_of(example: Example, found: Found) -> dict[str, bool]:
 
 
 def notes_of(
-    example: Example, found: Found, config: SearchConfig, flaws: Mapping[str, bool], unsure: bool
+    example: Example,
+    found: SearchResult,
+    config: SearchConfig,
+    flaws: Mapping[str, bool],
+    unsure: bool,
 ) -> tuple[str, ...]:
     """The notes of one line, beginning with the notes of preprocessing."""
-    flags, gold = dict[str, bool](), found.gold
+    flags = dict[str, bool]()
     if example.src_ids:
         flags["unknown-tokens"] = example.n_unknown > 0
     if example.src_ids and found.hyps:
@@ -206,7 +210,6 @@ def notes_of(
             "empty-markup": found.hyps[0].has_empty_markup,
             found.note: bool(found.note),
         }
-    flags["tgt-not-a-number"] = gold is not None and total(gold) is None
     return (*example.notes, *(name for name, holds in flags.items() if holds))
 
 
@@ -255,6 +258,20 @@ def judged(translation: Translation, checkpoint: Checkpoint, direction: Directio
     codes = direction if any(direction) else checkpoint.pair
     differs = differing(text, hyp.text, *codes)
     return replace(translation, notes=(*translation.notes, "numbers")) if differs else translation
+
+
+def with_reference(translation: Translation, gold: list[float] | None) -> Translation:
+    """With the log-probabilities of the reference's tokens, if they are numbers."""
+    log_prob = total(gold)
+    known = gold if log_prob is not None else None
+    return replace(
+        translation,
+        notes=translation.notes + ("tgt-not-a-number",) * (gold is not known),
+        gold_log_prob=log_prob,
+        has_gold=True,
+        n_gold_tokens=len(known or ()),
+        gold_token_log_probs=known,
+    )
 
 
 def total(gold: list[float] | None) -> float | None:

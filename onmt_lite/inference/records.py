@@ -164,18 +164,14 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Results of the passes over an example so far."""
+class SearchResult:
+    """The result of the search for one example."""
 
     # Distinct, best first; none if the model's output is NaN, or of a job that only scores
     hyps: list[Hypothesis] = field(default_factory=list)
     note: str = ""  # what went wrong in the search, if anything
-    trace: Trace | None = None  # of an example that is traced: the search itself
     n_complete: int = 0  # number of hypotheses before equal ones were left out
-    # Log-probabilities of the reference's tokens, whose sum may be NaN; None without one
-    gold: list[float] | None = None
-    gold_align: Pairs | None = None  # of the reference, with -gold_align
-    attn_table: tuple[str, ...] = ()  # weights of the best one for the log, with -attn_debug
+    trace: Trace | None = None  # of an example that is traced: the search itself
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.loading import read_checkpoint
 from onmt_lite.inference.postprocess import Renderer, total
-from onmt_lite.inference.records import NOTHING, Example, Found
+from onmt_lite.inference.records import NOTHING, Example, SearchResult
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
@@ -38,7 +38,7 @@ class Observer(Protocol):
     def on_step(self, batch: BeamBatch, chosen: ChosenRows) -> None:
         """Called after each step of the loop."""
 
-    def add_trace(self, number: int, beam: Beam, found: Found) -> Found:
+    def add_trace(self, number: int, beam: Beam, found: SearchResult) -> SearchResult:
         """Called when the search of an example ends; return its result with the trace."""
 
 
@@ -98,7 +98,9 @@ class Runner:
         batches = make_batches(examples, size, kind, max_sentences=most)
         return join_batches(batches, self._joins(config))
 
-    def search(self, group: list[Example], n_slots: int, config: SearchConfig) -> list[Found]:
+    def search(
+        self, group: list[Example], n_slots: int, config: SearchConfig
+    ) -> list[SearchResult]:
         """Search for the best hypotheses of each example; n_slots run at once, or as many as memory
         has room for.  An example for which the model returns NaN is tried once more."""
         found = self._search(self.searched, group, n_slots, config)
@@ -111,9 +113,9 @@ class Runner:
                 found[i] = each
         return [f if f.hyps else self._retry(e, config) for e, f in zip(group, found)]
 
-    def _retry(self, example: Example, config: SearchConfig) -> Found:
+    def _retry(self, example: Example, config: SearchConfig) -> SearchResult:
         """Search in fp32 for an example alone; blank if that fails as well."""
-        blank = Found([NOTHING], NOT_A_NUMBER)
+        blank = SearchResult([NOTHING], NOT_A_NUMBER)
         try:
             (found,) = self._search(self.exact_model, [example], 1, config)
         except MemoryExhausted:
@@ -122,7 +124,7 @@ class Runner:
 
     def _search(
         self, model: AnyModel, group: list[Example], n_slots: int, config: SearchConfig
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         def width(example: Example) -> int:
             return source_length(example) * config.spec.beam_size
 
@@ -135,7 +137,7 @@ class Runner:
 
     def _decode(
         self, model: AnyModel, config: SearchConfig, group: list[Example], n_slots: int
-    ) -> Iterator[tuple[int, Found]]:
+    ) -> Iterator[tuple[int, SearchResult]]:
         """Yield the place of each example in the group and its result when its search ends."""
         aligns = config.spec.track_attention or any(e.needs_alignment for e in group)
         spec = replace(config.spec, track_attention=aligns)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.inference.postprocess import Renderer
-from onmt_lite.inference.records import Continuation, Ending, Example, Found, Trace
+from onmt_lite.inference.records import Continuation, Ending, Example, SearchResult, Trace
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, CandidateList, Finished
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.slots import Slot
@@ -41,7 +41,7 @@ class Tracer:
                 assert chosen.trace is not None
                 self.steps[slot.number].append(record(batch, chosen.trace, b, slot, step))
 
-    def add_trace(self, number: int, beam: Beam, found: Found) -> Found:
+    def add_trace(self, number: int, beam: Beam, found: SearchResult) -> SearchResult:
         """With the trace, if this example is traced."""
         steps, example = self.steps.pop(number, None), self.examples[number]
         if steps is None:
@@ -90,7 +90,7 @@ class Tracer:
         return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
 
     def _ending(
-        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: Found
+        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: SearchResult
     ) -> Ending:
         ids, log_probs = beam.hypothesis(hyp)
         tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
