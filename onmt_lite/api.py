@@ -353,8 +353,11 @@ class Translator:
                 f"{len(sources)} source lines but {len(targets)} target lines; give one target "
                 "for each source line"
             )
+        data = dataclasses.replace(self.options.data, score_only=True)
+        options = dataclasses.replace(self.options, data=data)
         with in_keywords():
-            return self.backend.score_lines(sources, targets)
+            made = self.backend.translate_lines(sources, targets, options)
+        return [translation.gold_log_prob for translation in made]
 
     def close(self) -> None:
         """End the processes of `workers`; at the end of the program that happens by itself."""

@@ -119,7 +119,6 @@ def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:
     counted as often as it has tokens: with `-length_penalty avg` that is what a whole line has.
     """
     hyps = [part.hyps[min(i, len(part.hyps) - 1)] for part in parts]
-    words = [hyp.word_log_probs for hyp in hyps if hyp.word_log_probs is not None]
     n_words = [(len(part.src.split()), len(hyp.text.split())) for part, hyp in zip(parts, hyps)]
     n_tokens = [(len(part.src_tokens or ()), len(hyp.tokens)) for part, hyp in zip(parts, hyps)]
     score = sum(hyp.score for hyp in hyps)
@@ -133,11 +132,10 @@ def join_hyps(parts: Sequence[Translation], i: int, summed: bool) -> Hypothesis:
         sum(hyp.log_prob for hyp in hyps),
         [*chain(*(hyp.token_log_probs for hyp in hyps))],
         all(hyp.ended for hyp in hyps),
-        [*chain(*words)] if len(words) == len(hyps) else None,
-        moved_on([hyp.align for hyp in hyps], n_tokens),
-        moved_on([hyp.word_align for hyp in hyps], n_words),
-        tuple(chain(*(hyp.ids for hyp in hyps))),
-        sum(hyp.n_replaced for hyp in hyps),
+        align=moved_on([hyp.align for hyp in hyps], n_tokens),
+        word_align=moved_on([hyp.word_align for hyp in hyps], n_words),
+        ids=tuple(chain(*(hyp.ids for hyp in hyps))),
+        n_replaced=sum(hyp.n_replaced for hyp in hyps),
     )
 
 

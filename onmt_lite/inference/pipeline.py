@@ -21,7 +21,6 @@ from onmt_lite.inference.postprocess import (
     judged,
     model_notes,
     notes_of,
-    total,
     unmet,
     with_reference,
 )
@@ -36,8 +35,6 @@ from onmt_lite.inference.search_setup import (
     search_config,
     widened,
 )
-from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.lines import Line
 
 OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its line unread
@@ -117,7 +114,7 @@ class Pipeline:
         self.options = options
         device, precision = choose(options.speed, options.is_exact)
         with computing(options.speed, device):
-            model = placed(checkpoint.model, device, precision)
+            self.model = model = placed(checkpoint.model, device, precision)
         checkpoint = fit(replace(checkpoint, model=model), options, own or read_own(options))
         self.checkpoint = checkpoint
         self.direction(options)  # a missing language is an error before the first line is read
@@ -145,10 +142,6 @@ class Pipeline:
             return cls(checkpoint, options, own, phrases)
 
     @property
-    def model(self) -> EncoderDecoder:
-        return self.runner.model
-
-    @property
     def device(self) -> torch.device:
         return self.runner.device
 
@@ -168,16 +161,6 @@ class Pipeline:
             check_pair(self.checkpoint, given)
         normalizes = "normalize" in options.text.transforms
         return choose_languages(self.checkpoint.languages, given, normalizes)
-
-    def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
-        """Teacher-forced log-probability of each target; None if the source is blank or passed
-        through, the target is longer than the model takes, or the model returns NaN."""
-        with computing(self.options.speed, self.device):
-            direction = self.direction(self.options)
-            limit, make = PRESETS[self.options.search.search].max_source, self.examples.make
-            lines = zip(sources, targets)
-            examples = [make(*p, direction=direction, max_source=limit) for p in lines]
-            return [*map(total, self.runner.score(examples, self.options.speed.deterministic))]
 
     def translate_lines(
         self,

@@ -269,13 +269,8 @@ def choose_languages(
 
 
 def near(code: str, languages: Languages) -> str:
-    """Known codes that are perhaps meant: first codes that begin alike, then the most similar."""
-
-    def distance(known: str) -> tuple[bool, float]:
-        alike = difflib.SequenceMatcher(None, code.lower()[:50], known.lower()).ratio()
-        return known.lower()[:2] != code.lower()[:2], -alike
-
-    found = sorted(languages.ids, key=distance)[:N_NEAR]
+    """Known codes that are perhaps meant."""
+    found = difflib.get_close_matches(code[:50], languages.ids, N_NEAR, cutoff=0.0)
     return f"nearest are {', '.join(found)} (-print_model lists all)"
 
 

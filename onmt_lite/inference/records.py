@@ -257,6 +257,4 @@ def finite(value: Any) -> Any:
     """The value, with None for infinite numbers and NaN in it: JSON has no words for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list) else value

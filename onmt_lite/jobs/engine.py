@@ -83,8 +83,6 @@ class Call:
         pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
         if self.method == "notes_on":
             return self.number, pipeline.notes_on(self.options)
-        if self.method == "score_lines":
-            return self.number, pipeline.score_lines(lines, tgt_lines or [])
         more = self.options, progress, self.prefixes
         return self.number, pipeline.translate_lines(lines, tgt_lines, *more)
 
@@ -110,9 +108,6 @@ class Pool(Engine):
 
     def translate_lines(self, lines: Sequence[Line], *more: Any) -> list[Translation]:
         return self._joined("translate_lines", lines, *more)
-
-    def score_lines(self, sources: Sequence[Line], targets: Sequence[Line]) -> list[float | None]:
-        return self._joined("score_lines", sources, targets)
 
     def notes_on(self, options: TranslateOptions) -> list[str]:
         return self._joined("notes_on", [], None, options)
