@@ -16,11 +16,9 @@ from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read
 from onmt_lite.inference.paragraphs import Paragraphs
 from onmt_lite.inference.postprocess import (
     Renderer,
-    confidence_in,
-    flaws_of,
+    assess,
     judged,
     model_notes,
-    notes_of,
     unmet,
     with_reference,
 )
@@ -237,7 +235,7 @@ class Pipeline:
         copies.tell([e for e in examples if not e.src_ids])
         groups = self.runner.groups([e for e in examples if e.src_ids], config)
         made = over_groups(examples, groups, work)
-        passed = [e.reading.plain if e.passes and e.reading else "" for e in examples]
+        passed = [e.reading.plain if e.reading and e.reading.passes else "" for e in examples]
         return [f or SearchResult([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
 
     def _widen(
@@ -286,21 +284,18 @@ class Pipeline:
     ) -> Translation:
         """All that is known about one line, without its reference."""
         hyps, line = result.hyps, example.line
-        curve = self.checkpoint.confidence if hyps else None
-        flaws = flaws_of(example, result)
-        confidence = confidence_in(hyps[:1], curve, any(flaws.values()))
-        unsure = confidence is not None and confidence < 0.5
+        notes, confidence = assess(example, result, config)
         aligned = config.options.attention.report_align and bool(hyps)
         return Translation(
             line.id,
             line.text,
             hyps,
-            notes_of(example, result, config, flaws, unsure),
+            notes,
             n_src_tokens=example.n_src_tokens,
             n_unknown=example.n_unknown,
             confidence=confidence,
             trace=result.trace,
-            calibrated=curve is not None,
+            calibrated=bool(hyps) and self.checkpoint.confidence is not None,
             fields=line.fields,
             src_tokens=own_tokens(example) if aligned else None,
             n_forced=len(line.forced) if hyps else 0,

@@ -13,7 +13,7 @@ The notes, in all; docs/jobs-reference.md says what each one means:
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -176,41 +176,33 @@ def confidence_in(
     Each turn of a loop is surer than the last one, so that the curve does not hold for a `flawed`
     text, which is cut off or repeats.
     """
-    confidence = curve.of(hyps) if curve is not None and hyps else None
+    confidence = curve.of(hyps) if curve is not None else None
     return confidence * FLAWED if confidence is not None and flawed else confidence
 
 
-def flaws_of(example: Example, found: SearchResult) -> dict[str, bool]:
-    """Return by note whether the best hypothesis is cut off, and whether it repeats."""
-    if not (example.src_ids and found.hyps):
-        return {}
-    best = found.hyps[0]
-    is_cut = not best.ended and not found.note
-    return {"unfinished": is_cut, "repeats": loops(best.text, example.line.text)}
-
-
-def notes_of(
-    example: Example,
-    found: SearchResult,
-    config: SearchConfig,
-    flaws: Mapping[str, bool],
-    unsure: bool,
-) -> tuple[str, ...]:
-    """The notes of one line, beginning with the notes of preprocessing."""
-    flags = dict[str, bool]()
-    if example.src_ids:
-        flags["unknown-tokens"] = example.n_unknown > 0
-    if example.src_ids and found.hyps:
+def assess(
+    example: Example, result: SearchResult, config: SearchConfig
+) -> tuple[tuple[str, ...], float | None]:
+    """Return the notes of one line, beginning with the notes of preprocessing, and the confidence
+    in its best hypothesis."""
+    if not example.src_ids:
+        return example.notes, None
+    flags, confidence = {"unknown-tokens": example.n_unknown > 0}, None
+    if result.hyps:
+        best = result.hyps[0]
+        is_cut = not best.ended and not result.note
+        repeats = loops(best.text, example.line.text)
+        confidence = confidence_in([best], config.checkpoint.confidence, is_cut or repeats)
         flags |= {
             "prefix-over-limit": is_outgrown(config, example),
             "min-length-over-limit": cannot_end(config, example),
-            "unfinished": flaws["unfinished"],
-            "unsure": unsure,
-            "repeats": flaws["repeats"],
-            "empty-markup": found.hyps[0].has_empty_markup,
-            found.note: bool(found.note),
+            "unfinished": is_cut,
+            "unsure": confidence is not None and confidence < 0.5,
+            "repeats": repeats,
+            "empty-markup": best.has_empty_markup,
+            result.note: bool(result.note),
         }
-    return (*example.notes, *(name for name, holds in flags.items() if holds))
+    return (*example.notes, *(name for name, holds in flags.items() if holds)), confidence
 
 
 def loops(text: str, source: str) -> bool:

@@ -81,7 +81,7 @@ class ExampleMaker:
         if reading.passes:
             whole, n = Reading(text, (text,), passes=True), len(self.tokenizer.encode(text))
             notes = (*line.notes, "unknown-script")
-            return Example(line, [], n, n_unknown, notes=notes, reading=whole, passes=True)
+            return Example(line, [], n, n_unknown, notes=notes, reading=whole)
         before, after = [*frame.src_start], [*frame.src_end]
         room = max_source - len(before + after)
         tokens, n_tag, notes = self._fitted(tokens, frame.text, reading, room, notes)

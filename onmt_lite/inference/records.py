@@ -33,7 +33,6 @@ class Example:
     src_tokens: tuple[str, ...] = ()
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # words and marks taken out of the line, to be put back
-    passes: bool = False  # it is not translated but passed through
     in_capitals: bool = False  # its translation is written in uppercase
     # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.capitals`
     loud: tuple[tuple[int, int], ...] = ()

@@ -22,6 +22,7 @@ from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER, Beam
 from onmt_lite.search.beam_search import BeamBatch, decode
+from onmt_lite.search.slots import padded
 from onmt_lite.search.step_log import ChosenRows
 from onmt_lite.search.teacher_forcing import attend_targets, score_targets
 from onmt_lite.system.clock import Clock
@@ -105,9 +106,7 @@ class Runner:
         has room for.  An example for which the model returns NaN is tried once more."""
         found = self._search(self.searched, group, n_slots, config)
         fine = [i for i, each in enumerate(found) if each.hyps]
-        if config.spec.policy.depends_on_batch and len(fine) < len(
-            group
-        ):  # batch mates have met the others
+        if config.spec.policy.depends_on_batch and len(fine) < len(group):  # on the others, too
             again = self.search([group[i] for i in fine], n_slots, config)
             for i, each in zip(fine, again):
                 found[i] = each
@@ -309,12 +308,7 @@ def pad_batch(
     """Padded source ids (B, S), lengths (B,), and ids to copy (B, S) if the model copies, all on
     the device."""
     lengths = [len(e.src_ids) for e in examples]
-    rows = [e.src_ids + [pad_id] * (max(lengths) - len(e.src_ids)) for e in examples]
-    copied = [
-        e.copy_ids + [0] * (max(lengths) - n) for e, n in zip(examples, lengths) if e.copy_ids
-    ]
-    return (
-        torch.tensor(rows, device=device),
-        torch.tensor(lengths, device=device),
-        torch.tensor(copied, device=device) if copied else None,
-    )
+    src = padded([e.src_ids for e in examples], max(lengths), pad_id)
+    copied = [e.copy_ids for e in examples if e.copy_ids]
+    ids = padded(copied, max(lengths)).to(device) if copied else None
+    return src.to(device), torch.tensor(lengths, device=device), ids

@@ -117,29 +117,19 @@ def record(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int)
     """Record what the newest step of the batch has done in slot b."""
     spec, event, k = batch.spec, batch.log.event(b, step), batch.spec.beam_size
     finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
-    rows = continuations(event.rows)
-    ranked = continuations(event.candidates)
-    ends = {
-        made.key
-        for column in (event.rows, event.candidates)
-        for made, ended in zip(continuations(column), column.ended)
-        if ended
-    }
+    rows, ranked = continuations(event.rows), continuations(event.candidates)
     ranked = [made for made in ranked if made.exists]
     for i, made in enumerate(rows):
         if made.exists and made.key in finished:
             rows[i] = replace(made, state="finished")
-        elif made.exists and made.key in ends:
+        elif made.exists and made.state == "ended":
             rows[i] = not_counted(spec, made, event.candidates)
     here = {made.key for made in rows if made.exists}
     # Hypotheses that made room for a row, or are no row at the limit
     rows += [replace(m, state="finished") for m in ranked if m.key in finished - here]
     here |= finished
-    others = [
-        not_counted(spec, made, event.candidates)
-        for made in ranked
-        if made.key not in here and made.key in ends
-    ]
+    ended = [made for made in ranked if made.state == "ended" and made.key not in here]
+    others = [not_counted(spec, made, event.candidates) for made in ended]
     here.update(made.key for made in others)
     alive = [made.score for made in rows[:k] if made.score > IDLE]
     others += left_out(batch, inputs, b, alive, here)
@@ -148,8 +138,10 @@ def record(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int)
 
 
 def continuations(columns: CandidateList) -> list[Continuation]:
-    score, row, token, log_prob, _ = columns
-    return [Continuation(int(r), int(t), s, x) for s, r, t, x in zip(score, row, token, log_prob)]
+    return [
+        Continuation(int(row), int(token), score, log_prob, "ended" if ended else "open")
+        for score, row, token, log_prob, ended in zip(*columns)
+    ]
 
 
 def not_counted(spec: SearchSpec, made: Continuation, candidates: CandidateList) -> Continuation:
