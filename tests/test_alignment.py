@@ -10,6 +10,7 @@ from torch import Tensor
 
 import translate
 from onmt_lite import Translator
+from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.opennmt.models import _alignment
 from onmt_lite.errors import OptionError
@@ -119,6 +120,26 @@ class TestAttention:
         assert mixed.has(Heads(2)) and not mixed.has(Heads(3))
         pairs = zip(self.attend(mixed, Heads(2, 0)), self.attend(deep, Heads(2, 0)))
         assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("max_length", [5, 100])
+def test_alignment_of_output_at_position_limit_follows_weights(tmp_path, tiny_pieces, max_length):
+    """A translation that fills all positions of the model leaves none for an end token."""
+    model = tiny.make_model(seed=3, max_positions=12)
+    model.output.bias[tiny.EOS] -= 100
+    native.save(tmp_path, model, tiny_pieces)
+    options = dict(report_align=True, alignment_layer=0, alignment_heads=0, attn_debug=True)
+    translator = Translator.from_pretrained(tmp_path, device="cpu", max_length=max_length)
+    checkpoint, line = translator.checkpoint, "der hund"
+    (found,) = translator.translate([line], max_length_ratio=0, **options)
+    hyp = found.hyps[0]
+    assert not hyp.ended and len(hyp.ids) == min(max_length, 12)
+    src = checkpoint.src_vocab.encode(found.src_tokens)
+    read = [checkpoint.start_id, *hyp.ids[:-1]]
+    weights = by_hand(translator.model, [*src, *checkpoint.src_end], read, 0).mean(0)
+    sources = weights[:, : len(src)].argmax(1).tolist()
+    assert hyp.align == sorted((s, t) for t, s in enumerate(sources))
+    assert len(found.attn_table) == 1 + len(hyp.ids)
 
 
 @pytest.mark.parametrize(
