@@ -52,9 +52,7 @@ class Paragraphs:
             banned = any(map(END_INSIDE.search, line.banned))
             if is_short or line.forced or begins or tagged or banned:
                 return [line]
-            # Of a search that is watched there is one picture a line
-            parts, traced = split_sentences(line.text), line.traced
-            return [replace(line, text=s, traced=traced and len(parts) == 1) for s in parts]
+            return [replace(line, text=sentence) for sentence in split_sentences(line.text)]
 
         self.whole, self.config = lines, config
         begin = repeat(None) if prefixes is None else prefixes
