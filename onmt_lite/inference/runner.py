@@ -80,10 +80,9 @@ class Runner:
     def exact_model(self) -> EncoderDecoder:
         """The model in fp32, read once more if its weights have been released.  MemoryExhausted if
         there is no room beside the other."""
-        if getattr(self.model, "released", False):
-            model = read_checkpoint(self.options).model
-            return placed(model, self.device, "fp32", in_place=True)
-        return placed(self.model, self.device, "fp32")
+        released = getattr(self.model, "released", False)
+        model = read_checkpoint(self.options).model if released else self.model
+        return placed(model, self.device, "fp32", in_place=released)
 
     # ---- search ----
 

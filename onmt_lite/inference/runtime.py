@@ -78,7 +78,9 @@ def placed(
     dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch's own product
     if device.type == "cpu":
         keep_memory()
-        kernels = choose_kernels(model, precision)
+        members = getattr(model, "members", [model])
+        if all(isinstance(m, Transformer) for m in members):
+            kernels = kernel_for(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
@@ -99,14 +101,6 @@ def placed(
     raise MemoryExhausted(
         f"out of memory: the model does not fit on {device}; give another device or precision"
     )
-
-
-def choose_kernels(model: torch.nn.Module, precision: str) -> str:
-    """The kernel of the model's linear layers on a CPU, of `onmt_lite.models.linear`."""
-    members = getattr(model, "members", [model])
-    if not all(isinstance(m, Transformer) for m in members):
-        return ""
-    return kernel_for(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
 
 
 def kernels_of(model: EncoderDecoder) -> str:
