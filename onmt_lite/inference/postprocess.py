@@ -101,13 +101,12 @@ class Renderer:
 
     def by_words(self, translation: Translation) -> Translation:
         """With the log-probability of each word too, for hypotheses that the model has made."""
-        decode = self.tokenizer.decode
-        scores = [
-            word_log_probs(h.tokens, h.token_log_probs, decode, h.text) if h.token_log_probs else []
-            for h in translation.hyps
-        ]
-        hyps = zip(translation.hyps, scores)
-        return replace(translation, hyps=[replace(h, word_log_probs=own) for h, own in hyps])
+        hyps = []
+        for hyp in translation.hyps:
+            given = hyp.tokens, hyp.token_log_probs, self.tokenizer.decode, hyp.text
+            scores = word_log_probs(*given) if hyp.token_log_probs else []
+            hyps.append(replace(hyp, word_log_probs=scores))
+        return replace(translation, hyps=hyps)
 
     def without_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
         """With tokens of the line in place of unknown ones; sources: the place of each among its

@@ -270,7 +270,7 @@ def choose_languages(
 
 def near(code: str, languages: Languages) -> str:
     """Known codes that are perhaps meant."""
-    found = difflib.get_close_matches(code[:50], languages.ids, N_NEAR, cutoff=0.0)
+    found = difflib.get_close_matches(code[:50].lower(), languages.ids, N_NEAR, cutoff=0.0)
     return f"nearest are {', '.join(found)} (-print_model lists all)"
 
 
