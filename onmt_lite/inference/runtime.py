@@ -47,11 +47,13 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
     elif name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    n_gpus = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= n_gpus:
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         asked = f"gpu {options.gpu[0]}" if options.gpu else f"device {name}"
-        has = f"{n_gpus} usable GPUs" if n_gpus else "no usable GPU"
-        raise OptionError(f"{asked}: this machine has {has}; leave that out to run on the CPU")
+        n = torch.cuda.device_count()
+        has = f"{n} usable GPUs; the last is -gpu {n - 1}"
+        if n == 0:
+            has = "no usable GPU; leave that out to run on the CPU"
+        raise OptionError(f"{asked}: this machine has {has}")
     if precision == "int8" and device.type != "cpu":
         raise OptionError("precision int8 is only supported on CPU; give bf16 or fp16 for a GPU")
     if precision == "auto" and device.type == "cuda":
