@@ -116,15 +116,15 @@ def _padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tens
 
 
 @dataclass(frozen=True)
-class Sums:
-    """What a kernel has found out about the logits (R, V) that it made.
+class LogitStats:
+    """What the kernel of the output layer computes along with the logits (R, V).
 
-    norm (R,)           their log-sum-exp
-    maxima (R, blocks)  of blocks of `block_of(V)` columns, the last of which may be narrower
+    log_z (R,)             their log-sum-exp
+    block_max (R, blocks)  maxima of blocks of `block_of(V)` columns; the last may be narrower
     """
 
-    norm: Tensor
-    maxima: Tensor
+    log_z: Tensor
+    block_max: Tensor
 
 
 def block_of(vocab_size: int) -> int:
@@ -136,7 +136,7 @@ class State(Protocol):
     """Everything a decoder remembers between steps, for R rows."""
 
     positions: Tensor  # (B,), how many tokens the rows of each sentence have read
-    sums: Sums | None  # of the newest logits, if a kernel made them
+    logit_stats: LogitStats | None  # of the newest logits, if a kernel made them
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
         """Tile, re-order and drop rows, admit sentences: the only way to change a state's rows.

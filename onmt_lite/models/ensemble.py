@@ -18,7 +18,7 @@ from onmt_lite.models.family import CopyHead, Family
 class EnsembleState:
     """The members' own states, whose rows move together."""
 
-    sums = None
+    logit_stats = None
 
     def __init__(self, members: list[Any]):
         self.members = members

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import Heads, Selection, Sums, block_of
+from onmt_lite.models.base import Heads, LogitStats, Selection, block_of
 from onmt_lite.models.captured import Lane, StepGraphs, rounded_up
 from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.models.linear import InC, Linear
@@ -229,7 +229,7 @@ class DecoderState(Generic[M]):
         self.n_sentences, self.n_places = len(self.positions), 0
         self.recorded = recorded
         self.lane: Lane | None = None  # holds the tensors of a recorded state
-        self.sums: Sums | None = None  # of the newest logits, if a kernel made them
+        self.logit_stats: LogitStats | None = None  # of the newest logits, if a kernel made them
         self.logits: Tensor | None = None  # their memory, which each step writes to (R, V)
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
@@ -297,13 +297,14 @@ class Family(nn.Module, Generic[M, S]):
         else:
             hidden, attn = self.graphs.run(self.advance, tokens, state)
             memory = memory.first(len(hidden))
-        kernel, state.sums = getattr(self.output, "kernel", None), None
+        kernel, state.logit_stats = getattr(self.output, "kernel", None), None
         if isinstance(kernel, InC) and hidden.is_cpu:
             rows = hidden.flatten(0, 1)  # (R, D)
             if state.logits is None or len(state.logits) < len(rows):
                 state.logits = rows.new_empty(len(rows), self.vocab_size)
             logits = state.logits[: len(rows)]
-            state.sums = Sums(*kernels.head(rows, kernel.weights, logits, block_of(logits.size(1))))
+            block = block_of(logits.size(1))
+            state.logit_stats = LogitStats(*kernels.head(rows, kernel.weights, logits, block))
             return logits, attn.flatten(0, 1)
         logits = self.output(hidden, attn, memory)  # (B, K, V + X)
         return logits.flatten(0, 1), attn.flatten(0, 1)

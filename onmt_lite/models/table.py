@@ -100,7 +100,7 @@ class TableState:
     def __init__(self, nodes: Tensor, width: int):
         self.nodes, self.width = nodes, width
         self.positions = torch.zeros_like(nodes)
-        self.sums = None
+        self.logit_stats = None
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
         self.nodes = selection.of_rows(self.nodes, fresh.nodes if fresh else None)

@@ -177,8 +177,8 @@ class BeamBatch:
             The scores, `tokens` itself if only masks applied; and the maxima of blocks of logits
             that the model's output layer has found, if the columns of masks are all that changed.
         """
-        stats = self.rows.state.sums
-        block_max = stats.maxima if stats else None
+        stats = self.rows.state.logit_stats
+        block_max = stats.block_max if stats else None
         if self.on_step is not None:
             reasons.append(("the model does not allow it", tokens.logits == -math.inf))
         for processor in self.processors:
@@ -243,8 +243,8 @@ class BeamBatch:
         """Return the normalizer (R,) of the model's logits (R, V)."""
         if not self.spec.needs_log_softmax:
             return torch.zeros_like(logits[:, 0])
-        stats = self.rows.state.sums
-        return stats.norm if stats else log_sum_exp(logits)
+        stats = self.rows.state.logit_stats
+        return stats.log_z if stats else log_sum_exp(logits)
 
     def _coverage_penalties(self, attn: Tensor) -> Tensor | None:
         """Add this step's attention (R, S) to the coverage; return its penalties (B, K)."""
