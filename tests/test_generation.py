@@ -121,9 +121,10 @@ class TestDefaults:
 
     def test_what_no_option_sets_is_a_comment_with_its_file(self, copy):
         path = copy / "generation_config.json"
-        change(path, bad_words_ids=[[5], [7, 8]], renormalize_logits=True)
+        change(path, bad_words_ids=[[5], [7, 8]], sequence_bias=[[[5, 6], 1.5]])
         printed = resolved(copy).to_yaml()
         assert f"# bad_words_ids: [[5], [7, 8]]  # default of {path}\n" in printed
+        assert f"# sequence_bias: [[[5, 6], 1.5]]  # default of {path}\n" in printed
         assert f"# forced_eos_token_id: 2  # default of {path}\n" in printed
         assert "bad_words_ids" not in yaml.safe_load(printed)
         change(path, _from_model_config=False, forced_bos_token_id=94)
@@ -166,12 +167,8 @@ class TestDefaults:
     @pytest.mark.parametrize(
         "said",
         [
-            dict(sequence_bias=[[[5], 1.0]]),
-            dict(exponential_decay_length_penalty=[5, 1.1]),
             dict(guidance_scale=1.5),
             dict(forced_decoder_ids=[[1, 5]]),
-            dict(begin_suppress_tokens=[5]),
-            dict(encoder_no_repeat_ngram_size=2),
             dict(max_time=1.5),
             dict(num_beams="5"),
             dict(num_beams=0),
@@ -184,6 +181,31 @@ class TestDefaults:
         with pytest.raises(CheckpointError) as caught:
             resolved(copy)
         assert next(iter(said)) in str(caught.value) and "generation_config" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            dict(sequence_bias=[[[5], 1.0]]),
+            dict(exponential_decay_length_penalty=[5, 1.1]),
+            dict(begin_suppress_tokens=[5]),
+            dict(encoder_no_repeat_ngram_size=2),
+        ],
+        ids=str,
+    )
+    def test_rule_search_without_it_is_refused_by_name(self, copy, said):
+        change(copy / "generation_config.json", **said)
+        with pytest.raises(CheckpointError, match=f"{next(iter(said))}.*transformers-2 does not"):
+            resolved(copy, search="transformers-2")
+        for search in ("transformers", "transformers-5", "opennmt"):
+            resolved(copy, search=search)
+
+    @pytest.mark.parametrize("search", ["opennmt", "transformers-2", "fairseq"])
+    def test_several_end_tokens_search_without_them_is_refused(self, copy, search):
+        change(copy / "generation_config.json", eos_token_id=[2, 5])
+        found = Translator.from_pretrained(copy, tgt_lang="en_XX", search="transformers")
+        assert found.checkpoint.eos_id == 2
+        with pytest.raises(OptionError, match="eos_token_id.*transformers or transformers-5"):
+            found.translate(["a"], search=search)
 
     def test_who_draws_must_say_so(self, copy):
         change(copy / "generation_config.json", do_sample=True, temperature=0.5, typical_p=1.0)
@@ -210,6 +232,13 @@ class TestDefaults:
             *(dict(suppress_tokens=x) for x in (5, [[5]], [True], [10**9])),
             *(dict(forced_eos_token_id=x) for x in (5, [2, 5], "2")),
             dict(forced_eos_token_id=2, suppress_tokens=[2]),
+            *(dict(eos_token_id=x) for x in ([], [2, -1], [2, 10**9], [2, "5"], [[2]])),
+            *(dict(begin_suppress_tokens=x) for x in (5, [[5]], [10**9], {"a": 1})),
+            *(dict(encoder_no_repeat_ngram_size=x) for x in (-1, 1.5, "2", [2], True)),
+            *(dict(exponential_decay_length_penalty=x) for x in (5, [5], [5.5, 1.1], [5, -1.0])),
+            *(dict(exponential_decay_length_penalty=x) for x in ([5, "1"], [5, 1.1, 1], {"a": 1})),
+            *(dict(sequence_bias=x) for x in (5, [[5, 1.0]], [[[], 1.0]], [[[10**9], 1.0]])),
+            *(dict(sequence_bias=x) for x in ([[[5], "1"]], [[[5], float("nan")]], [[[5]]])),
         ],
         ids=str,
     )
@@ -310,7 +339,7 @@ WRONG = {  # values that are refused, by their file
     ],
     "generation_config.json": [
         *(dict(decoder_start_token_id=i) for i in (999, "2", [1, 2])),
-        *(dict(eos_token_id=i) for i in (999, [2, 5], -1)),
+        *(dict(eos_token_id=i) for i in (999, [2, 999], -1)),
         *(dict(pad_token_id=999), dict(forced_eos_token_id=7), dict(forced_bos_token_id=8)),
         *(dict(bad_words_ids=[[999]]), dict(suppress_tokens=[999]), dict(bad_words_ids=5)),
         dict(num_return_sequences="3"),

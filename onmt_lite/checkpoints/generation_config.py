@@ -1,6 +1,7 @@
 """Search options that a model brings as its own defaults: those of Hugging Face and of Marian."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class TokenRules:
     banned: tuple[tuple[int, ...], ...] = ()  # tokens, the last of which may not follow the others
     forced_eos: bool = False  # the last token of an output that reaches its limit is the end
     renormalize: bool = False  # what rules leave of the probabilities sums to 1 again
+    eos_ids: tuple[int, ...] = ()  # end tokens, the forced one first; (): that of the vocabulary
+    begin_suppress_tokens: tuple[int, ...] = ()  # see `SearchSpec`, as for the others
+    encoder_no_repeat_ngram_size: int = 0
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    exponential_decay_length_penalty: tuple[int, float] | None = None
 
     @property
     def never_ids(self) -> tuple[int, ...]:
@@ -67,42 +73,84 @@ def token_rules(
         vocab_size: the number of tokens.
 
     Raises:
-        CheckpointError: if an ID is not a token of the model.
+        CheckpointError: if an ID is not a token of the model, or a value not of its type.
     """
-    words, more = (table.get(name) or [] for name in ("bad_words_ids", "suppress_tokens"))
-    if isinstance(more, list):
-        more = [[token] for token in more]
-    for name, phrases in dict(bad_words_ids=words, suppress_tokens=more).items():
-        if not isinstance(phrases, list) or not all(_is_phrase(p, vocab_size) for p in phrases):
-            raise CheckpointError(f"{where(name)}: {name} must be a list of the model's tokens")
+
+    def is_token(value: Any) -> bool:
+        return type(value) is int and 0 <= value < vocab_size
+
+    def is_tokens(value: Any) -> bool:
+        return isinstance(value, list) and all(map(is_token, value))
+
+    def is_phrase(value: Any) -> bool:
+        return is_tokens(value) and len(value) > 0
+
+    def is_biased(value: Any) -> bool:
+        is_pair = isinstance(value, list) and len(value) == 2 and is_phrase(value[0])
+        return is_pair and type(value[1]) in (int, float) and value[1] < math.inf
+
+    def checked(name: str, usual: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
+        value = table.get(name)
+        if value is not None and not is_valid(value):
+            raise CheckpointError(f"{where(name)}: {name} must be {expected}; correct it there")
+        return usual if value is None else value
+
+    def phrases(name: str, is_valid: Callable[[Any], bool], expected: str) -> Any:
+        return checked(name, [], lambda v: isinstance(v, list) and all(map(is_valid, v)), expected)
+
+    ids = "a list of the model's tokens"
+    words = phrases("bad_words_ids", is_phrase, "a list of lists of the model's tokens")
+    never = [[token] for token in phrases("suppress_tokens", is_token, ids)]
+    begin = phrases("begin_suppress_tokens", is_token, ids)
+    biases = phrases("sequence_bias", is_biased, "a list of pairs: tokens of the model, a number")
+    listed = checked("eos_token_id", eos, lambda v: type(v) is not list or is_phrase(v), ids)
+    decay = checked(
+        "exponential_decay_length_penalty",
+        None,
+        lambda v: (
+            isinstance(v, list)
+            and [type(x) in (int, float) and 0 <= x < math.inf for x in v] == [True, True]
+            and type(v[0]) is int
+        ),
+        "a list of a length in tokens and a factor",
+    )
+    size = checked(
+        "encoder_no_repeat_ngram_size", 0, lambda v: type(v) is int and v >= 0, "0 or more tokens"
+    )
+    ends = listed if isinstance(listed, list) else [eos]
     forced = table.get("forced_eos_token_id")
-    if forced not in (None, eos, [eos]):
+    if isinstance(forced, list) and len(forced) == 1:
+        (forced,) = forced
+    if forced is not None and forced not in ends:
         raise CheckpointError(
             f"{where('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
         )
-    if forced is not None and [eos] in more:
+    if forced is not None and [forced] in never:
         raise CheckpointError(
             f"{where('suppress_tokens')}: suppress_tokens must not have the end token ({eos}), "
             "because forced_eos_token_id is set"
         )
-    # `generate` takes the end token alone for a mistake
-    words = [*(word for word in words if word != [eos]), *more]
+    # `generate` takes an end token alone for a mistake, and a bias of -inf is a ban
+    words = [word for word in words if word not in [[end] for end in ends]]
+    words += [*never, *(tokens for tokens, bias in biases if bias == -math.inf)]
+    first = ends[0] if forced is None else forced
     return TokenRules(
         tuple(sorted(set(map(tuple, words)))),
         forced is not None,
         table.get("renormalize_logits") is True,
+        tuple(dict.fromkeys([first, *ends])),
+        tuple(begin),
+        size,
+        tuple({tuple(tokens): float(bias) for tokens, bias in biases if bias > -math.inf}.items()),
+        tuple(decay) if decay else None,
     )
 
 
-def _is_phrase(word: Any, vocab_size: int) -> bool:
-    is_list = isinstance(word, list) and len(word) > 0
-    return is_list and all(type(i) is int and 0 <= i < vocab_size for i in word)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a setting is a number, or numbers in lists that are not nested without end."""
-    lists = value if isinstance(value, list) else [value]
-    return all(isinstance(i, int) for x in lists for i in (x if isinstance(x, list) else [x]))
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether a setting is a number, or numbers in lists that are not nested deeper."""
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return isinstance(value, (int, float))
 
 
 def effective(
@@ -152,6 +200,7 @@ def read_defaults(
             "to search for the best"
         )
     neutral = names_of("unsupported") | (names_of("unsupported_drawing") if drawn else {})
+    neutral |= {} if preset.token_rules else names_of("unsupported_rules")
     names = names_of("generation_config") | (names_of("drawing") if drawn else {})
     lacking = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
     neutral |= {n: [names_of("of_old_files")[n]] for n in lacking}

@@ -140,6 +140,7 @@ def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[st
             (src.eos_id, src.pad_id) != (tgt.eos_id, tgt.pad_id)
         ),
         "source lines without the end token": checkpoint.src_end != (tgt.eos_id,),
+        "several end tokens": any(len(rules.eos_ids) > 1 for rules in checkpoint.rules.values()),
     }
 
 

@@ -55,7 +55,8 @@ class Renderer:
             if hyp is None:
                 continue
             # Two segmentations of one text are two sequences of tokens
-            key = {"text": hyp.text, "tokens": (hyp.ids, hyp.ended), "copies": len(hyps)}
+            tokens = hyp.ids, hyp.ended, finished.token  # one of several end tokens
+            key = {"text": hyp.text, "tokens": tokens, "copies": len(hyps)}
             hyps.setdefault(key[beam.spec.policy.distinct], hyp)
         found = sorted(hyps.values(), key=lambda hyp: len(unmet(hyp.text, forced)))
         n_complete = len(beam.finished)

@@ -102,6 +102,15 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     of_n_best = sampling is not None and sampling.chains == "n_best"
     policy, stop = choose_policy(options, preset, sampling, greedy_apart)
     rules = checkpoint.rules_of(preset.asks_model)
+    if not preset.token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
+        known = " or ".join(name for name, other in PRESETS.items() if other.token_rules)
+        raise OptionError(
+            f"search {search.search}: several end tokens (eos_token_id of the model) are not "
+            f"supported; use -search {known} or leave one"
+        )
+    eos_id, *others = rules.eos_ids or (checkpoint.eos_id,)
+    if sampling and sampling.draws == "beam":
+        sampling = replace(sampling, keep=sampling.keep + len(others))
     if rules.renormalize and search.beam_groups > 1:
         raise OptionError(
             "renormalize_logits of the model and beam_groups exclude each other; leave beam_groups "
@@ -121,7 +130,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         stop,
         search.n_best if of_n_best else search.beam_size,
         bos_id=checkpoint.start_id,
-        eos_id=checkpoint.eos_id,
+        eos_id=eos_id,
         n_best=search.n_best,
         beam_groups=search.beam_groups,
         diversity_rate=search.diversity_rate,
@@ -135,6 +144,12 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         banned_ids=banned,
         banned_phrases=tuple(word for word in rules.banned if len(word) > 1),
         renormalize=rules.renormalize,
+        other_eos_ids=tuple(others),
+        begin_suppress_tokens=rules.begin_suppress_tokens,
+        encoder_no_repeat_ngram_size=rules.encoder_no_repeat_ngram_size,
+        sequence_bias=rules.sequence_bias,
+        exponential_decay_length_penalty=rules.exponential_decay_length_penalty,
+        phrases_see_start=preset.phrases_see_start,
         start_in_history=(preset.sees_start, *[n_counted > 0] * n_forced),
         n_counted_start=n_counted,
         prefix_counts=preset.prefix_counts,

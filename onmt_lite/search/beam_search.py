@@ -104,7 +104,7 @@ class BeamBatch:
         self.scheduler = Scheduler(model, spec, sentences, n_slots, clock or Clock())
         n_words = self.scheduler.n_words
         self.processors = logits_processors(spec, n_words, self.device)
-        columns = {spec.eos_id}.union(*(p.columns or () for p in self.processors))
+        columns = {column for p in self.processors for column in p.columns or ()}
         self.top_k = TopK(spec, n_words, n_slots, self.device, sorted(columns))
         self.log = StepLog(spec, n_slots, self.device)
         phrases = [sentence.phrases for sentence in sentences]

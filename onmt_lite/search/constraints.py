@@ -144,7 +144,7 @@ class Constraints:
                 if self.strict or n_steps >= slot.limit_step - 1 or row != self.best[slot.number]:
                     tokens += effects.completing
                 if not effects.may_end:
-                    tokens.append(self.spec.eos_id)
+                    tokens += self.spec.eos_ids
                 forbidden += [(b * k + row, token) for token in tokens]
                 if state is not None and effects.goes_on is not None:
                     must = effects.goes_on

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from onmt_lite.search.constraints import Constraints, PhraseMask
-from onmt_lite.search.slots import Rows, SlotTable
+from onmt_lite.search.slots import Rows
 from onmt_lite.search.spec import NO_TOKEN
 
 
@@ -27,7 +27,7 @@ class ForcedTokens:
 class StepContext:
     """What rules look at in one step; None if it concerns no row."""
 
-    table: SlotTable
+    rows: Rows
     n_steps: int  # of the batch, this one included
     scores: Tensor  # (B, K): of the rows, -inf if there is no such row
     history: Tensor | None = None  # (R, T): tokens of the rows, see `TokenHistory`
@@ -38,7 +38,7 @@ class StepContext:
     @functools.cached_property
     def steps(self) -> Tensor:
         """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
-        return self.n_steps - self.table.started
+        return self.n_steps - self.rows.table.started
 
 
 def step_context(
@@ -52,7 +52,7 @@ def step_context(
         penalties: (B, K), coverage penalties of the rows, if there are any.
         constraints: Constraints, if any sentence has phrases.
     """
-    context = StepContext(rows.table, n_steps, rows.table.scores)
+    context = StepContext(rows, n_steps, rows.table.scores)
     if penalties is not None and rows.spec.stepwise_penalty:
         context.scores = context.scores - penalties
     if rows.history is not None:

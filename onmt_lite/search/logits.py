@@ -5,7 +5,7 @@ class here and append it to the list; `-dump_beam` prints its `reason`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores
 
 MANY = 1024  # tokens
+HUGE = 1e30  # beyond it, sums in float32 may overflow
 
 
 class LogitsProcessor:
@@ -76,19 +77,25 @@ def logits_processors(
     penalty_on_logits = spec.policy.repetition == "logits"
     processors = [
         Temperature(spec.temperature) if temperature == "logits" else None,
+        SequenceBias(spec, vocab_size, device) if spec.sequence_bias else None,
         RepetitionPenalty(spec.repetition_penalty, penalty_on_logits)
         if spec.repetition_penalty != 1.0
         else None,
-        MinLength(spec.eos_id),
+        MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
-        BannedPhrases(spec.banned_phrases, device) if spec.banned_phrases else None,
+        BannedPhrases(spec, device) if spec.banned_phrases else None,
+        BeginSuppress(spec.begin_suppress_tokens, device) if spec.begin_suppress_tokens else None,
         PhraseConstraints(),
         NoRepeatNgram(spec, vocab_size, device) if spec.blocks_ngrams else None,
+        NoSourceNgram(spec.encoder_no_repeat_ngram_size)
+        if spec.encoder_no_repeat_ngram_size
+        else None,
         Renormalize() if masks_logits else None,
         BannedTokens(spec.banned_after_softmax, device)
         if masks_logits and spec.banned_after_softmax
         else None,
         OnlyForced(spec.beam_groups > 1),
+        LengthDecay(spec, device) if spec.exponential_decay_length_penalty else None,
         Renormalize() if spec.renormalize else None,
         TemperatureOfLogProbs(spec.temperature) if temperature == "log_probs" else None,
     ]
@@ -147,7 +154,7 @@ class RepetitionPenalty(LogitsProcessor):
         after = after.where(history >= 0, math.inf if lower else -math.inf)
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
-            return replace(tokens, logits=logits, log_z=log_sum_exp(logits))
+            return with_logits(tokens, logits, normalize=True)
         # transformers multiplies what diverse groups pay, too
         weight = torch.ones_like(logits)
         share = torch.full_like(after, self.penalty).where(history >= 0, 1.0)
@@ -160,8 +167,8 @@ class MinLength(Mask):
 
     reason = "too early to end; min_length allows it from token {limits.min_eos_step} on"
 
-    def __init__(self, eos_id: int):
-        self.columns = (eos_id,)
+    def __init__(self, eos_ids: Sequence[int]):
+        self.columns = tuple(eos_ids)
 
     def applies(self, context: StepContext) -> bool:
         return context.too_early is not None
@@ -186,30 +193,107 @@ class BannedTokens(Mask):
 
 
 class BannedPhrases(Mask):
-    """Forbid the last token of each phrase after its other tokens.
-
-    As in transformers, the first start token is none of these.
-    """
+    """Forbid the last token of each phrase after its other tokens."""
 
     reason = "this token is banned"
     needs_history = True
 
-    def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device):
-        by_length: dict[int, list[tuple[int, ...]]] = {}
-        for phrase in phrases:
-            by_length.setdefault(len(phrase), []).append(phrase)
-        self.phrases = [torch.tensor(p, device=device) for p in by_length.values()]  # (N, L) each
+    def __init__(self, spec: SearchSpec, device: torch.device):
+        self.see_start = spec.phrases_see_start
+        self.phrases = by_length(((phrase, -math.inf) for phrase in spec.banned_phrases), device)
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        history = context.history
-        assert history is not None
-        for phrases in self.phrases:
-            n = phrases.size(1)
-            if history.size(1) < n:
-                continue
-            ending, first = history[:, history.size(1) - n + 1 :], history[:, -n]
-            follows = (ending[:, None] == phrases[:, :-1]).all(2) & (first >= 0)[:, None]  # (R, N)
-            forbid_where(tokens.logits, phrases[:, -1].expand_as(follows), follows)
+        assert context.history is not None
+        for phrases, _ in self.phrases:
+            matches = follows(context.history, phrases, self.see_start)  # (R, N)
+            forbid_where(tokens.logits, phrases[:, -1].expand_as(matches), matches)
+
+
+class SequenceBias(LogitsProcessor):
+    """Add the bias of each sequence to its last token after its other tokens."""
+
+    def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
+        self.see_start = spec.phrases_see_start
+        self.on_logits = spec.policy.repetition == "logits"
+        self.columns = tuple({tokens[-1] for tokens, _ in spec.sequence_bias})
+        always = torch.zeros(vocab_size)
+        for tokens, bias in spec.sequence_bias:
+            if len(tokens) == 1:
+                always[tokens[0]] = bias
+        self.always = always.to(device)  # (V,)
+        self.longer = by_length((each for each in spec.sequence_bias if len(each[0]) > 1), device)
+        self.needs_history = bool(self.longer)
+
+    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
+        logits = tokens.logits + self.always  # (R, V)
+        for phrases, biases in self.longer:
+            assert context.history is not None
+            matches = follows(context.history, phrases, self.see_start)  # (R, N)
+            logits.index_add_(1, phrases[:, -1], biases.where(matches, 0.0))
+        return with_logits(tokens, logits, self.on_logits)
+
+
+class BeginSuppress(Mask):
+    """Forbid tokens as the first that a row may choose."""
+
+    reason = "a translation must not begin with this token (begin_suppress_tokens)"
+
+    def __init__(self, ids: Sequence[int], device: torch.device):
+        self.columns = tuple(ids)
+        self.ids = torch.tensor(self.columns, device=device)  # (N,)
+
+    def applies(self, context: StepContext) -> bool:
+        return any(slot.forced_until + 1 == context.n_steps for slot in context.rows.slots)
+
+    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+        first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
+        is_first = context.rows.per_row(first)[:, None].expand(-1, len(self.ids))  # (R, N)
+        forbid_where(tokens.logits, self.ids.expand_as(is_first), is_first)
+
+
+class NoSourceNgram(Mask):
+    """Forbid tokens that would complete an n-gram of the source."""
+
+    needs_history = True
+
+    def __init__(self, n: int):
+        self.n = n
+        copied = "a token" if n == 1 else f"{n} tokens in a row"
+        self.reason = f"it would repeat {copied} of the source (encoder_no_repeat_ngram_size)"
+
+    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+        source, history, n = context.rows.table.source, context.history, self.n
+        assert source is not None and history is not None
+        if min(source.size(1), history.size(1) + 1) < n:
+            return
+        windows = source.unfold(1, n, 1)  # (B, W, n)
+        windows = windows.repeat_interleave(len(history) // len(source), 0)  # (R, W, n)
+        ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
+        repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & (windows[:, :, -1] >= 0)
+        forbid_where(tokens.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
+
+
+class LengthDecay(LogitsProcessor):
+    """Make the end more likely with each token beyond a length, exponentially."""
+
+    def __init__(self, spec: SearchSpec, device: torch.device):
+        assert spec.exponential_decay_length_penalty is not None
+        self.start, self.factor = spec.exponential_decay_length_penalty
+        self.n_counted_start, self.columns = spec.n_counted_start, spec.eos_ids
+        self.on_logits = spec.policy.repetition == "logits"
+        self.ids = torch.tensor(spec.eos_ids, device=device)  # (E,)
+
+    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
+        n_prefix = context.rows.table.n_prefix  # (B, 1)
+        n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)
+        beyond = context.steps - 1 + n_before - self.start  # (B, 1)
+        growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=HUGE) - 1
+        logits = tokens.logits.clone()
+        before = logits[:, self.ids]  # (R, E)
+        values = before if self.on_logits else before - tokens.log_z[:, None]
+        more = values.abs() * context.rows.per_row(growth)[:, None]
+        logits[:, self.ids] = before + more.masked_fill(values == -math.inf, 0.0)
+        return with_logits(tokens, logits, self.on_logits)
 
 
 class PhraseConstraints(Mask):
@@ -295,6 +379,34 @@ class OnlyForced(Mask):
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
         assert context.forced is not None
         tokens.logits.masked_fill_(context.forced.tokens != NO_TOKEN, -math.inf)
+
+
+def by_length(
+    biases: Iterable[tuple[tuple[int, ...], float]], device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """Group sequences of tokens by length: (N, L), and their biases (N,)."""
+    groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+    for phrase, bias in biases:
+        groups.setdefault(len(phrase), []).append((phrase, bias))
+    pairs = ([*zip(*group)] for group in groups.values())
+    return [(torch.tensor(p, device=device), torch.tensor(b, device=device)) for p, b in pairs]
+
+
+def follows(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
+    """Return whether a history (R, T) ends with all but the last token of phrases (N, L): (R, N).
+
+    The first start token is part of no phrase unless phrases may `see_start`.
+    """
+    n = phrases.size(1) - 1
+    if history.size(1) < n + (not see_start):
+        return history.new_zeros(len(history), len(phrases), dtype=torch.bool)
+    matches = (history[:, None, history.size(1) - n :] == phrases[:, :-1]).all(2)
+    return matches if see_start else matches & (history[:, -n - 1] >= 0)[:, None]
+
+
+def with_logits(tokens: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
+    """Return tokens with other logits (R, V), whose probabilities sum to 1 if `normalize`."""
+    return replace(tokens, logits=logits, log_z=log_sum_exp(logits) if normalize else tokens.log_z)
 
 
 def forbid_where(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:

@@ -84,7 +84,8 @@ class Policy:
     idle_score: float = -math.inf  # of rows that do not exist yet, in the first step
     spares_one: bool = False  # the worst of all candidates is never taken
     masks: Literal["log_probs", "logits"] = "log_probs"  # `logits`: the rest is normalised again
-    repetition: Literal["log_probs", "logits"] = "log_probs"  # what its penalty is applied to
+    # What rules that change scores, such as a penalty for repetition, are applied to
+    repetition: Literal["log_probs", "logits"] = "log_probs"
     min_length_offset: int = 0  # no end token at steps t <= min_length + this
     ngrams: Literal["token", "row"] = "token"  # ban the completing token, or drop the row later
     ngrams_of_one: bool = True  # whether blocking 1-grams has an effect
@@ -160,6 +161,10 @@ class Preset:
     # A beam of one is a loop of its own, which ends with the first end token, whatever the stop
     # rule, and applies the penalty for repetition to logits
     greedy_apart: bool = False
+    # Rules about tokens in generation_config.json that the original has: end tokens beside the
+    # first, and those of `SearchSpec` after it
+    token_rules: bool = False
+    phrases_see_start: bool = False  # banned or biased sequences may begin with the start token
 
     def stop_with(self, values: Mapping[str, Any]) -> StopRule:
         """Return the stop rule for these option values."""

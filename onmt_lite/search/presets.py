@@ -174,6 +174,7 @@ PRESETS = {
         options=frozenset(TRANSFORMERS_4 | GROUPS),
         prefix_counts="nothing",
         sampling=Sampling("beam", "log_probs", keep=2),
+        token_rules=True,
         **OF_TRANSFORMERS_4,
     ),
     "transformers-5": Preset(
@@ -189,6 +190,8 @@ PRESETS = {
         sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
         asks_model="transformers-5",
         of_models=dict(beam_size=1, max_length=21),
+        token_rules=True,
+        phrases_see_start=True,
         **OF_TRANSFORMERS,
     ),
     # The first k to finish win

@@ -70,12 +70,15 @@ class SlotTable:
     src_length: Tensor  # (B, 1): in tokens
     n_prefix: Tensor  # (B, 1)
     forced: Tensor  # (B, G): start tokens and prefix, filled up with NO_TOKEN
+    source: Tensor | None = None  # (B, S): filled up with NO_TOKEN; None if no rule looks at it
 
     def select(self, selection: Selection, fresh: "SlotTable | None" = None) -> "SlotTable":
         """Follow sentences that leave, move and join."""
-        others = [None] * len(vars(self)) if fresh is None else vars(fresh).values()
-        parts = zip(vars(self).values(), others)
-        return SlotTable(*(selection.of_sentences(*part, fill=NO_TOKEN) for part in parts))
+        columns = {name: column for name, column in vars(self).items() if column is not None}
+        for name, column in columns.items():
+            new = getattr(fresh, name, None)
+            columns[name] = selection.of_sentences(column, new, fill=NO_TOKEN)
+        return SlotTable(**columns)
 
 
 @dataclass
@@ -157,15 +160,18 @@ class Scheduler:
     def _table(self, chosen: Sequence[Sentence]) -> SlotTable:
         """The table of sentences that join, in one transfer."""
         forced = [[*(s.limits.start or (self.spec.bos_id,)), *s.limits.prefix] for s in chosen]
-        width = max(map(len, forced))
+        widths = [1] * 6 + [max(map(len, forced))]
         facts = [
             (0, own.max_steps, own.min_eos_step, own.seed, len(s.src), len(own.prefix))
             for s, own in ((s, s.limits) for s in chosen)
         ]
-        both = torch.cat([torch.tensor(facts), padded(forced, width, NO_TOKEN)], 1)  # (B, 6 + G)
+        parts = [torch.tensor(facts), padded(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
+        if self.spec.encoder_no_repeat_ngram_size:
+            widths.append(max(len(s.src) for s in chosen))
+            parts.append(padded([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
         # The columns of a `SlotTable` from `started` on
-        columns = torch.split(sent(both, self.model.device), [1] * 6 + [width], 1)
-        tokens = columns[-1][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
+        columns = torch.split(sent(torch.cat(parts, 1), self.model.device), widths, 1)
+        tokens = columns[6][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
         return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
 

@@ -37,6 +37,13 @@ class SearchSpec:
     banned_ids: tuple[int, ...] = ()  # banned where the policy applies its masks
     banned_phrases: tuple[tuple[int, ...], ...] = ()  # whose last token may not follow the others
     renormalize: bool = False  # after all rules, probabilities sum to 1 again
+    # Rules of generation_config.json that no option sets
+    other_eos_ids: tuple[int, ...] = ()  # tokens that end a hypothesis, too; never forced
+    begin_suppress_tokens: tuple[int, ...] = ()  # never the first token of a translation
+    encoder_no_repeat_ngram_size: int = 0  # no n-gram of the source
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # tokens, bias of the last one
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # first token, factor
+    phrases_see_start: bool = False  # sequences that match may begin with the first start token
     # Whether penalties for repetition see each start token
     start_in_history: tuple[bool, ...] = (False,)
     n_counted_start: int = 0  # start tokens that count in the length of a hypothesis
@@ -66,9 +73,17 @@ class SearchSpec:
         return self.beam_size // self.n_pools
 
     @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All tokens that end a hypothesis."""
+        return self.eos_id, *self.other_eos_ids
+
+    @property
     def n_candidates(self) -> int:
-        """Candidates that a step ranks per sentence, if the vocabulary has that many."""
-        return self.policy.candidates * self.beam_size
+        """Candidates that a step ranks per sentence, if the vocabulary has that many.
+
+        K of them must remain if each row has each end token among its best.
+        """
+        return (self.policy.candidates + len(self.other_eos_ids)) * self.beam_size
 
     @property
     def has_coverage(self) -> bool:

@@ -187,13 +187,15 @@ class TopK:
         topk returns equals in any order, and a stable sort takes twenty times longer.  So totals go
         to float64, in which float32 leaves 29 bits free, and each is lowered by its column: in
         proportion to its size, and 0 by next to nothing.  Sums of log-probabilities are negative,
-        so that one product does it.
+        so that one product does it, unless a rule has raised some above 0.
         """
         m = totals.size(1)
         if m not in self.orders:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
             self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
         lowered, factor = self.orders[m]
+        if self.spec.sequence_bias or self.spec.exponential_decay_length_penalty:
+            factor = torch.where(totals > 0, 2 - factor, factor)
         keys = torch.addcmul(lowered, totals, factor)
         return keys.topk(n, dim=1).indices
 
@@ -239,7 +241,10 @@ class TopK:
 
 def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
     """Return which tokens end a hypothesis, as a tensor of the same shape."""
-    return tokens == spec.eos_id
+    ended = tokens == spec.eos_id
+    for other in spec.other_eos_ids:
+        ended |= tokens == other
+    return ended
 
 
 def continuing_places(spec: SearchSpec, candidates: Candidates) -> Tensor:

@@ -123,9 +123,9 @@ class Directory:
 
 
 def token_id(config: Description, name: str, default: int | None = None) -> int:
-    """An id; some files have it as a list of one."""
+    """An id; some files have it as a list of one.  Of several end tokens, the first."""
     value = config.get(name)
-    if isinstance(value, list) and len(value) == 1:
+    if isinstance(value, list) and (len(value) == 1 or (value and name == "eos_token_id")):
         return Description({name: value[0]}, config.where(name)).number(name)
     return config.number(name, default)
 

@@ -1,0 +1,145 @@
+"""Records what `generate` returns with the rules of generation_config.json that no option sets.
+
+    python -m tests.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
+
+tests/conformance/generation_rules.json has a row for each model of tests/data and each setting: its
+generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
+"""
+
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.peers.make_defaults import folder, inputs, settle
+
+FILE = Path(__file__).resolve().parents[1] / "conformance" / "generation_rules.json"
+MODELS = ("marian", "mbart50", "t5")
+SPECIAL = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+MAX = 13
+RULES = (
+    "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "sequence_bias",
+    "eos_token_id",
+)
+OTHERS = (
+    dict(min_length=6),
+    dict(no_repeat_ngram_size=2),
+    dict(length_penalty=0.0, early_stopping=True),
+    dict(forced_eos_token_id="eos", max_length=7),
+    dict(repetition_penalty=1.4),
+    dict(renormalize_logits=True, length_penalty=2.0),
+    dict(early_stopping="never", bad_words_ids="phrases"),
+)
+
+
+class Values:
+    """Random values that matter: of tokens in the source and in outputs without any rule."""
+
+    def __init__(self, model, seed):
+        self.lines, self.ids, self.special = inputs(model)
+        config = json.loads((folder(model) / "generation_config.json").read_text("utf-8"))
+        self.base = {name: config[name] for name in SPECIAL if name in config}
+        self.base |= dict(max_length=MAX, do_sample=False)
+        if "forced" in self.special:
+            self.base["forced_bos_token_id"] = self.special["forced"]
+        self.random, self.outputs = random.Random(seed), []
+
+    def phrase(self, n):
+        """n tokens in a row of some output, as far as it has them."""
+        output = [i for i in self.random.choice(self.outputs) if i != self.special["pad"]]
+        start = self.random.randrange(max(1, len(output) - n))
+        return output[start : start + n]
+
+    def tokens(self, n):
+        own = {*self.special.values()}
+        return sorted({i for _ in range(n) for i in self.phrase(1)} - own)
+
+    def of(self, name):
+        pick = self.random
+        if name == "begin_suppress_tokens":
+            first = 1 + ("forced" in self.special)
+            begins = sorted({output[first] for output in self.outputs})
+            return pick.sample(begins, pick.randint(1, len(begins))) + self.tokens(1)
+        if name == "encoder_no_repeat_ngram_size":
+            return pick.choice([1, 2, 3])
+        if name == "exponential_decay_length_penalty":
+            return [pick.randint(0, 7), pick.choice([0.4, 0.9, 1.05, 1.3, 1.8])]
+        if name == "eos_token_id":
+            return [self.special["eos"], *self.tokens(pick.randint(1, 3))]
+        if name == "bad_words_ids":
+            return [self.phrase(pick.randint(2, 3)) for _ in range(3)]
+        phrases = [self.phrase(pick.randint(1, 4)) for _ in range(pick.randint(2, 8))]
+        # transformers 4 takes no token 0 here
+        phrases = [phrase for phrase in phrases if 0 not in phrase] or [[self.special["eos"] or 5]]
+        return [[phrase, round(pick.uniform(-6, 4), 2)] for phrase in phrases]
+
+    def settings(self):
+        """Each rule alone, then with other settings, then several rules."""
+        cases = [[name] for name in RULES for _ in range(3)]
+        cases += [[name] for name in RULES for _ in OTHERS]
+        cases += [self.random.sample(RULES, self.random.randint(2, 5)) for _ in range(10)]
+        for i, names in enumerate(cases):
+            settings = {name: self.of(name) for name in names}
+            others = OTHERS[i % len(OTHERS)] if i >= 3 * len(RULES) else {}
+            for name, value in others.items():
+                if value == "phrases":
+                    value = self.of("bad_words_ids")
+                settings[name] = self.special["eos"] if value == "eos" else value
+            yield settings
+
+
+def generate(model, said, ids):
+    """The n-best list of a line; None if a token's score is not a number."""
+    import transformers as hf
+
+    model.generation_config = hf.GenerationConfig.from_dict(said)
+    k = said["num_beams"]
+    found = model.generate(
+        torch.tensor([ids]), num_return_sequences=k, output_scores=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    if any(scores.isnan().any() for scores in found.scores):  # of a masked end token, in 4.46.3
+        return None
+    scores = found.sequences_scores.tolist() if k > 1 else [None]
+    scores = [score if score is None else round(score, 5) for score in scores]
+    return [*zip(found.sequences.tolist(), scores)]
+
+
+def load(name, path):
+    import transformers as hf
+
+    path = settle(dict(model=name, own={}, said={}), Path(path))
+    return hf.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
+
+
+def rows(models):
+    for name in MODELS:
+        values = Values(name, len(name))
+        plain = values.base | dict(num_beams=4)
+        for ids in values.ids:
+            values.outputs += [output for output, _ in generate(models[name], plain, ids)]
+        for settings in values.settings():
+            for k in (1, 4):
+                said = values.base | dict(num_beams=k) | settings
+                yield dict(model=name, own={}, said=said, lines=values.lines, ids=values.ids)
+
+
+def main():
+    import transformers as hf
+
+    version = "transformers" if hf.__version__.startswith("4.") else "transformers-5"
+    with tempfile.TemporaryDirectory() as tmp:
+        models = {name: load(name, Path(tmp) / name) for name in MODELS}
+        stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*rows(models)]
+        for row in stored:
+            row[version] = [generate(models[row["model"]], row["said"], ids) for ids in row["ids"]]
+    FILE.write_text("[" + ",\n".join(map(json.dumps, stored)) + "]\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

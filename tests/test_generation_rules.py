@@ -1,0 +1,205 @@
+"""Rules of generation_config.json that no option sets, against transformers and plain restatements.
+
+`conformance/generation_rules.json` holds what `generate` of transformers 4.46.3 and 5.23.0 returns,
+see `peers/make_generation_rules.py`.
+"""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onmt_lite import Translator
+from onmt_lite.search.context import StepContext
+from onmt_lite.search.logits import BeginSuppress, LengthDecay, NoSourceNgram, SequenceBias
+from onmt_lite.search.topk import TokenScores
+from onmt_lite.text.lines import Line
+from tests.peers.make_defaults import settle
+from tests.peers.make_generation_rules import RULES
+from tests.support.sweeps import swept
+
+FILE = Path(__file__).parent / "conformance" / "generation_rules.json"
+ROWS = json.loads(FILE.read_text("utf-8"))
+CASES = {
+    f"{row['model']}-{i}-{search}": (row, search)
+    for i, row in enumerate(ROWS)
+    for search in ("transformers", "transformers-5")
+}
+
+
+def load(row, path, search):
+    given = dict(tokenizer="space") if row["model"] == "marian" else {}
+    given |= dict(device="cpu", precision="fp32", threads=1, search=search)
+    return Translator.from_pretrained(settle(row, path), **given)
+
+
+def expected(said, returned, n_forced, pad):
+    """(IDs, ended, score) of each hypothesis that transformers returned."""
+    ends = said["eos_token_id"]
+    ends = ends if isinstance(ends, list) else [ends]
+    for ids, score in returned:
+        ids = ids[1 + n_forced :]
+        places = [i for i, token in enumerate(ids) if token in ends]
+        yield tuple(ids[: places[0]] if places else ids), bool(places), score
+
+
+@pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::5]), ids=CASES)
+def test_n_best_list_rules_of_model_equals_generate(row, search, tmp_path):
+    said, k = row["said"], row["said"]["num_beams"]
+    translator = load(row, tmp_path, search)
+    n_forced = translator.checkpoint.n_forced("")
+    found = translator.translate(row["lines"], n_best=k)
+    for translation, returned in zip(found, row[search], strict=True):
+        if returned is None:  # NaN in transformers 4
+            continue
+        wanted = [*expected(said, returned, n_forced, said["pad_token_id"])]
+        assert [(hyp.ids, hyp.ended) for hyp in translation.hyps] == [x[:2] for x in wanted]
+        if k > 1:
+            scores = [score for *_, score in wanted]
+            assert [hyp.score for hyp in translation.hyps] == pytest.approx(scores, abs=1e-4)
+
+
+V, LENGTH = 7, 5  # tokens; of a row before the step
+PAD = -1
+token = st.integers(0, V - 1)
+row_of = st.lists(token, min_size=LENGTH, max_size=LENGTH)
+
+
+def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start=0, logits=None):
+    """Log-probabilities (R, V) of two sentences with rows of one length, before and after a rule.
+
+    The first token of each row is the start token.
+    """
+    spec = SimpleNamespace(
+        n_counted_start=n_counted_start,
+        phrases_see_start=False,
+        policy=SimpleNamespace(repetition="log_probs"),
+    )
+    processor = make(spec)
+    k, n_steps = len(rows) // 2, len(rows[0])
+    longest = max(map(len, sources))
+    source = torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sources])
+    table = SimpleNamespace(
+        n_prefix=torch.tensor(n_prefix)[:, None], started=torch.zeros(2, 1).long(), source=source
+    )
+    slots = [SimpleNamespace(forced_until=n) for n in n_prefix]
+    batch = SimpleNamespace(
+        table=table, slots=slots, per_row=lambda x: x.expand(-1, k).flatten(), history=None
+    )
+    context = StepContext(batch, n_steps, torch.zeros(2, k))
+    context.history = torch.tensor(rows)
+    if logits is None:
+        logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1))
+    tokens = TokenScores(logits.clone(), logits.logsumexp(1))
+    before = (tokens.logits - tokens.log_z[:, None]).tolist()
+    if processor.applies(context):
+        tokens = processor(tokens, context)
+    return before, (tokens.logits - tokens.log_z[:, None]).tolist()
+
+
+rows_of_batch = st.lists(row_of, min_size=4, max_size=4)
+
+
+@given(rows_of_batch, st.lists(st.lists(token, min_size=1, max_size=6), min_size=2, max_size=2),
+       st.integers(1, 4))  # fmt: skip
+def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
+    before, after = applied(lambda spec: NoSourceNgram(n), rows, sources)
+    for r, row in enumerate(rows):
+        source = sources[r // 2]
+        grams = {tuple(source[i : i + n]) for i in range(len(source) - n + 1)}
+        for v in range(V):
+            is_banned = len(row) >= n - 1 and (*row[len(row) - n + 1 :], v) in grams
+            assert after[r][v] == (-math.inf if is_banned else pytest.approx(before[r][v]))
+
+
+@given(rows_of_batch, st.dictionaries(st.lists(token, min_size=1, max_size=LENGTH + 1).map(tuple),
+       st.floats(-5, 5, width=16), max_size=6), st.booleans())  # fmt: skip
+def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
+    def make(spec):
+        spec.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
+        return SequenceBias(spec, V, torch.device("cpu"))
+
+    before, after = applied(make, rows)
+    for r, row in enumerate(rows):
+        known = row if sees_start else row[1:]  # a start token begins no sequence
+        for v in range(V):
+            matching = (
+                bias
+                for tokens, bias in biases.items()
+                if tokens[-1] == v
+                and len(tokens) <= len(known) + 1
+                and [*tokens[:-1]] == known[len(known) - len(tokens) + 1 :]
+            )
+            assert after[r][v] == pytest.approx(before[r][v] + sum(matching), abs=1e-4)
+
+
+@given(rows_of_batch, st.sets(token, min_size=1), st.tuples(*[st.sampled_from([0, 2, 4, 5])] * 2))
+def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
+    """A step chooses first if the row has the start token and its prefix."""
+    make = lambda spec: BeginSuppress(sorted(ids), torch.device("cpu"))  # noqa: E731
+    before, after = applied(make, rows, n_prefix=n_prefix)
+    for r, row in enumerate(rows):
+        is_first = len(row) == 1 + n_prefix[r // 2]
+        for v in range(V):
+            is_banned = is_first and v in ids
+            assert after[r][v] == (-math.inf if is_banned else pytest.approx(before[r][v]))
+
+
+@given(
+    st.integers(0, 6),
+    st.floats(0.25, 4),
+    st.sampled_from([0, 1]),
+    st.tuples(*[st.sampled_from([0, 2])] * 2),
+    st.sets(token, min_size=1, max_size=3),
+)
+def test_length_decay_any_length_equals_restatement(start, factor, n_forced, n_prefix, ends):
+    def make(spec):
+        spec.exponential_decay_length_penalty, spec.eos_ids = (start, factor), tuple(ends)
+        return LengthDecay(spec, torch.device("cpu"))
+
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2))
+    logits[1, 3] = -math.inf  # masked by another rule
+    rows = [[0] * LENGTH] * 4
+    before, after = applied(make, rows, n_prefix=n_prefix, n_counted_start=n_forced, logits=logits)
+    for r in range(4):
+        n_given = 1 + n_prefix[r // 2] if n_prefix[r // 2] else 1 - n_forced
+        beyond = max(0, LENGTH - n_given - start)
+        for v in range(V):
+            more = abs(before[r][v]) * (factor**beyond - 1) if v in ends else 0.0
+            expected = before[r][v] + (more if before[r][v] > -math.inf else 0.0)
+            assert after[r][v] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_several_end_tokens_each_ends_and_is_no_part_of_text(tmp_path):
+    row = next(row for row in ROWS if row["said"]["num_beams"] == 4)
+    said = {name: value for name, value in row["said"].items() if name not in RULES}
+    row = row | dict(said=said | dict(eos_token_id=[0, 13, 81], length_penalty=0.0))
+    for translation in load(row, tmp_path, "transformers").translate(row["lines"], n_best=4):
+        for hyp in translation.hyps:
+            assert not {0, 13, 81} & {*hyp.ids} and (hyp.ended or len(hyp.ids) == 12)
+            assert hyp.log_prob == pytest.approx(sum(hyp.token_log_probs))
+            assert len(hyp.token_log_probs) == len(hyp.ids) + hyp.ended
+
+
+@pytest.mark.parametrize(
+    "model, said, reason",
+    [
+        ("marian", dict(begin_suppress_tokens=[13]), "begin_suppress_tokens"),
+        ("t5", dict(encoder_no_repeat_ngram_size=1), "a token of the source"),
+        ("marian", dict(eos_token_id=[0, 13], min_length=9), "min_length"),
+    ],
+)
+def test_trace_rule_of_model_forbids_says_why(model, said, reason, tmp_path):
+    row = [row for row in ROWS if row["model"] == model][1]
+    others = {name: value for name, value in row["said"].items() if name not in RULES[:4]}
+    row = row | dict(said=others | said)
+    translator = load(row, tmp_path, "transformers")
+    lines = [Line(i, text, traced=True) for i, text in enumerate(row["lines"])]
+    found = translator.pipeline.translate_lines(lines, None, translator.options)
+    whys = [why.why for each in found for step in each.trace.others for why in step]
+    assert any(why.startswith("blocked: ") and reason in why for why in whys)
