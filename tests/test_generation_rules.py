@@ -89,10 +89,12 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     )
     slots = [SimpleNamespace(forced_until=n) for n in n_prefix]
     batch = SimpleNamespace(
-        table=table, slots=slots, per_row=lambda x: x.expand(-1, k).flatten(), history=None
+        table=table,
+        slots=slots,
+        per_row=lambda x: x.expand(-1, k).flatten(),
+        history=torch.tensor(rows),
     )
     context = StepContext(batch, n_steps, torch.zeros(2, k))
-    context.history = torch.tensor(rows)
     if logits is None:
         logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1))
     tokens = TokenScores(logits.clone(), logits.logsumexp(1))

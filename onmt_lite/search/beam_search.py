@@ -11,8 +11,7 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
-from onmt_lite.search.context import StepContext, step_context
-from onmt_lite.search.history import most_attended
+from onmt_lite.search.context import StepContext, most_attended, step_context
 from onmt_lite.search.logits import log_sum_exp, logits_processors
 from onmt_lite.search.sampling import draw
 from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
@@ -113,15 +112,21 @@ class BeamBatch:
             self.constraints = Constraints(spec, phrases, n_words, self.device)
         needs_history = any(processor.needs_history for processor in self.processors)
         self.rows = Rows(spec, self.device, needs_history)
-        self.n_steps = 0
 
     @property
     def slots(self) -> list[Slot]:
         return self.rows.slots
 
+    @property
+    def n_steps(self) -> int:
+        """Steps that the batch has made."""
+        return self.log.n_steps
+
     def run(self) -> Iterator[tuple[int, Beam] | None]:
         """Yield sentences whose search is over; None when it is another batch's turn."""
-        self.fill_slots()
+        first, _ = self.scheduler.join(self.n_slots)
+        assert first is not None
+        self.rows.fill(first)
         while self.slots:
             tokens = self.rows.table.tokens.flatten()  # (R,)
             logits, attn = self.model.step(tokens, self.rows.state)  # (R, V), (R, S)
@@ -140,55 +145,51 @@ class BeamBatch:
             logits: (R, V), of the next token of each row; overwritten.
             attn: (R, S), attention of the newest token of each row.
         """
-        self.n_steps += 1
-        logits, model_logits = logits.float(), None
-        if self.on_step is not None:
-            model_logits = logits.clone()  # masks write into the others
+        context = step_context(self.rows, self.n_steps + 1, attn, self.constraints)
+        logits = logits.float()
         model = TokenScores(logits, self._log_z(logits))
-        penalties = self._coverage_penalties(attn)  # (B, K)
-        context = step_context(self.rows, self.n_steps, penalties, self.constraints)
-        reasons: list[tuple[str, Tensor]] = []
-        tokens, block_max = self.process(model, context, reasons)
+        trace = None
+        if self.on_step is not None:
+            before = TokenScores(logits.clone(), model.log_z)  # masks write into `logits`
+            trace = TraceInputs(before, model, context.scores, attn.float().clone(), [])
+        tokens, block_max = self.process(model, context, trace)
         candidates = self.select(tokens, context, block_max)
         if tokens is not model or self.spec.beam_groups > 1:
             candidates = candidates.with_log_probs_of(model)
-        chosen = self.choose_rows(candidates, context, penalties)
+        chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
-            src_length = self.rows.per_row(self.rows.table.src_length)[:, None]  # (R, 1)
-            attended = most_attended(attn, src_length, self.spec.src_margins)  # (R,)
+            attended = most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
-        if model_logits is not None:
-            before = TokenScores(model_logits, model.log_z)
-            trace = TraceInputs(before, tokens, context.scores, attn.float().clone(), reasons)
-            chosen = replace(chosen, trace=trace)
+        if trace is not None:
+            chosen = replace(chosen, trace=replace(trace, tokens=tokens))
         return chosen
 
     def process(
-        self, tokens: TokenScores, context: StepContext, reasons: list[tuple[str, Tensor]]
+        self, model: TokenScores, context: StepContext, trace: TraceInputs | None
     ) -> tuple[TokenScores, Tensor | None]:
         """Apply the logits processors in order.
 
         Args:
-            tokens: TokenScores of the model; masks write into them.
+            model: TokenScores of the model; masks write into them.
             context: StepContext.
-            reasons: filled for an observer, see `TraceInputs.forbidden`.
+            trace: TraceInputs, whose `forbidden` is filled.
 
         Returns:
-            The scores, `tokens` itself if only masks applied; and the maxima of blocks of logits
+            The scores, `model` itself if only masks applied; and the maxima of blocks of logits
             that the model's output layer has found, if the columns of masks are all that changed.
         """
-        stats = self.rows.state.logit_stats
+        stats, tokens = self.rows.state.logit_stats, model
         block_max = stats.block_max if stats else None
-        if self.on_step is not None:
-            reasons.append(("the model does not allow it", tokens.logits == -math.inf))
+        if trace is not None:
+            trace.forbidden.append(("the model does not allow it", tokens.logits == -math.inf))
         for processor in self.processors:
             if not processor.applies(context):
                 continue
             tokens = processor(tokens, context)
             if processor.columns is None:
                 block_max = None
-            if self.on_step is not None and processor.reason:
-                reasons.append((processor.reason, tokens.logits == -math.inf))
+            if trace is not None and processor.reason:
+                trace.forbidden.append((processor.reason, tokens.logits == -math.inf))
         return tokens, block_max
 
     def select(
@@ -205,12 +206,10 @@ class BeamBatch:
             context.phrases.allocate(candidates, tokens, scores, spec)
         return candidates
 
-    def choose_rows(
-        self, candidates: Candidates, context: StepContext, penalties: Tensor | None
-    ) -> ChosenRows:
+    def choose_rows(self, candidates: Candidates, context: StepContext) -> ChosenRows:
         """Make K of the candidates the new rows, as the policy does with those that ended."""
-        policy, n_steps = self.spec.policy, self.n_steps
-        just_forced = n_steps <= 1 + self.rows.forced_until
+        policy, penalties = self.spec.policy, context.penalties
+        just_forced = context.n_steps <= 1 + self.rows.forced_until
         if policy.forced_then_end == "best" and just_forced:
             candidates = self._without_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
@@ -245,15 +244,6 @@ class BeamBatch:
             return torch.zeros_like(logits[:, 0])
         stats = self.rows.state.logit_stats
         return stats.log_z if stats else log_sum_exp(logits)
-
-    def _coverage_penalties(self, attn: Tensor) -> Tensor | None:
-        """Add this step's attention (R, S) to the coverage; return its penalties (B, K)."""
-        rows = self.rows
-        if rows.coverage is None:
-            return None
-        rows.coverage.add(attn)
-        src_length = rows.per_row(rows.table.src_length)[:, None]  # (R, 1)
-        return rows.coverage.penalty(src_length).view_as(rows.table.scores)
 
     # ---- Finished sentences: on the host ----
 
@@ -298,13 +288,6 @@ class BeamBatch:
 
     # ---- Rows move to where the step chose them; sentences leave and join ----
 
-    def fill_slots(self) -> None:
-        """Let the first sentences join."""
-        self.scheduler.ready(self.n_slots)
-        fresh, self.scheduler.encoded = self.scheduler.encoded, None
-        assert fresh is not None
-        self.rows.fill(fresh, self.n_steps)
-
     def reorder_and_refill(self, chosen: ChosenRows) -> None:
         """Move the state to the chosen rows; fill the slots of finished sentences, with waiting
         ones or the last running ones."""
@@ -313,15 +296,14 @@ class BeamBatch:
         table.scores = chosen.open_scores
         rows.correct_scores()
         running = [b for b, slot in enumerate(rows.slots) if not slot.is_finished]
-        n_old, n_joining = len(rows.slots), self.scheduler.ready(self.n_slots - len(running))
-        if n_joining or len(running) < n_old:
-            fresh = self.scheduler.encoded if n_joining else None
-            first = n_old + (fresh.joined if fresh else 0)
-            order = fill_holes(running, range(first, first + n_joining))
+        n_old = len(rows.slots)
+        fresh, joining = self.scheduler.join(self.n_slots - len(running))
+        if joining or len(running) < n_old:
+            order = fill_holes(running, [n_old + i for i in joining])
             for to, b in enumerate(order):
                 if to != b < n_old:
                     self._sync(b, rows.slots[b])  # the log knows sentences by their slots
-            rows.refill(order, fresh, n_joining, self.n_steps)
+            rows.refill(order, fresh, joining, self.n_steps)
         elif self.spec.beam_size > 1:
             rows.select(Selection(self.select_indices()), self.n_steps)
 

@@ -3,11 +3,15 @@
 import functools
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.search.constraints import Constraints, PhraseMask
 from onmt_lite.search.slots import Rows
-from onmt_lite.search.spec import NO_TOKEN
+from onmt_lite.search.spec import NO_TOKEN, SearchSpec
+
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,7 @@ class StepContext:
     rows: Rows
     n_steps: int  # of the batch, this one included
     scores: Tensor  # (B, K): of the rows, -inf if there is no such row
-    history: Tensor | None = None  # (R, T): tokens of the rows, see `TokenHistory`
-    too_early: Tensor | None = None  # (R,): EOS may not follow yet
+    penalties: Tensor | None = None  # (B, K): coverage penalties of the rows
     forced: ForcedTokens | None = None
     phrases: PhraseMask | None = None
 
@@ -40,48 +43,60 @@ class StepContext:
         """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
         return self.n_steps - self.rows.table.started
 
+    @property
+    def history(self) -> Tensor:
+        """Tokens of the rows (R, T), for a rule that `needs_history`."""
+        assert self.rows.history is not None
+        return self.rows.history
+
 
 def step_context(
-    rows: Rows, n_steps: int, penalties: Tensor | None, constraints: Constraints | None
+    rows: Rows, n_steps: int, attn: Tensor, constraints: Constraints | None
 ) -> StepContext:
-    """Collect what the rules of a step look at; the host knows which concern any row.
+    """Add the newest step to what rows have read, and collect what the rules look at.
 
     Args:
         rows: Rows of the batch.
         n_steps: int, steps of the batch, this one included.
-        penalties: (B, K), coverage penalties of the rows, if there are any.
+        attn: (R, S), attention of the newest token of each row.
         constraints: Constraints, if any sentence has phrases.
     """
     context = StepContext(rows, n_steps, rows.table.scores)
-    if penalties is not None and rows.spec.stepwise_penalty:
-        context.scores = context.scores - penalties
+    scores, penalties = rows.table.scores, None
+    if rows.coverage is not None:
+        covered = rows.coverage[:, : attn.size(1)]
+        rows.coverage = F.pad(covered, (0, attn.size(1) - covered.size(1))) + attn.float()
+        penalties = coverage_penalty(rows.spec, rows.coverage, rows.src_length).view_as(scores)
+        if rows.spec.stepwise_penalty:
+            scores = scores - penalties
     if rows.history is not None:
-        rows.history.append(_history_tokens(rows, context).flatten())
-        context.history = rows.history.tokens
-    if n_steps < max(slot.eos_from for slot in rows.slots):
-        context.too_early = rows.per_row(context.steps < rows.table.min_eos_step)  # (R,)
-    context.forced = _forced_tokens(rows, context)
+        newest = _history_tokens(context).view(-1, 1)  # (R, 1)
+        rows.history = torch.cat([rows.history, newest], 1)
+    context.scores, context.penalties = scores, penalties
+    context.forced = _forced_tokens(context)
     if constraints is not None:
         context.phrases = constraints.mask(rows.slots, n_steps)
     return context
 
 
-def _history_tokens(rows: Rows, context: StepContext) -> Tensor:
+def _history_tokens(context: StepContext) -> Tensor:
     """Return the newest tokens (B, K), NO_TOKEN for start tokens that the history leaves out."""
-    tokens, spec = rows.table.tokens, rows.spec
+    rows, spec = context.rows, context.rows.spec
+    tokens = rows.table.tokens
     if context.n_steps > 1 + rows.forced_until:
         return tokens
     place = context.steps + (spec.n_forced_start - 1)  # (B, 1)
     return tokens.where(rows.in_history[place.clamp(max=spec.n_forced_start + 1)], NO_TOKEN)
 
 
-def _forced_tokens(rows: Rows, context: StepContext) -> ForcedTokens | None:
+def _forced_tokens(context: StepContext) -> ForcedTokens | None:
     """Return the start and prefix tokens that rows take now, and EOS at the last step."""
-    spec, table, n_steps = rows.spec, rows.table, context.n_steps
+    rows, spec, table = context.rows, context.rows.spec, context.rows.table
+    n_steps = context.n_steps
     must_end = spec.force_eos != "no" and any(s.limit_step <= n_steps for s in rows.slots)
     if not must_end and n_steps > rows.forced_until:
         return None
-    steps = context.steps  # (B, 1)
+    steps = context.steps
     is_forced = steps <= table.n_prefix  # (B, 1)
     place = (steps + spec.n_forced_start).clamp(max=table.forced.size(1) - 1)  # (B, 1)
     tokens = table.forced.gather(1, place).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
@@ -91,3 +106,39 @@ def _forced_tokens(rows: Rows, context: StepContext) -> ForcedTokens | None:
         tokens = tokens.masked_fill(last, spec.eos_id)
         is_free = is_free | last if spec.force_eos == "free" else is_free
     return ForcedTokens(rows.per_row(tokens)[:, None], rows.per_row(is_free))
+
+
+def coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> Tensor:
+    """Return the penalty of each row (R,).
+
+    `wu` is the coverage penalty of Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A
+    token that received no attention at all costs a large finite amount instead of an infinite one,
+    or nothing under CTranslate2.
+
+    Args:
+        spec: SearchSpec.
+        coverage: (R, S), the attention that each source token has received.
+        src_length: (R, 1), tokens of the sources.
+    """
+    inside = torch.arange(coverage.size(1), device=coverage.device) < src_length  # (R, S)
+    if spec.coverage_penalty == "wu":
+        per_token = -coverage.clamp(TINY, 1.0).log()  # (R, S)
+        if spec.policy.skips_unattended:
+            per_token = per_token * (coverage > 0)
+    else:
+        per_token = coverage.clamp(min=1.0) - 1.0  # (R, S)
+    return spec.beta * (per_token * inside.float()).sum(1)
+
+
+def most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
+    """Return the source token that each row attends to most (R,), special tokens aside.
+
+    Args:
+        attn: (R, S).
+        src_length: (R, 1).
+        margins: the number of special tokens before and after the source's own.
+    """
+    before, after = margins
+    place = torch.arange(attn.size(1), device=attn.device)  # (S,)
+    outside = (place < before) | (place >= src_length - after)  # (R, S)
+    return attn.masked_fill(outside, -1.0).argmax(1)

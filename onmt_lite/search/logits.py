@@ -143,7 +143,6 @@ class RepetitionPenalty(LogitsProcessor):
 
     def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
         logits, log_z, history = tokens.logits.clone(), tokens.log_z[:, None], context.history
-        assert history is not None
         seen = history.clamp(min=0)  # (R, T)
         before = logits.gather(1, seen) - (0.0 if self.on_logits else log_z)  # (R, T)
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
@@ -171,12 +170,13 @@ class MinLength(Mask):
         self.columns = tuple(eos_ids)
 
     def applies(self, context: StepContext) -> bool:
-        return context.too_early is not None
+        return context.n_steps < max(slot.eos_from for slot in context.rows.slots)
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        assert context.too_early is not None
+        rows = context.rows
+        too_early = rows.per_row(context.steps < rows.table.min_eos_step)  # (R,)
         for column in self.columns or ():
-            tokens.logits[:, column].masked_fill_(context.too_early, -math.inf)
+            tokens.logits[:, column].masked_fill_(too_early, -math.inf)
 
 
 class BannedTokens(Mask):
@@ -203,7 +203,6 @@ class BannedPhrases(Mask):
         self.phrases = by_length(((phrase, -math.inf) for phrase in spec.banned_phrases), device)
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        assert context.history is not None
         for phrases, _ in self.phrases:
             matches = follows(context.history, phrases, self.see_start)  # (R, N)
             forbid_where(tokens.logits, phrases[:, -1].expand_as(matches), matches)
@@ -227,7 +226,6 @@ class SequenceBias(LogitsProcessor):
     def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
         logits = tokens.logits + self.always  # (R, V)
         for phrases, biases in self.longer:
-            assert context.history is not None
             matches = follows(context.history, phrases, self.see_start)  # (R, N)
             logits.index_add_(1, phrases[:, -1], biases.where(matches, 0.0))
         return with_logits(tokens, logits, self.on_logits)
@@ -263,7 +261,7 @@ class NoSourceNgram(Mask):
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
         source, history, n = context.rows.table.source, context.history, self.n
-        assert source is not None and history is not None
+        assert source is not None
         if min(source.size(1), history.size(1) + 1) < n:
             return
         windows = source.unfold(1, n, 1)  # (B, W, n)
@@ -331,7 +329,6 @@ class NoRepeatNgram(Mask):
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
         logits, history, n = tokens.logits, context.history, self.n
-        assert history is not None
         if history.size(1) < n + self.by_row:
             return
         windows = history.unfold(1, n, 1)  # (R, T-n+1, n)

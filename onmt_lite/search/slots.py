@@ -11,7 +11,6 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_2018 import beam_maker
-from onmt_lite.search.history import Coverage, TokenHistory
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
 from onmt_lite.system.clock import Clock
 from onmt_lite.text.phrases import PhraseAutomaton
@@ -83,7 +82,7 @@ class SlotTable:
 
 @dataclass
 class EncodedSentences:
-    """Sentences that are encoded, with one row each; the first `joined` of them already run."""
+    """Sentences that are encoded, with one row each; the first `joined` of them have joined."""
 
     slots: list[Slot]
     state: Any
@@ -96,16 +95,12 @@ class EncodedSentences:
         for slot in joining:
             slot.start(n_steps)
 
-    @property
-    def n_waiting(self) -> int:
-        return len(self.slots) - self.joined
-
 
 class Scheduler:
     """The sentences that wait: encodes them in groups, in the order given.
 
     n_words  V + X; X: the most words of its own that a sentence has
-    encoded  those that join next
+    encoded  sentences of which some join next; None if all have
 
     Args:
         model: the model.
@@ -131,16 +126,27 @@ class Scheduler:
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
-    def ready(self, n_free: int) -> int:
-        """Return how many sentences join now, with `n_free` free slots; encode those that will."""
-        n_waiting = len(self.sentences) - self.n_encoded
+    def join(self, n_free: int) -> tuple[EncodedSentences | None, range]:
+        """Return encoded sentences, and which of them join now; None if none joins.
+
+        Args:
+            n_free: int, how many slots are free.
+        """
         if n_free < self.n_slots and n_free < self.n_slots / REFILL:
-            return 0
-        if n_waiting and (self.encoded is None or not self.encoded.n_waiting):
+            return None, range(0)
+        n_waiting = len(self.sentences) - self.n_encoded
+        if n_waiting and self.encoded is None:
             n = min(n_waiting, max(n_free, self.n_slots // 4))
             self.encoded = self._encode(range(self.n_encoded, self.n_encoded + n))
             self.n_encoded += n
-        return min(n_free, self.encoded.n_waiting) if self.encoded else 0
+        encoded = self.encoded
+        if encoded is None:
+            return None, range(0)
+        joining = range(encoded.joined, min(encoded.joined + n_free, len(encoded.slots)))
+        encoded.joined = joining.stop
+        if encoded.joined == len(encoded.slots):
+            self.encoded = None
+        return encoded, joining
 
     def _encode(self, numbers: range) -> EncodedSentences:
         chosen, device = [self.sentences[i] for i in numbers], self.model.device
@@ -182,18 +188,20 @@ class Rows:
     slots     the sentences on the host, in the order of their rows
     table     SlotTable: their newest rows and their limits, on the device
     state     the decoder's State
-    history   TokenHistory, if a rule looks at the tokens of rows
-    coverage  Coverage, if there is a coverage penalty
+    history   tokens of the rows (R, T), newest last, NO_TOKEN before the first; None if no rule
+              needs them
+    coverage  attention that each source token has received (R, S), summed over the steps of a row;
+              None without a coverage penalty
     """
 
     table: SlotTable
     state: Any
+    history: Tensor | None = None
+    coverage: Tensor | None = None
 
     def __init__(self, spec: SearchSpec, device: torch.device, needs_history: bool):
-        self.spec, self.device = spec, device
+        self.spec, self.device, self.needs_history = spec, device, needs_history
         self.slots: list[Slot] = []
-        self.history = TokenHistory(device) if needs_history else None
-        self.coverage = Coverage(spec, device) if spec.has_coverage else None
         # Whether the history has each start token; it has all other tokens
         self.in_history = torch.tensor([*spec.start_in_history, True]).to(device)  # (F + 2,)
 
@@ -202,24 +210,28 @@ class Rows:
         """Last step of the batch that takes a forced token."""
         return max(slot.forced_until for slot in self.slots)
 
+    @property
+    def src_length(self) -> Tensor:  # (R, 1)
+        return self.per_row(self.table.src_length)[:, None]
+
     def per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
         return per_sentence.expand(-1, self.spec.beam_size).flatten()
 
-    def fill(self, fresh: EncodedSentences, n_steps: int) -> None:
+    def fill(self, fresh: EncodedSentences) -> None:
         """Let the first sentences join, each with its row K times.
 
         Tried and left: one row for each sentence until the first step has been chosen, since the K
         are alike.  It took 2 % off the time of the shipped model in int8.
         """
         n = len(fresh.slots)
-        fresh.start(fresh.slots, n_steps + self.spec.n_forced_start)
+        fresh.start(fresh.slots, self.spec.n_forced_start)
         self.slots, self.table, self.state = fresh.slots, fresh.table, fresh.state
-        if self.history is not None:
-            self.history.start(n)
-        if self.coverage is not None:
-            self.coverage.start(n)
+        if self.needs_history:
+            self.history = torch.empty(n, 0, dtype=torch.long, device=self.device)
+        if self.spec.has_coverage:
+            self.coverage = torch.empty(n, 0, device=self.device)
         rows = torch.arange(n, device=self.device)[:, None]
-        self.select(Selection(rows.expand(n, self.spec.beam_size)), n_steps)
+        self.select(Selection(rows.expand(n, self.spec.beam_size)), 0)
 
     def correct_scores(self) -> None:
         """Upload scores that a Beam changed on the host."""
@@ -232,14 +244,14 @@ class Rows:
                 slot.beam.correction = None
 
     def refill(
-        self, order: list[int], fresh: EncodedSentences | None, n_joining: int, n_steps: int
+        self, order: list[int], fresh: EncodedSentences | None, joining: range, n_steps: int
     ) -> None:
         """Give slots to other sentences.
 
         Args:
             order: the sentence for each slot, by its old slot; from B on, encoded ones.
-            fresh: EncodedSentences, of which the next `n_joining` join.
-            n_joining: int.
+            fresh: EncodedSentences, if any join.
+            joining: which of them.
             n_steps: int, steps of the batch.
         """
         n_old, k = len(self.slots), self.spec.beam_size
@@ -250,9 +262,8 @@ class Rows:
         selection = Selection.of(self.table.parents, n_old, order)
         rows, fresh_rows = self.table.parents, None  # (B, K)
         if fresh:
-            joining = fresh.slots[fresh.joined : fresh.joined + n_joining]
-            fresh.start(joining, n_steps + self.spec.n_forced_start)
-            fresh.joined += n_joining
+            starting = [fresh.slots[i] for i in joining]
+            fresh.start(starting, n_steps + self.spec.n_forced_start)
             fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
         self.table = self.table.select(selection, fresh.table if fresh else None)
@@ -266,10 +277,17 @@ class Rows:
         self.state = self.state.select(selection, fresh.state if fresh else None)
         n_joining = len(fresh.slots) if fresh else 0
         if self.history is not None:
-            n_read = n_steps - min(slot.started for slot in self.slots)
-            self.history.select(selection, n_joining, n_read + self.spec.n_forced_start)
+            history = _moved(self.history, selection, n_joining, NO_TOKEN)
+            first = min(slot.started for slot in self.slots) - self.spec.n_forced_start
+            self.history = history[:, max(0, history.size(1) - (n_steps - first)) :]
         if self.coverage is not None:
-            self.coverage.select(selection, n_joining)
+            self.coverage = _moved(self.coverage, selection, n_joining, 0)
+
+
+def _moved(x: Tensor, selection: Selection, n_joining: int, fill: int) -> Tensor:
+    """Select rows of x (R, N); those that join are full of `fill`."""
+    fresh = x.new_full((n_joining, x.size(1)), fill) if n_joining else None
+    return selection.of_rows(x, fresh)
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
