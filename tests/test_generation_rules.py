@@ -76,6 +76,7 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     The first token of each row is the start token.
     """
     spec = SimpleNamespace(
+        rules=SimpleNamespace(),
         n_counted_start=n_counted_start,
         phrases_see_start=False,
         policy=SimpleNamespace(repetition="log_probs"),
@@ -123,7 +124,7 @@ def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
        st.floats(-5, 5, width=16), max_size=6), st.booleans())  # fmt: skip
 def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
     def make(spec):
-        spec.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
+        spec.rules.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
         return SequenceBias(spec, V, torch.device("cpu"))
 
     before, after = applied(make, rows)
@@ -161,7 +162,7 @@ def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
 )
 def test_length_decay_any_length_equals_restatement(start, factor, n_forced, n_prefix, ends):
     def make(spec):
-        spec.exponential_decay_length_penalty, spec.eos_ids = (start, factor), tuple(ends)
+        spec.rules.exponential_decay_length_penalty, spec.eos_ids = (start, factor), tuple(ends)
         return LengthDecay(spec, torch.device("cpu"))
 
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2))

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES
+from onmt_lite.search.spec import TokenRules
 
 # Those that `onmt_lite.checkpoints.huggingface.reader` reads
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
@@ -42,23 +42,40 @@ def names_of(table: str) -> dict[str, Any]:
     return tables[table]
 
 
-@dataclass(frozen=True)
-class TokenRules:
-    """Rules about single tokens that no option sets."""
+def _is_tokens(value: Any, n: int) -> bool:
+    return isinstance(value, list) and all(type(i) is int and 0 <= i < n for i in value)
 
-    banned: tuple[tuple[int, ...], ...] = ()  # tokens, the last of which may not follow the others
-    forced_eos: bool = False  # the last token of an output that reaches its limit is the end
-    renormalize: bool = False  # what rules leave of the probabilities sums to 1 again
-    eos_ids: tuple[int, ...] = ()  # end tokens, the forced one first; (): that of the vocabulary
-    begin_suppress_tokens: tuple[int, ...] = ()  # see `SearchSpec`, as for the others
-    encoder_no_repeat_ngram_size: int = 0
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None
 
-    @property
-    def never_ids(self) -> tuple[int, ...]:
-        """Tokens that are banned anywhere."""
-        return tuple(word[0] for word in self.banned if len(word) == 1)
+def _is_phrases(value: Any, n: int) -> bool:
+    return isinstance(value, list) and all(word and _is_tokens(word, n) for word in value)
+
+
+def _is_biases(value: Any, n: int) -> bool:
+    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
+    return (
+        pairs
+        and _is_phrases([tokens for tokens, _ in value], n)
+        and all(type(bias) in (int, float) and bias < math.inf for _, bias in value)
+    )
+
+
+def _is_decay(value: Any, n: int) -> bool:
+    types = [type(x) for x in value] if isinstance(value, list) else []
+    is_pair = types in ([int, int], [int, float])
+    return is_pair and all(0 <= x < math.inf for x in value)
+
+
+# Rules about tokens: whether a value can be one, for a vocabulary of n tokens; what it must be
+TOKENS = "a list of the model's tokens"
+RULES: dict[str, tuple[Callable[[Any, int], bool], str]] = {
+    "bad_words_ids": (_is_phrases, "a list of lists of the model's tokens"),
+    "suppress_tokens": (_is_tokens, TOKENS),
+    "begin_suppress_tokens": (_is_tokens, TOKENS),
+    "eos_token_id": (lambda i, n: type(i) is not list or (i != [] and _is_tokens(i, n)), TOKENS),
+    "sequence_bias": (_is_biases, "a list of pairs: tokens of the model, a number"),
+    "exponential_decay_length_penalty": (_is_decay, "a list of a length in tokens and a factor"),
+    "encoder_no_repeat_ngram_size": (lambda n, _: type(n) is int and n >= 0, "0 or more tokens"),
+}
 
 
 def token_rules(
@@ -75,49 +92,12 @@ def token_rules(
     Raises:
         CheckpointError: if an ID is not a token of the model, or a value not of its type.
     """
-
-    def is_token(value: Any) -> bool:
-        return type(value) is int and 0 <= value < vocab_size
-
-    def is_tokens(value: Any) -> bool:
-        return isinstance(value, list) and all(map(is_token, value))
-
-    def is_phrase(value: Any) -> bool:
-        return is_tokens(value) and len(value) > 0
-
-    def is_biased(value: Any) -> bool:
-        is_pair = isinstance(value, list) and len(value) == 2 and is_phrase(value[0])
-        return is_pair and type(value[1]) in (int, float) and value[1] < math.inf
-
-    def checked(name: str, usual: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
-        value = table.get(name)
-        if value is not None and not is_valid(value):
+    values = {name: table.get(name) for name in RULES}
+    for name, (is_valid, expected) in RULES.items():
+        if values[name] is not None and not is_valid(values[name], vocab_size):
             raise CheckpointError(f"{where(name)}: {name} must be {expected}; correct it there")
-        return usual if value is None else value
-
-    def phrases(name: str, is_valid: Callable[[Any], bool], expected: str) -> Any:
-        return checked(name, [], lambda v: isinstance(v, list) and all(map(is_valid, v)), expected)
-
-    ids = "a list of the model's tokens"
-    words = phrases("bad_words_ids", is_phrase, "a list of lists of the model's tokens")
-    never = [[token] for token in phrases("suppress_tokens", is_token, ids)]
-    begin = phrases("begin_suppress_tokens", is_token, ids)
-    biases = phrases("sequence_bias", is_biased, "a list of pairs: tokens of the model, a number")
-    listed = checked("eos_token_id", eos, lambda v: type(v) is not list or is_phrase(v), ids)
-    decay = checked(
-        "exponential_decay_length_penalty",
-        None,
-        lambda v: (
-            isinstance(v, list)
-            and [type(x) in (int, float) and 0 <= x < math.inf for x in v] == [True, True]
-            and type(v[0]) is int
-        ),
-        "a list of a length in tokens and a factor",
-    )
-    size = checked(
-        "encoder_no_repeat_ngram_size", 0, lambda v: type(v) is int and v >= 0, "0 or more tokens"
-    )
-    ends = listed if isinstance(listed, list) else [eos]
+    ends = values["eos_token_id"] if isinstance(values["eos_token_id"], list) else [eos]
+    never = [[token] for token in values["suppress_tokens"] or []]
     forced = table.get("forced_eos_token_id")
     if isinstance(forced, list) and len(forced) == 1:
         (forced,) = forced
@@ -131,18 +111,19 @@ def token_rules(
             "because forced_eos_token_id is set"
         )
     # `generate` takes an end token alone for a mistake, and a bias of -inf is a ban
-    words = [word for word in words if word not in [[end] for end in ends]]
-    words += [*never, *(tokens for tokens, bias in biases if bias == -math.inf)]
-    first = ends[0] if forced is None else forced
+    words = [word for word in values["bad_words_ids"] or [] if word not in [[i] for i in ends]]
+    biases = {tuple(tokens): float(bias) for tokens, bias in values["sequence_bias"] or []}
+    never += [[*tokens] for tokens, bias in biases.items() if bias == -math.inf]
+    decay = values["exponential_decay_length_penalty"]
     return TokenRules(
-        tuple(sorted(set(map(tuple, words)))),
+        tuple(sorted(set(map(tuple, [*words, *never])))),
         forced is not None,
         table.get("renormalize_logits") is True,
-        tuple(dict.fromkeys([first, *ends])),
-        tuple(begin),
-        size,
-        tuple({tuple(tokens): float(bias) for tokens, bias in biases if bias > -math.inf}.items()),
-        tuple(decay) if decay else None,
+        tuple(dict.fromkeys([ends[0] if forced is None else forced, *ends])),
+        tuple(values["begin_suppress_tokens"] or ()),
+        values["encoder_no_repeat_ngram_size"] or 0,
+        tuple((tokens, bias) for tokens, bias in biases.items() if bias > -math.inf),
+        decay and (decay[0], decay[1]),
     )
 
 

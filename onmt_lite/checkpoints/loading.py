@@ -11,7 +11,6 @@ from onmt_lite.checkpoints import fairseq, native
 from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.description import by_name, by_start
-from onmt_lite.checkpoints.generation_config import TokenRules
 from onmt_lite.checkpoints.hub import fetched
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
@@ -21,6 +20,7 @@ from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted, explained
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.threads import cpu_threads
+from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.vocab import Vocab
 
 TAKEN = (

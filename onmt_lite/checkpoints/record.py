@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 from torch import nn
 
-from onmt_lite.checkpoints.generation_config import TokenRules
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.table import TableModel
+from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.phrases import Surfaces
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.text.tokenizers import Tokenizer

@@ -15,7 +15,7 @@ from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import line_seed
 from onmt_lite.search.slots import Sentence
-from onmt_lite.search.spec import SearchSpec, SentenceLimits
+from onmt_lite.search.spec import SearchSpec, SentenceLimits, TokenRules
 from onmt_lite.search.stopping import Exhausted, Full
 from onmt_lite.text.lines import Line
 from onmt_lite.text.phrases import PhraseAutomaton
@@ -101,21 +101,10 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     blocks = sampling is None or sampling.blocks_ngrams
     of_n_best = sampling is not None and sampling.chains == "n_best"
     policy, stop = choose_policy(options, preset, sampling, greedy_apart)
-    rules = checkpoint.rules_of(preset.asks_model)
-    if not preset.token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
-        known = " or ".join(name for name, other in PRESETS.items() if other.token_rules)
-        raise OptionError(
-            f"search {search.search}: several end tokens (eos_token_id of the model) are not "
-            f"supported; use -search {known} or leave one"
-        )
-    eos_id, *others = rules.eos_ids or (checkpoint.eos_id,)
+    rules = rules_about_tokens(options, checkpoint, preset)
+    eos_ids = rules.eos_ids or (checkpoint.eos_id,)
     if sampling and sampling.draws == "beam":
-        sampling = replace(sampling, keep=sampling.keep + len(others))
-    if rules.renormalize and search.beam_groups > 1:
-        raise OptionError(
-            "renormalize_logits of the model and beam_groups exclude each other; leave beam_groups "
-            "out"
-        )
+        sampling = replace(sampling, keep=sampling.keep + len(eos_ids) - 1)
     never, banned = rules.never_ids, tuple[int, ...]()
     if checkpoint.never_in_softmax:
         never, banned = banned, never
@@ -130,7 +119,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         stop,
         search.n_best if of_n_best else search.beam_size,
         bos_id=checkpoint.start_id,
-        eos_id=eos_id,
+        eos_id=eos_ids[0],
         n_best=search.n_best,
         beam_groups=search.beam_groups,
         diversity_rate=search.diversity_rate,
@@ -142,13 +131,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         patience=1.0 if greedy_apart else search.patience or 1.0,
         banned_after_softmax=never,
         banned_ids=banned,
-        banned_phrases=tuple(word for word in rules.banned if len(word) > 1),
-        renormalize=rules.renormalize,
-        other_eos_ids=tuple(others),
-        begin_suppress_tokens=rules.begin_suppress_tokens,
-        encoder_no_repeat_ngram_size=rules.encoder_no_repeat_ngram_size,
-        sequence_bias=rules.sequence_bias,
-        exponential_decay_length_penalty=rules.exponential_decay_length_penalty,
+        rules=rules,
         phrases_see_start=preset.phrases_see_start,
         start_in_history=(preset.sees_start, *[n_counted > 0] * n_forced),
         n_counted_start=n_counted,
@@ -164,6 +147,25 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,
     )
+
+
+def rules_about_tokens(
+    options: TranslateOptions, checkpoint: Checkpoint, preset: Preset
+) -> TokenRules:
+    """The rules of the model's files.  OptionError if the search cannot follow them."""
+    rules = checkpoint.rules_of(preset.asks_model)
+    if not preset.token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
+        known = " or ".join(name for name, other in PRESETS.items() if other.token_rules)
+        raise OptionError(
+            f"search {options.search.search}: several end tokens (eos_token_id of the model) are "
+            f"not supported; use -search {known} or leave one"
+        )
+    if rules.renormalize and options.search.beam_groups > 1:
+        raise OptionError(
+            "renormalize_logits of the model and beam_groups exclude each other; leave beam_groups "
+            "out"
+        )
+    return rules
 
 
 def choose_policy(

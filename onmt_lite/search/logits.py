@@ -5,7 +5,7 @@ class here and append it to the list; `-dump_beam` prints its `reason`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -71,56 +71,46 @@ def logits_processors(
     Where masks act on logits (CTranslate2), `Renormalize` follows them, and only tokens that are
     banned after the softmax come later.
     """
-    temperature = spec.sampling.temperature if spec.sampling else ""
+    rules, temperature = spec.rules, spec.sampling.temperature if spec.sampling else ""
     masks_logits = spec.policy.masks == "logits"
     banned = spec.banned_ids if masks_logits else spec.banned_ids + spec.banned_after_softmax
     penalty_on_logits = spec.policy.repetition == "logits"
     processors = [
-        Temperature(spec.temperature) if temperature == "logits" else None,
-        SequenceBias(spec, vocab_size, device) if spec.sequence_bias else None,
+        Temperature(spec.temperature, True) if temperature == "logits" else None,
+        SequenceBias(spec, vocab_size, device) if rules.sequence_bias else None,
         RepetitionPenalty(spec.repetition_penalty, penalty_on_logits)
         if spec.repetition_penalty != 1.0
         else None,
         MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
-        BannedPhrases(spec, device) if spec.banned_phrases else None,
-        BeginSuppress(spec.begin_suppress_tokens, device) if spec.begin_suppress_tokens else None,
+        BannedPhrases(spec, device) if rules.phrases else None,
+        BeginSuppress(rules.begin_suppress_tokens, device) if rules.begin_suppress_tokens else None,
         PhraseConstraints(),
         NoRepeatNgram(spec, vocab_size, device) if spec.blocks_ngrams else None,
-        NoSourceNgram(spec.encoder_no_repeat_ngram_size)
-        if spec.encoder_no_repeat_ngram_size
+        NoSourceNgram(rules.encoder_no_repeat_ngram_size)
+        if rules.encoder_no_repeat_ngram_size
         else None,
         Renormalize() if masks_logits else None,
         BannedTokens(spec.banned_after_softmax, device)
         if masks_logits and spec.banned_after_softmax
         else None,
         OnlyForced(spec.beam_groups > 1),
-        LengthDecay(spec, device) if spec.exponential_decay_length_penalty else None,
-        Renormalize() if spec.renormalize else None,
-        TemperatureOfLogProbs(spec.temperature) if temperature == "log_probs" else None,
+        LengthDecay(spec, device) if rules.exponential_decay_length_penalty else None,
+        Renormalize() if rules.renormalize else None,
+        Temperature(spec.temperature, False) if temperature == "log_probs" else None,
     ]
     return [processor for processor in processors if processor is not None]
 
 
 class Temperature(LogitsProcessor):
-    """Divide logits by a temperature, and normalize again."""
+    """Divide logits by a temperature and normalize again, or divide log-probabilities."""
 
-    def __init__(self, temperature: float):
-        self.temperature = temperature
+    def __init__(self, temperature: float, on_logits: bool):
+        self.temperature, self.on_logits = temperature, on_logits
 
     def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
         logits = tokens.logits / self.temperature
-        return replace(tokens, logits=logits, log_z=log_sum_exp(logits))
-
-
-class TemperatureOfLogProbs(LogitsProcessor):
-    """Divide log-probabilities by a temperature; they do not sum to one any more."""
-
-    def __init__(self, temperature: float):
-        self.temperature = temperature
-
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        logits, log_z = tokens.logits / self.temperature, tokens.log_z / self.temperature
+        log_z = log_sum_exp(logits) if self.on_logits else tokens.log_z / self.temperature
         return replace(tokens, logits=logits, log_z=log_z)
 
 
@@ -200,7 +190,7 @@ class BannedPhrases(Mask):
 
     def __init__(self, spec: SearchSpec, device: torch.device):
         self.see_start = spec.phrases_see_start
-        self.phrases = by_length(((phrase, -math.inf) for phrase in spec.banned_phrases), device)
+        self.phrases = by_length([(phrase, -math.inf) for phrase in spec.rules.phrases], device)
 
     def forbid(self, tokens: TokenScores, context: StepContext) -> None:
         for phrases, _ in self.phrases:
@@ -214,13 +204,14 @@ class SequenceBias(LogitsProcessor):
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
         self.on_logits = spec.policy.repetition == "logits"
-        self.columns = tuple({tokens[-1] for tokens, _ in spec.sequence_bias})
+        self.columns = tuple({tokens[-1] for tokens, _ in spec.rules.sequence_bias})
         always = torch.zeros(vocab_size)
-        for tokens, bias in spec.sequence_bias:
+        for tokens, bias in spec.rules.sequence_bias:
             if len(tokens) == 1:
                 always[tokens[0]] = bias
         self.always = always.to(device)  # (V,)
-        self.longer = by_length((each for each in spec.sequence_bias if len(each[0]) > 1), device)
+        longer = [pair for pair in spec.rules.sequence_bias if len(pair[0]) > 1]
+        self.longer = by_length(longer, device)
         self.needs_history = bool(self.longer)
 
     def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
@@ -275,8 +266,8 @@ class LengthDecay(LogitsProcessor):
     """Make the end more likely with each token beyond a length, exponentially."""
 
     def __init__(self, spec: SearchSpec, device: torch.device):
-        assert spec.exponential_decay_length_penalty is not None
-        self.start, self.factor = spec.exponential_decay_length_penalty
+        assert spec.rules.exponential_decay_length_penalty is not None
+        self.start, self.factor = spec.rules.exponential_decay_length_penalty
         self.n_counted_start, self.columns = spec.n_counted_start, spec.eos_ids
         self.on_logits = spec.policy.repetition == "logits"
         self.ids = torch.tensor(spec.eos_ids, device=device)  # (E,)
@@ -379,7 +370,7 @@ class OnlyForced(Mask):
 
 
 def by_length(
-    biases: Iterable[tuple[tuple[int, ...], float]], device: torch.device
+    biases: Sequence[tuple[tuple[int, ...], float]], device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
     """Group sequences of tokens by length: (N, L), and their biases (N,)."""
     groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}

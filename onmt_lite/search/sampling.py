@@ -57,7 +57,7 @@ def draw(
     logits, v = tokens.logits, tokens.logits.size(1)
     for name, limit in spec.filters:
         logits = KEEP[name](logits, limit, sampling.keep)
-    log_z = logits.logsumexp(1) if spec.renormalize else tokens.log_z  # (R,)
+    log_z = logits.logsumexp(1) if spec.rules.renormalize else tokens.log_z  # (R,)
     # The noise of the vocabulary does not depend on how many words others copy
     noise = gumbel(seeds, steps, k * v)  # (B, K*V)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]

@@ -172,7 +172,7 @@ class Scheduler:
             for s, own in ((s, s.limits) for s in chosen)
         ]
         parts = [torch.tensor(facts), padded(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
-        if self.spec.encoder_no_repeat_ngram_size:
+        if self.spec.rules.encoder_no_repeat_ngram_size:
             widths.append(max(len(s.src) for s in chosen))
             parts.append(padded([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
         # The columns of a `SlotTable` from `started` on

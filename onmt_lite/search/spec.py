@@ -10,6 +10,30 @@ NO_TOKEN = -1  # fills up tables of tokens
 
 
 @dataclass(frozen=True)
+class TokenRules:
+    """Rules of a model's generation_config.json that no option sets."""
+
+    banned: tuple[tuple[int, ...], ...] = ()  # tokens, the last of which may not follow the others
+    forced_eos: bool = False  # the last token of an output that reaches its limit is the end
+    renormalize: bool = False  # what rules leave of the probabilities sums to 1 again
+    eos_ids: tuple[int, ...] = ()  # end tokens, the forced one first; (): that of the vocabulary
+    begin_suppress_tokens: tuple[int, ...] = ()  # never the first token of a translation
+    encoder_no_repeat_ngram_size: int = 0  # no n-gram of the source
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # tokens, bias of the last one
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # length, factor
+
+    @property
+    def never_ids(self) -> tuple[int, ...]:
+        """Tokens that are banned anywhere."""
+        return tuple(word[0] for word in self.banned if len(word) == 1)
+
+    @property
+    def phrases(self) -> tuple[tuple[int, ...], ...]:
+        """Sequences whose last token may not follow the others."""
+        return tuple(word for word in self.banned if len(word) > 1)
+
+
+@dataclass(frozen=True)
 class SearchSpec:
     """Every decision of a search, the same for all sentences.
 
@@ -35,14 +59,7 @@ class SearchSpec:
     # Banned after the softmax, so that the probability of these tokens is lost
     banned_after_softmax: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()  # banned where the policy applies its masks
-    banned_phrases: tuple[tuple[int, ...], ...] = ()  # whose last token may not follow the others
-    renormalize: bool = False  # after all rules, probabilities sum to 1 again
-    # Rules of generation_config.json that no option sets
-    other_eos_ids: tuple[int, ...] = ()  # tokens that end a hypothesis, too; never forced
-    begin_suppress_tokens: tuple[int, ...] = ()  # never the first token of a translation
-    encoder_no_repeat_ngram_size: int = 0  # no n-gram of the source
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # tokens, bias of the last one
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # first token, factor
+    rules: TokenRules = TokenRules()  # except tokens that are banned anywhere
     phrases_see_start: bool = False  # sequences that match may begin with the first start token
     # Whether penalties for repetition see each start token
     start_in_history: tuple[bool, ...] = (False,)
@@ -75,7 +92,7 @@ class SearchSpec:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """All tokens that end a hypothesis."""
-        return self.eos_id, *self.other_eos_ids
+        return self.rules.eos_ids or (self.eos_id,)
 
     @property
     def n_candidates(self) -> int:
@@ -83,7 +100,7 @@ class SearchSpec:
 
         K of them must remain if each row has each end token among its best.
         """
-        return (self.policy.candidates + len(self.other_eos_ids)) * self.beam_size
+        return (self.policy.candidates + len(self.eos_ids) - 1) * self.beam_size
 
     @property
     def has_coverage(self) -> bool:

@@ -194,7 +194,7 @@ class TopK:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
             self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
         lowered, factor = self.orders[m]
-        if self.spec.sequence_bias or self.spec.exponential_decay_length_penalty:
+        if self.spec.rules.sequence_bias or self.spec.rules.exponential_decay_length_penalty:
             factor = torch.where(totals > 0, 2 - factor, factor)
         keys = torch.addcmul(lowered, totals, factor)
         return keys.topk(n, dim=1).indices
@@ -242,7 +242,7 @@ class TopK:
 def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
     """Return which tokens end a hypothesis, as a tensor of the same shape."""
     ended = tokens == spec.eos_id
-    for other in spec.other_eos_ids:
+    for other in spec.eos_ids[1:]:
         ended |= tokens == other
     return ended
 

@@ -26,7 +26,6 @@ from onmt_lite.checkpoints.generation_config import (
     CONFIG,
     GENERATION,
     VERSIONS,
-    TokenRules,
     effective,
     names_of,
     token_rules,
@@ -38,6 +37,7 @@ from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import AddedToken, Vocab
 
