@@ -131,7 +131,7 @@ class BeamBatch:
             tokens = self.rows.table.tokens.flatten()  # (R,)
             logits, attn = self.model.step(tokens, self.rows.state)  # (R, V), (R, S)
             chosen = self.step(logits, attn)  # (B, K) rows of (B, N) candidates
-            self.log.send(chosen)
+            self.log.send(chosen)  # the only transfer to the host
             yield None
             yield from self.finish_sentences(chosen)
             self.reorder_and_refill(chosen)
@@ -139,7 +139,7 @@ class BeamBatch:
     # ---- The step: on the device, for all rows at once ----
 
     def step(self, logits: Tensor, attn: Tensor) -> ChosenRows:
-        """Choose the next rows.
+        """Choose the next rows: apply the rules, rank all continuations, keep K per sentence.
 
         Args:
             logits: (R, V), of the next token of each row; overwritten.
@@ -154,7 +154,7 @@ class BeamBatch:
             trace = TraceInputs(before, model, context.scores, attn.float().clone(), [])
         tokens, block_max = self.process(model, context, trace)
         candidates = self.select(tokens, context, block_max)
-        if tokens is not model or self.spec.beam_groups > 1:
+        if tokens is not model or self.spec.beam_groups > 1:  # ranked by other numbers
             candidates = candidates.with_log_probs_of(model)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
@@ -214,13 +214,13 @@ class BeamBatch:
             candidates = self._without_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
             candidates = candidates.without(self._beyond_open_rows(context, just_forced))
-        rows, taken = candidates, policy.ended in ("refill", "in_slot")
-        if taken:  # some of the first K are passed over
+        rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
+        if makes_room:  # candidates that ended take no row if enough others are left
             rows = candidates.take(continuing_places(self.spec, candidates))
             rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
         if penalties is not None and self.spec.stepwise_penalty:  # which steers and is not paid
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))
-        open_scores = rows.score if taken else rows.score.masked_fill(rows.ended, -math.inf)
+        open_scores = rows.score if makes_room else rows.score.masked_fill(rows.ended, -math.inf)
         return ChosenRows(rows, candidates, open_scores, penalties)
 
     def _without_eos_after_forced(self, candidates: Candidates, context: StepContext) -> Candidates:
@@ -262,7 +262,9 @@ class BeamBatch:
                 any_event = True
         if self.on_step is not None:
             self.on_step(self, chosen)
-        for b, slot in enumerate(self.slots) if any_event else ():
+        if not any_event:
+            return
+        for b, slot in enumerate(self.slots):
             if slot.beam.done:
                 self._sync(b, slot)
                 slot.beam.end()
@@ -289,8 +291,8 @@ class BeamBatch:
     # ---- Rows move to where the step chose them; sentences leave and join ----
 
     def reorder_and_refill(self, chosen: ChosenRows) -> None:
-        """Move the state to the chosen rows; fill the slots of finished sentences, with waiting
-        ones or the last running ones."""
+        """Move the state to the chosen rows; give the slots of finished sentences to waiting ones,
+        or to the last running ones if none wait."""
         rows, table = self.rows, self.rows.table
         table.tokens, table.parents = chosen.rows.token, chosen.rows.parent
         table.scores = chosen.open_scores

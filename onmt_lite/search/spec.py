@@ -1,6 +1,5 @@
 """What one search does: options, model and preset as one record, and the limits of a sentence."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,18 +127,15 @@ class SearchSpec:
         return [0.0] * self.beam_groups + [idle] * rest * self.beam_groups
 
     def length_norm(self, length: int) -> float:
-        """Return the divisor of a sum of log-probabilities; `length` counts the end token, too."""
-        return _length_norm(self.length_penalty, self.alpha, length)
+        """Return the divisor of a sum of log-probabilities; `length` counts the end token, too.
 
-
-@functools.lru_cache(maxsize=4096)  # the same few lengths, over and over
-def _length_norm(form: str, alpha: float, length: int) -> float:
-    """`wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha."""
-    if form == "wu":
-        return float(((5 + length) / 6) ** alpha)
-    if form == "avg":
-        return float(max(1, length) ** alpha)
-    return 1.0
+        `wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha.
+        """
+        if self.length_penalty == "wu":
+            return float(((5 + length) / 6) ** self.alpha)
+        if self.length_penalty == "avg":
+            return float(max(1, length) ** self.alpha)
+        return 1.0
 
 
 @dataclass(frozen=True)
