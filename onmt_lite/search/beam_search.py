@@ -211,9 +211,9 @@ class BeamBatch:
         policy, penalties = self.spec.policy, context.penalties
         just_forced = context.n_steps <= 1 + self.rows.forced_until
         if policy.forced_then_end == "best" and just_forced:
-            candidates = self._without_eos_after_forced(candidates, context)
+            candidates = without_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
-            candidates = candidates.without(self._beyond_open_rows(context, just_forced))
+            candidates = candidates.without(beyond_open_rows(context, just_forced))
         rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
         if makes_room:  # candidates that ended take no row if enough others are left
             rows = candidates.take(continuing_places(self.spec, candidates))
@@ -222,21 +222,6 @@ class BeamBatch:
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))
         open_scores = rows.score if makes_room else rows.score.masked_fill(rows.ended, -math.inf)
         return ChosenRows(rows, candidates, open_scores, penalties)
-
-    def _without_eos_after_forced(self, candidates: Candidates, context: StepContext) -> Candidates:
-        """Drop end tokens after a forced token, unless they are the best candidate."""
-        n_prefix = self.rows.table.n_prefix  # (B, 1)
-        follows = (context.steps == n_prefix + 1) & (n_prefix + self.spec.n_forced_start > 0)
-        rank = torch.arange(candidates.token.size(1), device=self.device)
-        return candidates.without(follows & (rank > 0) & candidates.ended)
-
-    def _beyond_open_rows(self, context: StepContext, just_forced: bool) -> Tensor:
-        """Return the candidates (B, K) for which a beam that has shrunk has no row."""
-        table = self.rows.table
-        n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
-        if just_forced:  # so far, all rows are alike
-            n_open.masked_fill_(context.steps <= table.n_prefix + 1, self.spec.beam_size)
-        return torch.arange(self.spec.beam_size, device=self.device) >= n_open
 
     def _log_z(self, logits: Tensor) -> Tensor:
         """Return the normalizer (R,) of the model's logits (R, V)."""
@@ -315,3 +300,21 @@ class BeamBatch:
         Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
         """
         return self.rows.table.parents
+
+
+def without_eos_after_forced(candidates: Candidates, context: StepContext) -> Candidates:
+    """Drop end tokens after a forced token, unless they are the best candidate."""
+    n_prefix = context.rows.table.n_prefix  # (B, 1)
+    n_forced = n_prefix + context.rows.spec.n_forced_start
+    follows = (context.steps == n_prefix + 1) & (n_forced > 0)
+    rank = torch.arange(candidates.token.size(1), device=n_prefix.device)
+    return candidates.without(follows & (rank > 0) & candidates.ended)
+
+
+def beyond_open_rows(context: StepContext, just_forced: bool) -> Tensor:
+    """Return the candidates (B, K) for which a beam that has shrunk has no row."""
+    table, beam_size = context.rows.table, context.rows.spec.beam_size
+    n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
+    if just_forced:  # so far, all rows are alike
+        n_open.masked_fill_(context.steps <= table.n_prefix + 1, beam_size)
+    return torch.arange(beam_size, device=n_open.device) >= n_open
