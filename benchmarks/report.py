@@ -1,7 +1,7 @@
 """What was measured, as tables of Markdown and as a chart.
 
 `python -m benchmarks.report` writes docs/speed.json into docs/speed.md, docs/speed.svg and
-README.md.
+README.md; it needs matplotlib, the extra `plots`.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 from benchmarks.systems import OURS, SYSTEMS
 from benchmarks.workloads import ROOT
 from onmt_lite import __version__
-from onmt_lite.train import chart
+from onmt_lite.train.chart import draw_svg
 
 Record = Mapping[str, Any]  # what the JSON file has
 
@@ -164,59 +164,35 @@ def count(n: int, thing: str) -> str:
 # -- the chart and the pages ----------------------------------------------------------------------
 
 
-def chart_of(record: Record) -> str:
-    """Draw the ratios by the clock as SVG."""
-    groups: dict[str, dict[str, float]] = {}
-    for workload, work in record["workloads"].items():
-        for name in work["systems"]:
-            bar = round(median(ratios(work, name, "seconds")), 2)
-            groups.setdefault(name, {})[workload] = bar
-    base = reference(next(iter(record["workloads"].values())))
-    title = f"Speed on {count(record['threads'], 'processor')}, beam {record['beam_size']}"
-    return bar_chart(title, f"times as fast as {base}", groups)
+def chart_of(record: Record) -> bytes:
+    """Draw the ratios by the clock as bars, with their values, in an SVG file."""
+    works = record["workloads"]
+    systems = list(dict.fromkeys(name for work in works.values() for name in work["systems"]))
+    thickness = 0.8 / len(works)  # of a bar, in rows of one system
 
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for i, (workload, work) in enumerate(works.items()):
+            names = [name for name in systems if name in work["systems"]]
+            rows = [systems.index(name) + (i + 0.5) * thickness - 0.4 for name in names]
+            values = [median(ratios(work, name, "seconds")) for name in names]
+            bars = axes.barh(rows, values, thickness * 0.9, label=workload)
+            axes.bar_label(bars, fmt="%.2f", padding=4)
+        axes.set_title(
+            f"Speed on {count(record['threads'], 'processor')}, beam {record['beam_size']}"
+        )
+        axes.set_xlabel(f"times as fast as {reference(next(iter(works.values())))}")
+        axes.set_yticks(range(len(systems)), systems)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.legend()
 
-def bar_chart(title: str, x_label: str, groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Draw horizontal bars from zero with their values.
-
-    `groups` has the bars of each group, and their lengths, by name.  Bars of one name have one
-    colour in all groups.
-    """
-    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
-    colours = dict(zip(names, chart.colours(len(names))))
-    left = 24 + min(chart.WIDTH / 2, chart.LETTER * max(map(len, groups), default=0))
-    right, top, height, gap = 64, 72 if len(names) > 1 else 48, 22, 14
-    n_bars = sum(map(len, groups.values()))
-    bottom = top + n_bars * height + len(groups) * gap
-    x_ticks = chart.ticks([0.0, *(value for bars in groups.values() for value in bars.values())])
-    inside = chart.WIDTH - left - right
-    parts = [chart.draw_text(chart.WIDTH / 2, 24, title, "middle", bold=True)]
-    for x in x_ticks:
-        place = left + chart.share(x, x_ticks) * inside
-        parts.append(chart.draw_line(place, top, place, bottom, chart.LIGHT))
-        parts.append(chart.draw_text(place, bottom + 19, chart.number(x, x_ticks), "middle"))
-    y = top + gap / 2
-    for group, bars in groups.items():
-        parts.append(chart.draw_text(left - 8, y + len(bars) * height / 2 + 4, group, "end"))
-        for name, value in bars.items():
-            length = chart.share(value, x_ticks) * inside
-            parts.append(
-                f'<rect x="{left:.1f}" y="{y + 2:.1f}" width="{length:.1f}" height="{height - 4}" '
-                f'fill="{colours[name]}"/>'
-            )
-            parts.append(chart.draw_text(left + length + 6, y + height / 2 + 4, f"{value:,.6g}"))
-            y += height
-        y += gap
-    parts.append(chart.draw_line(left, top, left, bottom, chart.DARK))
-    if len(names) > 1:
-        parts.append(chart.draw_legend(names, chart.WIDTH - right, top - 12))
-    parts.append(chart.draw_text(left + inside / 2, bottom + 40, x_label, "middle"))
-    return chart.svg_page(title, bottom + 54, parts)
+    return draw_svg(7.2, 1.5 + 0.25 * len(systems) * len(works), draw)
 
 
 def write_pages() -> None:
     record = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
-    (ROOT / "docs" / "speed.svg").write_text(chart_of(record), encoding="utf-8")
+    (ROOT / "docs" / "speed.svg").write_bytes(chart_of(record))
     blocks = (("README.md", "speed", headline), ("docs/speed.md", "measured", tables_of))
     for page, block, text_of in blocks:
         text = (ROOT / page).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main, parse
 from benchmarks.compare import Child, family
-from benchmarks.report import aligned, chart_of, headline, ratios, speed_table, tables_of
+from benchmarks.report import aligned, headline, ratios, speed_table, tables_of
 from benchmarks.workloads import SHAPES, Shape, random_workload
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
@@ -147,9 +147,3 @@ def test_without_processor_time_or_peers():
     alone = {**WORK, "systems": {"onmt_lite": system([2.0], [], memory=None)}}
     assert "–" in speed_table(alone)
     assert ratios(alone, "onmt_lite", "seconds") == [1.0]
-
-
-def test_the_chart_has_a_bar_for_each_ratio():
-    chart = chart_of(RECORD)
-    assert "times as fast as CTranslate2 int8" in chart
-    assert ">2</text>" in chart and ">0.44</text>" in chart

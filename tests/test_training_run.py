@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from xml.etree import ElementTree
 
 import pytest
 import sacrebleu
@@ -32,7 +31,7 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.train import calibrate, data
+from onmt_lite.train import calibrate, chart, data
 from onmt_lite.train import options as training_options
 from onmt_lite.train import run as module
 from onmt_lite.train.folder import Row, alone_in, how_to_go_on, translate_with
@@ -346,9 +345,26 @@ def test_bleu_and_samples_are_what_the_model_translates(run, corpus):
     log = (folder / "train.log").read_text(encoding="utf-8")
     for (src, tgt), output in list(zip(pairs, outputs))[:2]:
         assert re.search(rf"source +{src}\n.* reference +{tgt}\n.* output +{output}\n", log)
-    plot = ElementTree.fromstring((folder / "train.svg").read_text(encoding="utf-8"))
-    texts = {"".join(text.itertext()) for text in plot.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"minutes by the clock", "training", "held out", "BLEU"} <= texts
+
+
+@pytest.mark.skipif(not chart.HAS_MATPLOTLIB, reason="matplotlib is missing")
+def test_plot_of_a_run_shows_losses_and_bleu(run):
+    folder = run()
+    shown = re.findall(r"<text [^>]*>([^<]*)</text>", (folder / "train.svg").read_text("utf-8"))
+    assert {"wall-clock minutes", "training", "held out", "BLEU"} <= set(shown)
+
+
+def test_run_without_matplotlib_names_the_extra_once_and_keeps_the_table(run, monkeypatch):
+    monkeypatch.setattr(module, "HAS_MATPLOTLIB", False)
+    folder = run("-valid_minutes", "1e-9")
+    assert not (folder / "train.svg").exists() and len(table(folder)) == 8
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    (line,) = (line for line in log.split("\n") if "extra" in line)
+    assert line.endswith(
+        "no plot: matplotlib, the extra `plots`, is missing (pip install matplotlib); train.csv "
+        "has the numbers"
+    )
+    assert "train.svg" not in log
 
 
 def test_without_sacrebleu_there_is_no_bleu(run, monkeypatch):
@@ -381,7 +397,7 @@ def test_the_log_is_beside_the_model_and_where_it_is_asked_for(run, tmp_path, ca
     assert translating == f"translate with it: python translate.py -model {folder} -src FILE"
     assert calibrating.startswith("calibrate it to get a confidence for each line")
     assert f"model: {folder}" in model
-    for name in ("train.log", "train.csv", "train.svg", "valid.tsv"):
+    for name in ("train.log", "train.csv", "valid.tsv"):
         assert name in model and (folder / name).exists()
 
 

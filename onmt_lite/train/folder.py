@@ -1,4 +1,4 @@
-"""The directory of a run: checks before it is written, its lock, table, plot and saved state, and
+"""The directory of a run: checks before it is written, its lock, table and saved state, and
 commands with its name."""
 
 import contextlib
@@ -20,7 +20,6 @@ from onmt_lite.config.cli import command
 from onmt_lite.config.files import check_inputs, check_paths, check_writable
 from onmt_lite.errors import CheckpointError, DataError, OptionError, refused
 from onmt_lite.system.atomic_files import replace_files
-from onmt_lite.train.chart import line_chart
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
 
@@ -78,7 +77,7 @@ def alone_in(out: Path) -> Iterator[None]:
         os.close(folder)
 
 
-# -- the table and the plot -----------------------------------------------------------------------
+# -- the table ------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -123,20 +122,6 @@ class Journal:
         with refused(f"write {self.out / TABLE}"):
             with open(self.out / TABLE, "ab", buffering=0) as table:
                 table.write(row.line().encode())
-
-    def draw(self, title: str) -> None:
-        """Plot the losses over time, and BLEU in a second panel if there are scores."""
-        rows = self.rows
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {
-            "loss, nats per token": {
-                "training": [(r.minutes, r.train_loss) for r in rows],
-                "held out": [(r.minutes, r.valid_loss) for r in rows if r.valid_loss is not None],
-            }
-        }
-        if scores := [(r.minutes, r.bleu) for r in rows if r.bleu is not None]:
-            panels["BLEU"] = {"BLEU": scores}
-        chart = line_chart(title, "minutes by the clock", panels, from_zero=("BLEU",))
-        replace_files(self.out, {PLOT: chart.encode("utf-8")})
 
 
 def read_table(path: Path) -> list[Row]:

@@ -15,7 +15,8 @@ USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
 
 Trains a Transformer on pairs of lines and writes a model that onmt_lite -model reads, with a
-log (train.log), a table of the steps (train.csv), a plot (train.svg) and the options (train.yaml).
+log (train.log), a table of the steps (train.csv), a plot (train.svg, if matplotlib is installed)
+and the options (train.yaml).
 Stop the run with Ctrl-C at any time; -resume continues it.
 
   {command} -train my.tsv -output runs/mine -train_minutes 40"""

@@ -33,6 +33,7 @@ from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
 from onmt_lite.text.lines import from_texts
 from onmt_lite.train import data, folder, network
+from onmt_lite.train.chart import HAS_MATPLOTLIB, training_chart
 from onmt_lite.train.forecast import Pace, forecast, measured_speed
 from onmt_lite.train.options import TrainOptions, as_table
 
@@ -75,7 +76,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
         "%d steps took %.1f minutes by the clock, without validations, and %.1f processor minutes",
         *(trainer.n_steps, trainer.seconds / 60, trainer.processor_seconds / 60),
     )
-    files = ", ".join(folder.BESIDE)
+    files = ", ".join(name for name in folder.BESIDE if (out / name).exists())
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
     LOG.info("translate with it: %s", folder.translate_with(out))
     LOG.info(
@@ -202,6 +203,12 @@ class Trainer:
             LOG.info("%s", line)
         if not HAS_SACREBLEU:
             LOG.info("no BLEU at validations: sacrebleu is missing (pip install sacrebleu)")
+        if not HAS_MATPLOTLIB:
+            LOG.info(
+                "no plot: matplotlib, the extra `plots`, is missing (pip install matplotlib); %s "
+                "has the numbers",
+                folder.TABLE,
+            )
         if self.n_steps:
             LOG.info("continuing after step %d", self.n_steps)
 
@@ -388,8 +395,9 @@ class Trainer:
             LOG.info("    reference  %s", reference)
             LOG.info("    output     %s", output)
         self.journal.add(row)
-        self.journal.draw(f"Training of {self.out}")
         self.save_state()
+        if HAS_MATPLOTLIB:
+            replace_files(self.out, {folder.PLOT: training_chart(self.journal.rows)})
 
     @torch.no_grad()
     def held_out_losses(self) -> list[float]:
