@@ -255,7 +255,7 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     with pytest.raises(OptionError, match=r"text \(InTurn before, Text now\)"):
         Trainer(options("run", *more))
     config = str(tmp_path / "run" / "train.yaml")
-    words = ["-config", config, "-resume", "-train_steps", "5", "-prepare"]
+    words = ["-config", config, "-resume", "-train_steps", "5"]
     assert in_turn.main(words) == 0
     assert "step 5" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 

@@ -1,9 +1,6 @@
 """The trainer and its parts."""
 
-import multiprocessing
-import os
 import re
-import signal
 from collections import Counter
 from operator import eq
 from random import Random
@@ -16,12 +13,12 @@ import torch.nn.functional as F
 from onmt_lite import Translator
 from onmt_lite.__main__ import main as translate
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.errors import CheckpointError, DataError, OnmtLiteError, OptionError
+from onmt_lite.errors import CheckpointError, DataError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
-from onmt_lite.train.data import group, one_ahead, pad_batch
+from onmt_lite.train.data import group, pad_batch
 from onmt_lite.train.network import (
     ROWS,
     Muon,
@@ -62,44 +59,9 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-def test_what_prepares_epochs_leaves_signals_to_the_trainer(corpus, tmp_path):
-    """And where it is gone, that is told."""
-    epochs = one_ahead(Trainer(options(corpus, tmp_path / "run")).epochs, 0)
-    first = next(epochs)
-    (process,) = multiprocessing.active_children()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(process.pid, signum)
-    assert next(epochs) and first
-    process.kill()
-    with pytest.raises(OnmtLiteError, match="-prepare"):
-        for _ in range(3):
-            next(epochs)
-    epochs.close()
-    assert not process.is_alive()
-
-
-@pytest.mark.sweep
-def test_epochs_prepared_beside_are_the_same(corpus, tmp_path):
-    # Some three epochs, with everything that is drawn; also gone on with in the middle
-    same = "-train_steps 60 -src_sampling 0".split()  # sentencepiece draws anew in each process
-    train(options(corpus, tmp_path / "here", *same))
-    stopped = Trainer(options(corpus, tmp_path / "beside", *same, "-prepare"))
-    assert stopped.epochs(1) != stopped.epochs(2)
-    stopped.stopping = True
-    stopped.run()
-    trainer = Trainer(options(corpus, tmp_path / "beside", *same, "-resume", "-prepare"))
-    trainer.run()
-    assert trainer.epoch > 1
-    assert weights(tmp_path / "beside") == weights(tmp_path / "here")
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("more", [[], ["-prepare"]])
-def test_an_epoch_without_pairs_is_told(corpus, tmp_path, more):
-    given = options(corpus, tmp_path / "run", "-train_weights", "0.0001", *more)
+def test_an_epoch_without_pairs_is_told(corpus, tmp_path):
     with pytest.raises(DataError, match="train_weights leave no pair"):
-        train(given)
-    assert multiprocessing.active_children() == []
+        train(options(corpus, tmp_path / "run", "-train_weights", "0.0001"))
 
 
 def test_it_learns_and_its_model_translates(corpus, tmp_path):

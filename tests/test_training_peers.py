@@ -18,7 +18,7 @@ EXPECTED = {
         model_path output; train_from init_from; valid_steps valid_minutes;
         save_checkpoint_steps valid_minutes; decay_method cooldown; attention_dropout dropout;
         src_seq_length max_positions; world_size device; gpu_ranks device; epochs train_steps;
-        compute_dtype precision; src_vocab_size vocab_size; num_workers prepare""",
+        compute_dtype precision; src_vocab_size vocab_size""",
     "fairseq-train": """
         lr matrix_lr; max-epoch train_steps; max-update train_steps; max-tokens batch_tokens;
         batch-size batch_tokens; update-freq batch_tokens; clip-norm clip_norm;

@@ -1,15 +1,11 @@
 """Text to learn from: files of pairs, held-out pairs, pieces, and the batches of each epoch."""
 
 import io
-import itertools
-import multiprocessing
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -20,7 +16,6 @@ from torch import Tensor
 
 from onmt_lite.errors import DataError, OptionError, refused
 from onmt_lite.system.byte_stream import text_stream
-from onmt_lite.system.terminal import ignore_signals
 from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation
@@ -364,40 +359,3 @@ def held_out_batches(
     """Return padded batches of the pairs, none of which is segmented at random."""
     examples = tokenize(sp, pairs, 0, 0, max_length, Random(0))
     return list(map(pad_batch, group(examples, batch_tokens, Random(0))))
-
-
-def one_ahead(make: Callable[[int], Epoch], first: int) -> Iterator[Epoch]:
-    """Yield `make(first)`, `make(first + 1)`, ..., each made while the caller uses the one before.
-
-    Another process makes them.  Raises DataError if `make` does, or if that process has died.
-    """
-    spawn = multiprocessing.get_context("spawn")  # a fork may deadlock in torch's threads
-    pipe, far_end = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(make, far_end), daemon=True)
-    process.start()
-    far_end.close()  # so that the end of the process ends the pipe
-    try:
-        pipe.send(first)
-        for number in itertools.count(first):
-            epoch = pipe.recv()
-            if isinstance(epoch, DataError):
-                raise epoch
-            pipe.send(number + 1)
-            yield epoch
-    except (EOFError, OSError):
-        raise DataError("the process that prepares epochs died; train without -prepare") from None
-    finally:
-        process.kill()
-        process.join()
-
-
-def _serve(make: Callable[[int], Epoch], pipe: Connection) -> None:
-    """Answer each number with its epoch or a DataError, until the other end is closed."""
-    ignore_signals()  # the parent process handles them
-    with suppress(EOFError, OSError):
-        while True:
-            number = pipe.recv()
-            try:
-                pipe.send(make(number))
-            except DataError as error:
-                pipe.send(error)

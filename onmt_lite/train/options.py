@@ -210,9 +210,6 @@ class LearningOptions:
     threads: int | None = opt(
         None, "Use N CPU threads; by default one per core", within=(1, 256), example="4"
     )
-    prepare: bool = opt(
-        False, "Prepare the next epoch in another process, so that a GPU never waits for text"
-    )
     resume: bool = opt(False, "Continue the run in the output directory")
     log_file: str | None = opt(
         None, "Also write the log to this file", value="FILE", example="train.log"

@@ -264,12 +264,8 @@ class Trainer:
 
     def batches(self) -> Iterator[data.TrainBatch]:
         """Yield the remaining batches, epoch after epoch, without end."""
-        if self.options.learning.prepare:
-            epochs = data.one_ahead(self.epochs, self.epoch)
-        else:
-            epochs = map(self.epochs, itertools.count(self.epoch))
         first = self.epoch
-        for epoch in epochs:
+        for epoch in map(self.epochs, itertools.count(first)):
             if self.epoch == first and epoch.n_left_out:
                 LOG.info(
                     "NOTE: %d pairs of an epoch are left out: a line has more than %d tokens, or a "
