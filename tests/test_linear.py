@@ -5,6 +5,7 @@ import random
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,6 +118,16 @@ class TestChoice:
             assert chosen == expected
         monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
         assert [kernel_for("auto", wide) for wide in (True, False)] == ["packed", ""]
+
+    def test_torch_without_private_operators_computes_as_plain_torch(self, without, monkeypatch):
+        monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
+        model, x = tiny.make_model(d_model=128), torch.tensor([[4, 5, 6]])
+        expected = model.encode(x, torch.tensor([3])).bank
+        assert runtime.kernels_of(runtime.placed(model, CPU, "auto")) == "packed"
+        monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+        found = runtime.placed(model, CPU, "auto")
+        assert runtime.kernels_of(found) == "" and found.encoder[0].ffn.up.kernel is None
+        assert torch.equal(found.encode(x, torch.tensor([3])).bank, expected)
 
     def test_models(self, without):
         """Precision and kernel of whole models."""

@@ -5,7 +5,7 @@ R rows, D inputs, N outputs.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from onmt_lite.models.kernels import calls as kernels
 from onmt_lite.system.processor import PACKED, processor_words
 
 IN_C = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
-T = TypeVar("T")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -28,34 +27,36 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Readable:
-    """A norm that kernels can read."""
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` that kernels can read, once it is packed."""
 
     described: kernels.Norm | None = None
 
-    def pack(self, kind: str) -> bool:
-        """See `pack`."""
-        self.described = kernels.Norm(self) if kind in IN_C else None  # type: ignore[arg-type]
-        return True
 
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` that kernels can read, once it is packed."""
 
-class LayerNorm(Readable, nn.LayerNorm):
-    """`nn.LayerNorm` that kernels can read."""
-
-
-class RMSNorm(Readable, nn.RMSNorm):
-    """`nn.RMSNorm` that kernels can read."""
+    described: kernels.Norm | None = None
 
 
 AnyNorm = LayerNorm | RMSNorm
 
 
-class Kernel(Protocol):
-    """Computes what `Linear.forward` does, of x on the CPU."""
+class Kernel:
+    """Computes what `Linear.forward` does, of x on the CPU.  Its weights never change, so a copy of
+    a layer shares it."""
 
     def __call__(
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        return surrounded(self.product(x if norm is None else norm(x)), activation, residual)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (..., D) -> x W + b (..., N)."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Kernel":
+        return self
 
 
 class Linear(nn.Linear):
@@ -76,25 +77,13 @@ class Linear(nn.Linear):
         out = super().forward(x if norm is None else norm(x))
         return surrounded(out, activation, residual)
 
-    def pack(self, kind: str) -> bool:
-        """See `pack`."""
-        self.kernel = KERNELS[kind](self) if kind else None
-        return True
-
 
 def surrounded(out: Tensor, activation: str, residual: Tensor | None) -> Tensor:
     out = ACTIVATIONS[activation](out)
     return out if residual is None else residual + out
 
 
-class Shared:
-    """A kernel whose copy is itself: its weights never change."""
-
-    def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
-        return self
-
-
-class InC(Shared):
+class InC(Kernel):
     """The kernel `linear`, of bytes or floats."""
 
     def __init__(self, layer: nn.Linear, in_bytes: bool):
@@ -109,7 +98,7 @@ class InC(Shared):
         return out if own == activation else ACTIVATIONS[activation](out)
 
 
-class Packed(Shared):
+class Packed(Kernel):
     """oneDNN's product of float32 with the weights in its own order, for processors without the
     kernels in C on which MKL, which `F.linear` takes, is slower."""
 
@@ -117,15 +106,17 @@ class Packed(Shared):
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
 
-    def __call__(
-        self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
-    ) -> Tensor:
-        x = x if norm is None else norm(x)
-        out = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return surrounded(out, activation, residual)
+    @staticmethod
+    def exists() -> bool:
+        """Return True if this torch has the operators, which are private."""
+        names = ("_reorder_linear_weight", "_linear_pointwise")
+        return all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+    def product(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Rounded(Shared):
+class Rounded(Kernel):
     """The numbers of int8 without its speed, where the kernels in C cannot be had: products of
     whole numbers, which float32 adds up exactly to 2^24."""
 
@@ -135,14 +126,11 @@ class Rounded(Shared):
         self.weight = (weight / self.scale[:, None]).round()
         self.bias = None if layer.bias is None else layer.bias.detach().float()
 
-    def __call__(
-        self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
-    ) -> Tensor:
-        x = x if norm is None else norm(x)
+    def product(self, x: Tensor) -> Tensor:
         step = x.abs().amax(-1, keepdim=True) / 127  # (..., 1)
         whole = (x * torch.where(step > 0, 1 / step, 0.0)).round()
         out = F.linear(whole, self.weight) * self.scale * step
-        return surrounded(out if self.bias is None else out + self.bias, activation, residual)
+        return out if self.bias is None else out + self.bias
 
 
 KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {
@@ -167,26 +155,21 @@ def kernel_for(precision: str, is_wide: bool) -> str:
         return "int8" if have else "rounded"
     if have:
         return "fp32"
-    return "packed" if is_wide and any(processor_words() >= words for words in PACKED) else ""
+    gains = is_wide and any(processor_words() >= words for words in PACKED)
+    return "packed" if gains and Packed.exists() else ""
 
 
 def pack(module: nn.Module, kind: str, release: bool = False) -> None:
     """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".
 
-    A module's own method `pack` returns whether its parts are done, too.
-
     release  let go of the weights of which kernels have a copy in bytes, but for embeddings: such
              a module cannot be packed again, or moved
     """
     kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-
-    def pack_part(part: nn.Module) -> None:
-        of_module = getattr(part, "pack", None)
-        done = of_module is not None and of_module(kind)
-        if release and kind == "int8" and isinstance(part, Linear) and id(part.weight) not in kept:
-            part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
-        if not done:
-            for child in part.children():
-                pack_part(child)
-
-    pack_part(module)
+    for part in module.modules():
+        if isinstance(part, (LayerNorm, RMSNorm)):
+            part.described = kernels.Norm(part) if kind in IN_C else None
+        elif isinstance(part, Linear):
+            part.kernel = KERNELS[kind](part) if kind else None
+            if release and kind == "int8" and id(part.weight) not in kept:
+                part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)

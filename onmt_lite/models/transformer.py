@@ -19,7 +19,7 @@ from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
-from onmt_lite.models.linear import IN_C
+from onmt_lite.models.linear import InC
 from onmt_lite.models.positions import Embedding, sinusoids
 
 
@@ -76,7 +76,6 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
         self.can_record = cfg.dec_self_attn == "dot"
-        self.in_c = False  # whether its layers have kernels in C
         self.src_embedding = NormedEmbedding(cfg, cfg.src_vocab_size, dropout)
         self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
@@ -94,11 +93,6 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
-    def pack(self, kind: str) -> bool:
-        """See `onmt_lite.models.linear.pack`."""
-        self.in_c = kind in IN_C
-        return False
-
     def read(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
         places = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
         mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
@@ -110,7 +104,8 @@ class Transformer(Family[TransformerMemory, TransformerState]):
             packing = Packing(mask)
             if packing.pays:
                 sight, x = replace(sight, packing=packing), packing.pack(x)  # (1, N, D)
-        lengths = src_lengths.clone() if self.in_c and src.is_cpu else None
+        in_c = isinstance(cast(DecoderLayer, self.decoder[0]).cross_attn.out.kernel, InC)
+        lengths = src_lengths.clone() if in_c and src.is_cpu else None
         if lengths is not None and self.cfg.relative == "none" and packing is not None:
             x = x.reshape(1, -1, x.size(2))  # (1, N, D)
             sight = replace(sight, starts=F.pad(lengths.cumsum(0), (1, 0)))
