@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import marian_directory
 from onmt_lite.export import main as export_main
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.layers import DecoderLayer
+from onmt_lite.models.layers import TransformerLayer
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -166,14 +166,14 @@ def random_transformer(shape: Shape) -> Transformer:
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.normal_(std=0.5 * weight.size(1) ** -0.5)
-        table, last = model.tgt_embedding.token.weight, cast(DecoderLayer, model.decoder[-1])
+        table, last = model.tgt_embedding.token.weight, cast(TransformerLayer, model.decoder[-1])
         table.mul_(0.6)
         table[-1] = 0.0
         one = torch.eye(shape.d_model)
         last.cross_attn.q.weight.copy_(8 * one)
         last.cross_attn.kv.weight.copy_(torch.cat([8 * one, one]))
         last.cross_attn.out.weight.copy_(6 * one)
-        assert last.ffn_residual is not None and model.output.bias is not None
+        assert model.output.bias is not None
         cast(torch.nn.LayerNorm, last.ffn_residual.norm).weight.fill_(4.0)
         model.output.bias.zero_()
         model.output.bias[1] = -20.0  # each system writes an unknown word in its own way

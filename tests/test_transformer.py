@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from onmt_lite.models.attention import CrossAttention, SelfAttention
-from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer
+from onmt_lite.models.layers import Dropout, TransformerLayer
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from tests.support import tiny
@@ -159,7 +159,7 @@ def copy_attention(target: nn.MultiheadAttention, source: SelfAttention | CrossA
 
 
 @torch.no_grad()
-def torch_layer(kind: type[nn.Module], model: Transformer, layer: EncoderLayer | DecoderLayer):
+def torch_layer(kind: type[nn.Module], model: Transformer, layer: TransformerLayer):
     cfg = model.cfg
     activation = {"silu": nn.functional.silu}.get(cfg.activation, cfg.activation)
     copy = kind(
@@ -176,7 +176,7 @@ def torch_layer(kind: type[nn.Module], model: Transformer, layer: EncoderLayer |
     copy_linear(copy.linear1, layer.ffn.up)
     copy_linear(copy.linear2, layer.ffn.down)
     residuals = [layer.self_attn_residual, layer.ffn_residual]
-    if isinstance(layer, DecoderLayer):
+    if kind is nn.TransformerDecoderLayer:
         copy_attention(copy.multihead_attn, layer.cross_attn)
         residuals.insert(1, layer.cross_attn_residual)
     for i, residual in enumerate(residuals, 1):

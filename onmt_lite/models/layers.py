@@ -134,52 +134,32 @@ class Sublayer(nn.Module):
         return x if self.pre_norm else self.norm(x)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward: one after the other, or side by side (GPT-J)."""
+class TransformerLayer(nn.Module):
+    """Self-attention, a decoder's attention to the memory bank, and feed-forward: one after the
+    other, or all side by side (GPT-J)."""
 
-    def __init__(self, cfg: TransformerConfig, dropout: float):
-        super().__init__()
-        self.self_attn, self.self_attn_residual = SelfAttention(cfg), Sublayer(cfg, dropout)
-        self.ffn = FeedForward(cfg)
-        self.ffn_residual = None if cfg.parallel_residual else Sublayer(cfg, dropout)
-
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        """x (B, S, D) -> (B, S, D)."""
-
-        def attend(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
-            return self.self_attn(x, sight, norm=norm, residual=residual)
-
-        def side_by_side(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
-            x = x if norm is None else norm(x)
-            return self.ffn(x, residual=attend(x, None, residual))
-
-        if self.ffn_residual is None:
-            return self.self_attn_residual(x, side_by_side)
-        return self.ffn_residual(self.self_attn_residual(x, attend), self.ffn)
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention, attention to the memory bank and feed-forward; or all three side by side."""
-
-    def __init__(self, cfg: TransformerConfig, dropout: float):
+    def __init__(self, cfg: TransformerConfig, dropout: float, is_decoder: bool):
         super().__init__()
         self.self_attn: SelfAttention | AverageAttention
-        if cfg.dec_self_attn == "dot":
-            self.self_attn = SelfAttention(cfg, causal=True)
-        else:
+        if is_decoder and cfg.dec_self_attn != "dot":
             self.self_attn = AverageAttention(cfg)
-        side_by_side = cfg.parallel_residual
+        else:
+            self.self_attn = SelfAttention(cfg, causal=is_decoder)
         self.self_attn_residual = Sublayer(cfg, dropout)
-        self.cross_attn = CrossAttention(cfg)
-        self.cross_attn_residual = None if side_by_side else Sublayer(cfg, dropout)
+        self.side_by_side = cfg.parallel_residual  # then this residual is the only one
+        if is_decoder:
+            self.cross_attn = CrossAttention(cfg)
+        if is_decoder and not self.side_by_side:
+            self.cross_attn_residual = Sublayer(cfg, dropout)
         self.ffn = FeedForward(cfg)
-        self.ffn_residual = None if side_by_side else Sublayer(cfg, dropout)
+        if not self.side_by_side:
+            self.ffn_residual = Sublayer(cfg, dropout)
 
     def forward(
         self,
         x: Tensor,
         sight: Sight,
-        bank: Bank,
+        bank: Bank | None = None,
         past: KeyValueCache | RunningSums | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
@@ -194,11 +174,14 @@ class DecoderLayer(nn.Module):
             x, found = self.cross_attn(x, bank, norm, residual)
             return x
 
-        def side_by_side(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+        def all_at_once(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
             x = x if norm is None else norm(x)
-            return self.ffn(x, residual=read(x, None, look(x, None, residual)))
+            update = look(x, None, residual)
+            return self.ffn(x, residual=update if bank is None else read(x, None, update))
 
-        if self.cross_attn_residual is None or self.ffn_residual is None:
-            return self.self_attn_residual(x, side_by_side), found
-        x = self.cross_attn_residual(self.self_attn_residual(x, look), read)
+        if self.side_by_side:
+            return self.self_attn_residual(x, all_at_once), found
+        x = self.self_attn_residual(x, look)
+        if bank is not None:
+            x = self.cross_attn_residual(x, read)
         return self.ffn_residual(x, self.ffn), found

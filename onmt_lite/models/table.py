@@ -23,6 +23,7 @@ from torch import Tensor
 from onmt_lite.models.base import Constant, Heads, Selection
 
 Prefix = tuple[int, ...]
+STAR, ID = re.compile(r"\*[0-9]{1,5}"), re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -63,35 +64,30 @@ class Tree:
 
     def _add(self, source: TableSource) -> int:
         """Add the nodes of a source; return its root."""
-        root, keys = len(self.logits), {*source.rows, *source.attn}
-        stars = [int(key[1:]) for key in keys if re.fullmatch(r"\*[0-9]{1,5}", key)]
-        n_lengths = max(stars, default=0) + 2
-        lengths, after, at = [0], dict[tuple[int, int], int](), dict[str, int]()
-        for key in keys:
-            ids = [int(token) for token in key.split() if re.fullmatch("[0-9]{1,9}", token)]
-            if key != " ".join(map(str, ids)) or any(y >= self.vocab_size for y in ids):
-                continue  # no prefix looks like that
-            node = root
-            for y in ids:
-                if (node, y) not in after:
-                    after[node, y] = root + len(lengths)
-                    lengths.append(lengths[node - root] + 1)
-                node = after[node, y]
-            at[key] = node
-        first_other, lengths = root + len(lengths), [*lengths, *range(n_lengths)]
-        for rows, default, found in (
-            (source.rows, source.default, self.logits),
-            (source.attn, source.attn_default, self.attn),
-        ):
-            by_length = [rows.get(f"*{n}", default) for n in range(n_lengths)]
-            found += [by_length[min(n, n_lengths - 1)] for n in lengths]
-            for key in at.keys() & rows.keys():
-                found[at[key]] = rows[key]
-        others = [first_other + min(n + 1, n_lengths - 1) for n in lengths]
-        self.next += [[other] * self.vocab_size for other in others]
-        for (node, y), to in after.items():
-            self.next[node][y] = to
+        keys = {*source.rows, *source.attn}
+        parsed = [parse_key(key, self.vocab_size) for key in keys]
+        begun = {key[:n] for key in parsed if key is not None for n in range(len(key) + 1)}
+        lengths = range(max((int(key[1:]) for key in keys if STAR.fullmatch(key)), default=0) + 2)
+        root = len(self.logits)
+        numbers = {prefix: root + i for i, prefix in enumerate(sorted({(), *begun}))}
+        first_other = root + len(numbers)
+        for prefix in numbers:
+            self.logits.append(source.logits(prefix))
+            self.attn.append(source.attention(prefix))
+            other = first_other + min(len(prefix) + 1, lengths[-1])
+            self.next.append([numbers.get((*prefix, y), other) for y in range(self.vocab_size)])
+        for n in lengths:
+            self.logits.append(source.rows.get(f"*{n}", source.default))
+            self.attn.append(source.attn.get(f"*{n}", source.attn_default))
+            self.next.append([first_other + min(n + 1, lengths[-1])] * self.vocab_size)
         return root
+
+
+def parse_key(key: str, vocab_size: int) -> Prefix | None:
+    """Return the prefix of ids that a key of a table is, None if no prefix looks like it."""
+    ids = tuple(int(token) for token in key.split() if ID.fullmatch(token))
+    is_prefix = key == " ".join(map(str, ids)) and all(y < vocab_size for y in ids)
+    return ids if is_prefix else None
 
 
 class TableState:

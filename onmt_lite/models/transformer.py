@@ -5,7 +5,7 @@ keys and values, d width of a head.  `TransformerConfig` alone decides which var
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from onmt_lite.models.base import Heads, Selection
 from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
-from onmt_lite.models.layers import DecoderLayer, Dropout, EncoderLayer, make_norm
+from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
 from onmt_lite.models.linear import InC
 from onmt_lite.models.positions import Embedding, sinusoids
 
@@ -80,9 +80,12 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
             self.src_embedding.token = self.tgt_embedding.token
-        self.encoder = nn.ModuleList(EncoderLayer(cfg, dropout) for _ in range(cfg.enc_layers))
-        own = cfg.of_decoder
-        self.decoder = nn.ModuleList(DecoderLayer(own, dropout) for _ in range(cfg.dec_layers))
+        self.encoder = nn.ModuleList(
+            TransformerLayer(cfg, dropout, False) for _ in range(cfg.enc_layers)
+        )
+        self.decoder = nn.ModuleList(
+            TransformerLayer(cfg.of_decoder, dropout, True) for _ in range(cfg.dec_layers)
+        )
         self.enc_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.dec_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.output: Head = Head(cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias)
@@ -104,21 +107,20 @@ class Transformer(Family[TransformerMemory, TransformerState]):
             packing = Packing(mask)
             if packing.pays:
                 sight, x = replace(sight, packing=packing), packing.pack(x)  # (1, N, D)
-        in_c = isinstance(cast(DecoderLayer, self.decoder[0]).cross_attn.out.kernel, InC)
+        in_c = isinstance(cast(TransformerLayer, self.decoder[0]).cross_attn.out.kernel, InC)
         lengths = src_lengths.clone() if in_c and src.is_cpu else None
         if lengths is not None and self.cfg.relative == "none" and packing is not None:
             x = x.reshape(1, -1, x.size(2))  # (1, N, D)
             sight = replace(sight, starts=F.pad(lengths.cumsum(0), (1, 0)))
         for layer in self.encoder:
-            x = layer(x, sight)
+            x, _ = layer(x, sight)
         bank = self.enc_norm(x)
         bank = bank.view(*src.shape, -1) if sight.packing is None else sight.packing.pad(bank)
         return TransformerMemory(bank, mask, lengths=lengths)
 
     def init_state(self, memory: TransformerMemory) -> TransformerState:
         bank, n_layers = memory.bank, len(self.decoder)
-        pairs = [cast(DecoderLayer, layer).cross_attn.project(bank) for layer in self.decoder]
-        keys, values = map(list, zip(*pairs))
+        keys, values = map(list, zip(*self._pairs(bank)))
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
             past = KeyValueCache(keys, self.cfg.relative != "none")
@@ -168,8 +170,12 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         causal = torch.full((n, n), -math.inf, device=tgt.device).triu(1)
         places = torch.arange(n, device=tgt.device)[None]  # (1, T)
         sight = look(self.decoder, causal, places, places)
-        pairs = (cast(DecoderLayer, each).cross_attn.project(memory.bank) for each in self.decoder)
-        return self._run(self.tgt_embedding(tgt), sight, pairs, memory, layer)
+        return self._run(self.tgt_embedding(tgt), sight, self._pairs(memory.bank), memory, layer)
+
+    def _pairs(self, bank: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the keys and values of each layer's attention to the bank (B, S, D)."""
+        for layer in self.decoder:
+            yield cast(TransformerLayer, layer).cross_attn.project(bank)
 
     def _run(
         self,
@@ -199,5 +205,5 @@ class Transformer(Family[TransformerMemory, TransformerState]):
 
 def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:
     """The sight of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
-    relation = cast(DecoderLayer, layers[0]).self_attn.relation
+    relation = cast(TransformerLayer, layers[0]).self_attn.relation
     return Sight(mask, relation.prepare(queries, keys))
