@@ -368,7 +368,7 @@ def test_run_without_matplotlib_names_the_extra_once_and_keeps_the_table(run, mo
 
 
 def test_without_sacrebleu_there_is_no_bleu(run, monkeypatch):
-    monkeypatch.setattr(module, "HAS_SACREBLEU", False)
+    monkeypatch.setattr(module, "has_sacrebleu", lambda: False)
     folder = run()
     assert table(folder)[-1]["bleu"] == ""
     assert "pip install sacrebleu" in (folder / "train.log").read_text(encoding="utf-8")

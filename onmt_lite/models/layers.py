@@ -64,11 +64,8 @@ class FeedForward(nn.Module):
         up, down = self.up.kernel, self.down.kernel
         if isinstance(up, InC) and isinstance(down, InC) and x.is_cpu:
             if self.activation in kernels.ACTIVATIONS:
-                both, described = (
-                    (up.weights, down.weights),
-                    None if norm is None else norm.described,
-                )
-                return kernels.feed_forward(x, *both, described, self.activation, residual)
+                given = up.weights, down.weights, None if norm is None else norm.described
+                return kernels.feed_forward(x, *given, self.activation, residual)
         return self.down(self.up(x, norm, self.activation), residual=residual)
 
 

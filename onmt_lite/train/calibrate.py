@@ -220,7 +220,7 @@ def neighbours(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def fit(points: Sequence[Point]) -> Confidence:
-    """Fit the curve of maximum likelihood by Newton's method, with a normal prior of variance 1 on
+    """Fit the curve of maximum likelihood, with a normal prior of variance 1 on
     `per_log_token`, so that a few lines of a few lengths do not decide it.
 
     Raises OptionError if the points do not determine a curve: all are right, all are wrong, or a
@@ -236,26 +236,18 @@ def fit(points: Sequence[Point]) -> Confidence:
     columns = [[1.0, p.mean, math.log(p.n_tokens)] for p in points]
     inputs = torch.tensor(columns, dtype=torch.float64)  # (N, 3)
     targets = torch.tensor([float(p.right) for p in points], dtype=torch.float64)  # (N,)
-    prior = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    exact: dict[str, Any] = dict(tolerance_grad=1e-12, tolerance_change=1e-14)
+    optimizer = torch.optim.LBFGS([weights], max_iter=1000, line_search_fn="strong_wolfe", **exact)
 
-    def cost(weights: Tensor) -> float:
+    def cost() -> Tensor:
+        optimizer.zero_grad()
         unlikely = binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum")
-        return unlikely.item() + (prior * weights**2).sum().item() / 2
+        total = unlikely + weights[2] ** 2 / 2
+        total.backward()
+        return total
 
-    weights = torch.zeros(3, dtype=torch.float64)
-    for _ in range(100):
-        p = torch.sigmoid(inputs @ weights)  # (N,)
-        slope = inputs.T @ (targets - p) - prior * weights  # (3,)
-        curvature = (inputs.T * (p * (1 - p))) @ inputs + torch.diag(prior)  # (3, 3)
-        if torch.linalg.det(curvature) <= 0:
-            break
-        step = torch.linalg.solve(curvature, slope)
-        size = 1.0  # a step may go too far if the points are nearly separable
-        while cost(weights + size * step) > cost(weights) and size > 1e-9:
-            size /= 2
-        weights = weights + size * step
-        if step.abs().max() < 1e-10:
-            break
+    optimizer.step(cost)
     at_zero, per_nat, per_log_token = (round(weight, 4) for weight in weights.tolist())
     if per_nat <= 0:
         raise OptionError(

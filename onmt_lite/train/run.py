@@ -10,7 +10,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
+from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.system.log import LOG
@@ -36,8 +36,6 @@ from onmt_lite.train import data, folder, network
 from onmt_lite.train.chart import HAS_MATPLOTLIB, training_chart
 from onmt_lite.train.forecast import Pace, forecast, measured_speed
 from onmt_lite.train.options import TrainOptions, as_table
-
-HAS_SACREBLEU = find_spec("sacrebleu") is not None
 
 # Attributes of a Trainer that the state holds, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "processor_seconds", "best")
@@ -201,7 +199,7 @@ class Trainer:
         checkpoint = native.checkpoint(self.model, self.sp)
         for line in network.export_limits(checkpoint, self.model.cfg):
             LOG.info("%s", line)
-        if not HAS_SACREBLEU:
+        if not has_sacrebleu():
             LOG.info("no BLEU at validations: sacrebleu is missing (pip install sacrebleu)")
         if not HAS_MATPLOTLIB:
             LOG.info(
@@ -377,7 +375,7 @@ class Trainer:
         sources, references = ([pair[side] for pair in shown] for side in (0, 1))
         outputs = translate_greedily(self.kept, self.sp, sources)
         bleu = None
-        if HAS_SACREBLEU and not self.stopping:
+        if has_sacrebleu() and not self.stopping:
             import sacrebleu  # optional
 
             bleu = sacrebleu.corpus_bleu(outputs, [references], force=True).score

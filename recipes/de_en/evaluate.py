@@ -25,8 +25,8 @@ from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.rules import refuse
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import FileError
+from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.train.data import Pair, read_pairs
-from onmt_lite.train.run import HAS_SACREBLEU
 
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]
@@ -140,7 +140,7 @@ class EvaluateOptions:
 
 RULES = (
     refuse(lambda v: not v.test, "test is missing; give a file of pairs"),
-    refuse(lambda v: not HAS_SACREBLEU, "no scores without sacrebleu; pip install sacrebleu"),
+    refuse(lambda v: not has_sacrebleu(), "no scores without sacrebleu; pip install sacrebleu"),
 )
 OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
 PROGRAM = Program(

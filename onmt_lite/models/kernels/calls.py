@@ -46,51 +46,44 @@ def kernels() -> Any:
     return library
 
 
-class _Weights(ctypes.Structure):
+class Weights(ctypes.Structure):
+    """Weights (N, D) and bias (N,) in the order of a product: floats, or bytes with a scale for
+    each output."""
+
     _fields_ = [
         *(("outputs", c_int64), ("inputs", c_int64), ("bytes", c_void_p), ("floats", c_void_p)),
         *(("scale", c_void_p), ("total", c_void_p), ("bias", c_void_p)),
     ]
 
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float)]
-
-
-class Weights:
-    """Weights (N, D) and bias (N,) in the order of a product: floats, or bytes with a scale for
-    each output."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None, in_bytes: bool):
         weight = weight.detach().float().contiguous()
-        self.outputs, self.inputs = weight.shape
-        padded = -(-self.outputs // PANEL) * PANEL
-        size = kernels().packed_size(self.outputs, self.inputs, in_bytes)
-        self.packed = torch.zeros(size, dtype=torch.uint8)
-        self.bias = torch.zeros(padded)
+        n, d = weight.shape
+        n_padded = -(-n // PANEL) * PANEL
+        packed = torch.zeros(kernels().packed_size(n, d, in_bytes), dtype=torch.uint8)
+        padded_bias = torch.zeros(n_padded)
         if bias is not None:
-            self.bias[: self.outputs] = bias.detach()
-        self.scale = torch.zeros(padded if in_bytes else 0)
-        self.total = torch.zeros(padded if in_bytes else 0, dtype=torch.int32)
-        where = self.packed.data_ptr()
-        scale, total = (each.data_ptr() if in_bytes else None for each in (self.scale, self.total))
-        kernels().pack(weight.data_ptr(), *weight.shape, where, scale, total)
+            padded_bias[:n] = bias.detach()
+        scales = torch.zeros(n_padded if in_bytes else 0)
+        totals = torch.zeros(n_padded if in_bytes else 0, dtype=torch.int32)
+        self.tensors = packed, scales, totals, padded_bias  # keeps their memory
+        where = packed.data_ptr()
+        scale, total = (x.data_ptr() if in_bytes else None for x in (scales, totals))
+        kernels().pack(weight.data_ptr(), n, d, where, scale, total)
         places = (where, None) if in_bytes else (None, where)
-        of_bias = self.bias.data_ptr()
-        self.described = _Weights(*weight.shape, *places, scale, total, of_bias)
-        self.address = ctypes.addressof(self.described)
+        super().__init__(n, d, *places, scale, total, padded_bias.data_ptr())
+        self.address = ctypes.addressof(self)
 
 
-class Norm:
+class Norm(ctypes.Structure):
     """A layer's norm, as kernels read it."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float)]
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
         """The norm's tensors must stay where they are."""
-        bias = getattr(norm, "bias", None)
-        self.tensors = [each for each in (norm.weight, bias) if each is not None]
-        pointers = [each.data_ptr() for each in self.tensors]
-        self.described = _Norm(*pointers, *[None] * (2 - len(pointers)), norm.eps)
-        self.address = ctypes.addressof(self.described)
+        self.tensors = norm.weight, getattr(norm, "bias", None)
+        super().__init__(*map(address, self.tensors), norm.eps)
+        self.address = ctypes.addressof(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Norm":
         return self
