@@ -31,7 +31,7 @@ from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
-from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.option import META, File, Option, opt, options_of
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.rules import Values, missing, refuse, refuse_all
 from onmt_lite.config.sources import Program
@@ -61,16 +61,14 @@ class CalibrateOptions:
     title: ClassVar[str] = "Calibrate"
 
     model: str = opt("", "Calibrate the model of our format in this directory", value="PATH")
-    valid: tuple[str, ...] = opt(
+    valid: tuple[File, ...] = opt(
         (),
         "Learn from these held-out pairs, one `source<TAB>target` per line, plain or .gz; the "
         "model must not have been trained on them",
-        value="FILE",
     )
-    train: tuple[str, ...] = opt(
+    train: tuple[File, ...] = opt(
         (),
         "Treat marks as unknown that are rare in these pairs, on which the model was trained",
-        value="FILE",
     )
     unknown: Literal["copy", "drop", "model"] | None = opt(
         None, "Set what -unknown auto means with the model; by default unchanged"

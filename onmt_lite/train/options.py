@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
 from onmt_lite.config.foreign import remark_on_training
-from onmt_lite.config.option import DEVICE, META, Option, opt, options_of
+from onmt_lite.config.option import DEVICE, META, File, Option, opt, options_of
 from onmt_lite.config.options import remark_on_translation
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
 from onmt_lite.config.sources import Program, Resolved
@@ -30,11 +30,10 @@ class DataOptions:
 
     title: ClassVar[str] = "Data"
 
-    train: tuple[str, ...] = opt(
+    train: tuple[File, ...] = opt(
         (),
         "Learn from these files, one pair `source<TAB>target` per line in UTF-8, plain or .gz; "
         "further columns and blank lines are skipped",
-        value="FILE",
         example="my.train.tsv",
     )
     train_weights: tuple[float, ...] = opt(
@@ -42,12 +41,11 @@ class DataOptions:
         "Use each file so many times per epoch (0.5: a random half of its pairs); by default once",
         example="2 0.5 -train small.tsv large.tsv",
     )
-    valid: tuple[str, ...] = opt(
+    valid: tuple[File, ...] = opt(
         (),
         "Validate on these held-out pairs and keep the model with the lowest loss, averaged over "
         "the files; by default every fiftieth pair of train is held out, at most 500, with all "
         "pairs that share a side with one of them",
-        value="FILE",
         example="my.dev.tsv",
     )
     output: str = opt(
@@ -211,9 +209,7 @@ class LearningOptions:
         None, "Use N CPU threads; by default one per core", within=(1, 256), example="4"
     )
     resume: bool = opt(False, "Continue the run in the output directory")
-    log_file: str | None = opt(
-        None, "Also write the log to this file", value="FILE", example="train.log"
-    )
+    log_file: File | None = opt(None, "Also write the log to this file", example="train.log")
 
     @property
     def minutes_between_validations(self) -> float:
