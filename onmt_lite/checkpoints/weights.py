@@ -195,7 +195,9 @@ def build(make: Callable[[], Built], weights: Weights) -> Built:
     try:
         with torch.device("meta"), _Unfilled():
             model = make()
-        _, unknown = model.load_state_dict(weights.tensors, strict=False, assign=True)
+        # A transposed view would be slower, and another order of sums
+        tensors = {name: weight.contiguous() for name, weight in weights.tensors.items()}
+        _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except RuntimeError as error:
