@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints.shipped import LABEL
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
 from onmt_lite.jobs.inputs import Range, Span
 from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.reports import Noted, Summary
-from onmt_lite.jobs.store import FOLDER_MODE, Parts, Store
+from onmt_lite.jobs.store import FOLDER_MODE, LABEL, Parts, Store
 from onmt_lite.jobs.tasks import Done
 from onmt_lite.system import atomic_files as whole_module
 from onmt_lite.system.terminal import Interrupted

@@ -17,7 +17,6 @@ _HERE = Path(__file__).resolve().parent.parent
 _ROOT = _HERE if (_HERE / "data").is_dir() else _HERE.parent
 DATA, CONFIGS = _ROOT / "data", _ROOT / "configs"
 DEFAULT_MODEL = DATA / "de-en"
-LABEL = "user.onmt_lite.job"  # an extended attribute of outputs that are complete
 
 
 def find_model(path: str | Path) -> Path:
@@ -42,17 +41,12 @@ def model_files(path: Path) -> list[Path]:
         parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
         of_fairseq = path.parent.glob("dict.*.txt") if path.suffix == ".pt" else ()
         found = [path, path.with_suffix(".safetensors"), *parts, *of_fairseq]
-    return sorted({f for f in found if f.is_file() and not _is_written(f)})
+    return sorted({f for f in found if f.is_file() and not _is_log(f)})
 
 
-def _is_written(file: Path) -> bool:
-    """Whether a job has written the file, so that it belongs to no model whose folder it is in."""
-    if file.name.startswith(".") or file.suffix == ".log":
-        return True
-    try:
-        return LABEL in os.listxattr(file)
-    except (OSError, AttributeError):  # it is gone, or there are no attributes
-        return False
+def _is_log(file: Path) -> bool:
+    """Return True for a hidden file or a log, which belong to no model."""
+    return file.name.startswith(".") or file.suffix == ".log"
 
 
 def find_config(path: str) -> str:

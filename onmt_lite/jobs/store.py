@@ -27,9 +27,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.shipped import LABEL, find_model, model_files, model_paths
+from onmt_lite.checkpoints.shipped import find_model, model_files, model_paths
 from onmt_lite.config.files import name_of, parts_of
 from onmt_lite.config.options import KINDS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, refused
@@ -41,6 +42,7 @@ from onmt_lite.version import __version__
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
 OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
+LABEL = "user.onmt_lite.job"  # an extended attribute of outputs that are complete
 MARK = b'{"onmt_lite": '
 HEAD = 256  # bytes of the lock
 FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
@@ -402,7 +404,16 @@ def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     for i, path in enumerate(paths, 1):
         number = f" {i}" if len(paths) > 1 else ""
         for file in model_files(find_model(path)):
-            yield f"{file.name} of model{number}", str(file)
+            if not is_labelled(file):  # the output of a job, in the directory of the model
+                yield f"{file.name} of model{number}", str(file)
+
+
+def is_labelled(file: Path) -> bool:
+    """Return True for a complete output of a job."""
+    try:
+        return LABEL in os.listxattr(file)
+    except (OSError, AttributeError):  # it is gone, or there are no attributes
+        return False
 
 
 def describe(path: str) -> list[Any] | None:
