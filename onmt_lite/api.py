@@ -438,7 +438,7 @@ def totals(progress: Progress | None) -> Added:
         raise TypeError(f"progress: expected a function, got {type(progress).__name__}")
     n_lines = n_tokens = 0
 
-    def add(more_lines: int, more_tokens: int, work: float) -> None:
+    def add(more_lines: int, more_tokens: int) -> None:
         nonlocal n_lines, n_tokens
         n_lines, n_tokens = n_lines + more_lines, n_tokens + more_tokens
         if progress is not None and more_lines:

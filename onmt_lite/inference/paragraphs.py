@@ -66,11 +66,11 @@ class Paragraphs:
         n_parts = n_told = 0
         n_whole, n_all = len(self.whole), max(1, len(self.lines))
 
-        def tell(n_lines: int, n_tokens: int, work: float) -> object:
+        def tell(n_lines: int, n_tokens: int) -> object:
             nonlocal n_parts, n_told
             n_parts += n_lines
             before, n_told = n_told, n_parts * n_whole // n_all
-            return progress(n_told - before, n_tokens, work * n_whole / n_all)
+            return progress(n_told - before, n_tokens)
 
         return tell
 

@@ -57,24 +57,17 @@ class Copies:
         ]
         self.distinct = list(kinds.values())
         self.n_copies = Counter(map(id, self.firsts))
-        self.n_chars = sum(map(n_chars_of, self.distinct))
 
     def tell(self, done: Sequence[Example], n_tokens: Iterable[int] = ()) -> None:
         """Report the lines of distinct examples as done, and the target tokens of each."""
         numbers = [self.n_copies[id(example)] for example in done]
-        work = len(self.examples) * sum(map(n_chars_of, done)) / max(1, self.n_chars)
-        self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)), work)
+        self.progress(sum(numbers), sum(n * tokens for n, tokens in zip(numbers, n_tokens)))
 
     def of_all(self, made: Iterable[Translation]) -> list[Translation]:
         """The translations of all examples, from those of the distinct ones."""
         found = dict(zip(map(id, self.distinct), made, strict=True))
         pairs = zip(self.examples, [found[id(first)] for first in self.firsts])
         return [t if t.id == example.line.id else copied(t, example) for example, t in pairs]
-
-
-def n_chars_of(example: Example) -> int:
-    """Characters of a line, its end counted."""
-    return len(example.line.text) + 1
 
 
 def kind_of(example: Example) -> str:

@@ -10,9 +10,7 @@ from onmt_lite.text.placeholders import Reading
 
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
 Progress = Callable[[int, int], object]  # is told how many lines and target tokens are done
-# Is told how many lines and target tokens were added, and how much of the work: the lines that all
-# lines have for so many of their characters
-Added = Callable[[int, int, float], object]
+Added = Callable[[int, int], object]  # is told how many lines and target tokens were added
 
 
 @dataclass(frozen=True)

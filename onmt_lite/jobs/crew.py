@@ -34,7 +34,6 @@ class Hand:
     at: int = START  # the place of the task among all
     n_lines: int = 0  # of the task, translated already
     n_tokens: int = 0
-    work: float = 0.0
     ready: bool = False  # to take tasks
 
 
@@ -105,7 +104,7 @@ class Crew(Engine):
                 hand.at, hand.task = source.take()
             else:
                 return
-            hand.n_lines, hand.n_tokens, hand.work = 0, 0, 0.0
+            hand.n_lines, hand.n_tokens = 0, 0
             self.give(hand)
 
     def take_in(self, hand: Any, what: str, value: Any, progress: Added) -> Iterator[Any]:
@@ -114,9 +113,8 @@ class Crew(Engine):
             hand.ready = True
             self._deaths[START] = 0
         elif what == "progress":
-            n_lines, n_tokens, work = value
+            n_lines, n_tokens = value
             hand.n_lines, hand.n_tokens = hand.n_lines + n_lines, hand.n_tokens + n_tokens
-            hand.work += work
             progress(*value)
         elif what == "done":
             self._deaths.pop(hand.at, None)
@@ -128,7 +126,7 @@ class Crew(Engine):
             self._failed[hand.at], hand.task = value, None
         elif what == "died":
             self.hands.remove(hand)
-            progress(-hand.n_lines, -hand.n_tokens, -hand.work)
+            progress(-hand.n_lines, -hand.n_tokens)
             self._replace(hand, *value)
 
     def _replace(self, hand: Any, how: str, is_own: bool, by_memory: bool = False) -> None:

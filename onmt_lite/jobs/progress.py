@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
@@ -23,31 +22,7 @@ from onmt_lite.system.terminal import CONSOLE
 from onmt_lite.version import __version__
 
 SECONDS_BETWEEN = 10.0  # lines about progress
-RECENT = 60.0  # seconds after which work counts half in what the rest is expected to take
-# As tqdm's own, with the time that is left by our reckoning
-BAR = "{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}{{postfix}}]"
 PHASES = ("tokenise", "encode", "decode", "write")
-
-
-class Pace:
-    """How long work takes, by how it went of late."""
-
-    def __init__(self, to_do: float, now: float):
-        self.to_do, self.last = to_do, now
-        self.work = self.seconds = 0.0  # what was done, and how long it took; both fade
-
-    def add(self, work: float, now: float) -> None:
-        seconds, self.last = now - self.last, now
-        fading = 0.5 ** (seconds / RECENT)
-        self.work, self.seconds = self.work * fading + work, self.seconds * fading + seconds
-        self.to_do -= work
-
-    def left(self, now: float) -> str:
-        """Minutes and seconds to the end, which count down between two batches; ? at first."""
-        if self.work <= 0:
-            return "?"
-        seconds = self.to_do * self.seconds / self.work - (now - self.last)
-        return tqdm.format_interval(max(1, round(seconds)))
 
 
 class Meter:
@@ -74,50 +49,24 @@ class Meter:
             file=CONSOLE,
             disable=quiet or typed or not CONSOLE.isatty(),
             miniters=1,  # without it, a small batch after a large one does not move the bar
-            smoothing=0,
+            smoothing=0,  # the mean: a bucket begins with its long lines, so the last rate misleads
             ncols=console_width(),
             nrows=24,  # some terminals say 0, which tqdm would believe
-            bar_format=BAR.format(left="?") if total else None,
         )
         if typed and not quiet:
             print("type a line, Ctrl-D ends", file=CONSOLE)
         self.started = self.last_said = time.monotonic()
-        self.pace = Pace((total or 0) - n_before, self.started)
-        self.ended = threading.Event()
-        self.ticker = threading.Thread(target=self._tick_on, daemon=True)
 
     def __enter__(self) -> "Meter":
-        if self.total and not self.bar.disable:
-            self.ticker.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.took = self.seconds()
-        self.ended.set()
-        if self.ticker.is_alive():
-            self.ticker.join()
         self.bar.close()
 
-    def _tick_on(self) -> None:
-        while not self.ended.wait(1.0):
-            self.tick()
-
-    def tick(self) -> None:
-        """Let the bar count the seconds, of which a large batch may take many."""
-        self.bar.bar_format = BAR.format(left=self.left())
-        self.bar.refresh()
-
-    def left(self) -> str:
-        done = self.total is not None and self.n_lines >= self.total
-        return "00:00" if done else self.pace.left(time.monotonic())
-
-    def add(self, n_lines: int, n_tokens: int, work: float) -> None:
-        """Count what a batch has added: lines, tokens of their translations, and its share of the
-        work, in lines."""
+    def add(self, n_lines: int, n_tokens: int) -> None:
+        """Count what a batch has added: lines, and tokens of their translations."""
         self.n_lines, self.n_tokens = self.n_lines + n_lines, self.n_tokens + n_tokens
-        self.pace.add(work, time.monotonic())
-        if self.total:
-            self.bar.bar_format = BAR.format(left=self.left())
         if self.tell is not None and n_lines:
             self.tell(self.n_lines, self.n_tokens)
         self.bar.ncols = console_width()
@@ -128,8 +77,10 @@ class Meter:
         if now - self.last_said >= SECONDS_BETWEEN and not self.typed:
             self.last_said, self.said = now, True
             line = f"{self.done(self.n_lines)}, {speed}"
-            if self.total and (left := self.left()) != "?":
-                line += f", {left} left"
+            n_new = self.n_lines - self.n_before
+            if self.total and n_new > 0:
+                left = (self.total - self.n_lines) * self.seconds() / n_new
+                line += f", {tqdm.format_interval(left)} left"
             LOG.info(line, extra={"on_stderr": not CONSOLE.isatty()})
 
     def end(self, output: str, seconds: float) -> None:

@@ -92,7 +92,7 @@ class Cluster(Crew):
                 yield hand, "ready", None
             else:
                 yield from self._taken(hand, *found)
-        yield Hand(0), "progress", (0, 0, 0.0)  # time passes
+        yield Hand(0), "progress", (0, 0)  # time passes
 
     def _taken(self, hand: Hand, done: Any, notes: list[str], machine: Any) -> Iterator[Event]:
         """The result of a task, or its error."""
@@ -106,7 +106,7 @@ class Cluster(Crew):
             if note not in self._said:
                 LOG.info("NOTE: %s", note)
                 self._said.add(note)
-        yield hand, "progress", (done.n_lines, done.summary.n_words, float(done.n_lines))
+        yield hand, "progress", (done.n_lines, done.summary.n_words)
         yield hand, "done", done
 
 
