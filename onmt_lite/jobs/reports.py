@@ -51,9 +51,11 @@ DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
 QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
 UNTRANSLATED = ("not-a-number", INVALID, NO_FIELD)  # notes of lines that are blank for this reason
 LACKS_SACREBLEU = (
-    "report_bleu: sacrebleu 2 or newer is not installed, and nothing is scored; run: pip install "
-    "sacrebleu"
+    "report_bleu: sacrebleu 2 or newer is not installed, or one that is too new, and nothing is "
+    "scored; run: pip install sacrebleu==2.6.0"
 )
+# Of each metric: corpus_score takes all texts at once, and of chrF nothing public can be summed
+STATISTICS = ("_extract_corpus_statistics", "_compute_score_from_stats")
 
 Writer = Callable[[Translation], str]
 Format = Callable[[Translation, DataOptions, int], str]  # n_best last; whole lines
@@ -339,10 +341,11 @@ def wants_bleu(options: TranslateOptions) -> bool:
 
 
 def has_sacrebleu() -> bool:
-    """Return whether sacrebleu is there, in a version that has these metrics."""
+    """Return whether sacrebleu is there, in a version whose statistics can be summed over parts."""
     try:
-        return int(metadata.version("sacrebleu").split(".")[0]) >= 2
-    except (metadata.PackageNotFoundError, ValueError):
+        is_new = int(metadata.version("sacrebleu").split(".")[0]) >= 2
+        return is_new and all(hasattr(m, name) for m in metrics() for name in STATISTICS)
+    except (ImportError, ValueError):
         return False
 
 
