@@ -16,6 +16,8 @@ REMEDIES = {
     errno.ENOSPC: "free some space or choose another disk",
     errno.EDQUOT: "free some space or choose another disk",
     errno.EROFS: "choose another place",
+    errno.ENOLCK: "choose another place, whose file system has locks",
+    errno.ENOSYS: "choose another place, whose file system has locks",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another place",
     errno.EIO: "check the disk and the path",
     errno.EBADF: "check the path",

@@ -16,7 +16,6 @@ the data.  A torn or damaged file counts as missing.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -43,7 +42,6 @@ from onmt_lite.version import __version__
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
 OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
 LABEL = "user.onmt_lite.job"  # an extended attribute of outputs that are complete
-MARK = b'{"onmt_lite": '
 HEAD = 256  # bytes of the lock
 FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
 CHUNK = 1 << 20
@@ -121,9 +119,7 @@ class Parts:
                 except OSError:  # a file system without links
                     os.replace(aside, path)
         if not (before := unsealed(path)[0]):
-            raise FileError(
-                f"cannot write {self.path}: {path} cannot be read; begin anew without -resume"
-            )
+            raise FileError(f"cannot write {self.path}: {path} cannot be read; leave out -resume")
         check_same(before, {"machine": machine})
 
     def _name(self, number: int) -> str:
@@ -135,7 +131,7 @@ class Store:
 
     def __init__(self, path: str):
         self.path, self.target, self.folder = path, os.path.realpath(path), parts_of(path)
-        self.n_bytes = self.crc = 0  # of what is appended
+        self.crc = 0  # of what is appended
         self._lock_fd = self._fd = -1
         self._removed = False
 
@@ -176,27 +172,20 @@ class Store:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._lock_fd), os.lstat(lock)):
-                    host = re.sub(r"[^\w.-]", "", os.uname().nodename, flags=re.ASCII)[:100]
-                    head = MARK + f'"lock", "pid": {os.getpid()}, "host": "{host}"}}'.encode()
-                    os.pwrite(self._lock_fd, head.ljust(HEAD - 1) + b"\n", 0)
+                    holder = f"process {os.getpid()} on {os.uname().nodename}"
+                    os.pwrite(self._lock_fd, holder.encode()[:HEAD].ljust(HEAD), 0)
                     return True
-        except (BlockingIOError, PermissionError):
-            head = os.pread(self._lock_fd, HEAD, 0)
+        except BlockingIOError:
+            holder = os.pread(self._lock_fd, HEAD, 0).decode("ascii", "replace").rstrip()
             os.close(self._lock_fd)
-            found = re.search(rb'"pid": (\d+), "host": "(.*)"', head)
-            holder = f" (process {found[1].decode()} on {found[2].decode()})" if found else ""
+            by = f" ({holder})" if holder and holder.isprintable() else ""
             raise FileError(
-                f"cannot write {self.path}: another job is writing it{holder}; wait for its end or "
+                f"cannot write {self.path}: another job is writing it{by}; wait for its end or "
                 "choose another output"
             ) from None
-        except OSError as error:
+        except OSError:
             self.__exit__()
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            raise FileError(
-                f"cannot write {self.path}: its file system has no locks ({error.strerror}); "
-                "write elsewhere, or to standard output"
-            ) from None
+            raise
         os.close(self._lock_fd)
         return False
 
@@ -210,16 +199,9 @@ class Store:
                 raise self._foreign(entry.path)
             if entry.name == LOCK and entry.stat().st_nlink > 1:  # it is written to
                 raise self._foreign(entry.path)
-        if stat.S_IMODE(status.st_mode) != FOLDER_MODE and not self._is_marked():
+        # A copy of a store has another mode
+        if stat.S_IMODE(status.st_mode) != FOLDER_MODE and not self._manifest():
             raise self._foreign(self.folder)
-
-    def _is_marked(self) -> bool:
-        """Return whether a file in the folder says that it is ours: a copy of it has no mode."""
-        if unsealed(os.path.join(self.folder, MANIFEST))[0].get("onmt_lite"):
-            return True
-        with contextlib.suppress(FileNotFoundError), open(f"{self.folder}/{LOCK}", "rb") as lock:
-            return lock.read(len(MARK)) == MARK
-        return False
 
     def _foreign(self, path: str) -> FileError:
         return FileError(
@@ -229,7 +211,7 @@ class Store:
 
     def compare(self, job: Job) -> None:
         """Raise OptionError if another job has left the store."""
-        if before := unsealed(os.path.join(self.folder, MANIFEST))[0]:
+        if before := self._manifest():
             check_same(before["job"], job)
 
     def begin(self, job: Job, goes_on: bool) -> None:
@@ -244,9 +226,12 @@ class Store:
             elif left:
                 LOG.info("NOTE: %s, left by a stopped job, is written anew", name_of(self.folder))
                 self._unlink(left)
-            manifest = os.path.join(self.folder, MANIFEST)
-            if not unsealed(manifest)[0]:
-                write_whole(manifest, sealed({"onmt_lite": "job", "job": job}))
+            if not self._manifest():
+                write_whole(os.path.join(self.folder, MANIFEST), sealed({"job": job}))
+
+    def _manifest(self) -> Record:
+        """Return the record of the job that has begun here; {} for none."""
+        return unsealed(os.path.join(self.folder, MANIFEST))[0]
 
     def clear(self) -> None:
         """Remove the contents of the store.  Raises FileError."""
@@ -258,38 +243,37 @@ class Store:
         with refused(f"write {self.path}"):
             self._open()
             write_all(self._fd, data)
-        self.n_bytes, self.crc = self.n_bytes + len(data), zlib.crc32(data, self.crc)
+        self.crc = zlib.crc32(data, self.crc)
 
     def finish(self, job: Job | None = None, summary: Summary | None = None) -> None:
         """Put the file in its place, labelled as all of a `job`.  Raises FileError."""
         with refused(f"write {self.path}"):
             self._open()
             if job is not None and summary is not None:
+                label = {"job": digest(job), "crc": self.crc, "summary": asdict(summary)}
                 with contextlib.suppress(OSError, AttributeError):  # there are no attributes
-                    told = json.dumps(asdict(summary)).encode()
-                    label = f"{digest(job)} {self.n_bytes} {self.crc:08x}\n".encode()
-                    os.setxattr(self._fd, LABEL, label + told)
+                    os.setxattr(self._fd, LABEL, json.dumps(label).encode("ascii"))
             make_ready(self._fd, self.target)
             put_in_place(os.path.join(self.folder, OUTPUT), self.target)
             self._close()
 
     def labelled(self, job: Job) -> Summary | None:
         """Return what was counted if the file is all of this job, else None."""
-        n_bytes, crc = 0, 0
+        crc = 0
         try:
-            label, _, told = os.getxattr(self.target, LABEL).partition(b"\n")
+            label = json.loads(os.getxattr(self.target, LABEL))
             with open(self.target, "rb") as file:
                 while chunk := file.read(CHUNK):
-                    n_bytes, crc = n_bytes + len(chunk), zlib.crc32(chunk, crc)
-        except (OSError, AttributeError):  # no file, or no such attributes on this system
+                    crc = zlib.crc32(chunk, crc)
+        except (OSError, ValueError, AttributeError):  # no file, or no attributes on this system
             return None
-        is_whole = label == f"{digest(job)} {n_bytes} {crc:08x}".encode()
-        return read_summary(json.loads(told)) if is_whole else None
+        is_whole = (label["job"], label["crc"]) == (digest(job), crc)
+        return read_summary(label["summary"]) if is_whole else None
 
     def remove(self) -> None:
         """Remove the store.  Raises OSError."""
         self._unlink(set(os.listdir(self.folder)) - {LOCK})
-        self._unlink({LOCK})  # without it nobody might know the rest for ours
+        self._unlink({LOCK})
         self._removed = True
         with contextlib.suppress(OSError):  # another job has just begun here
             os.rmdir(self.folder)
