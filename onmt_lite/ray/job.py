@@ -25,18 +25,11 @@ Kind = Literal["text", "jsonl"]  # of inputs and outputs
 def run_job(options: RayOptions) -> None:
     """Translate the inputs to -output.  Raises an OnmtLiteError, or Interrupted."""
     ray = find_ray()
-    paths = find_files(options.files.src)
-    kind = kind_of_files(paths, options.files.input_format)
-    by_name: Literal["auto"] | None = "auto" if format_of(options.files.output) else None
-    data = replace(
-        options.translation.data,
-        src=paths[0],
-        output=options.files.output,
-        input_format=options.files.input_format,
-        output_format=options.files.output_format or by_name or kind,
-        text_field=options.files.text_field,
-    )
-    translation = replace(options.translation, data=data)
+    paths, data = find_files(options.src), options.translation.data
+    kind = kind_of_files(paths, data.input_format)
+    if data.output_format == "auto" and not format_of(data.output):
+        data = replace(data, output_format=kind)
+    translation = replace(options.translation, data=replace(data, src=paths[0]))
     check_inputs(paths, translation)
 
     def choose(_: TranslateOptions, n_buckets: int | None) -> Engine:
@@ -78,49 +71,53 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
 
 
 def find_files(words: Sequence[str]) -> list[str]:
-    """Absolute paths of the files that -src names, in the order of the words; those of a pattern
-    are sorted, as are those of a folder, without names that begin with a dot or an underscore.
-    FileError for what is not there or cannot be read, OptionError for what is no file."""
+    """Find the files that -src names.
+
+    Args:
+        words: files, folders and patterns.
+
+    Returns:
+        Absolute paths in the order of the words; those of a pattern are sorted, as are those of a
+        folder, without names that begin with a dot or an underscore.
+
+    Raises:
+        FileError: for what is not there or cannot be read.
+        OptionError: for what is no file.
+    """
     return [os.path.abspath(path) for word in words for path in _files_of(word)]
 
 
 def _files_of(word: str) -> list[str]:
-    if os.path.lexists(word):
-        return _in_folder(word) if os.path.isdir(word) else [_checked(word)]
-    found = sorted(glob.glob(word, recursive=True))
+    found = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))
     if not found:
-        is_glob = glob.has_magic(word)
-        what = "nothing has a name like this" if is_glob else "there is no such file or folder"
-        raise FileError(f"src {word}: {what}; {hint_on(word) or 'check the path'}")
+        raise FileError(f"src {word}: nothing has this name; {hint_on(word) or 'check the path'}")
     # A pattern such as text/** finds folders besides the files in them
-    files = [_checked(path) for path in found if not os.path.isdir(path)]
-    return files or [file for folder in found for file in _in_folder(folder)]
+    files = [path for path in found if not os.path.isdir(path)]
+    files = files or [file for folder in found for file in _in_folder(folder)]
+    for path in files:
+        with refused(f"read {path}"):
+            mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise OptionError(
+                f"src: {path} is no regular file, so that actors cannot share it; copy it to a file"
+            )
+    return files
 
 
 def _in_folder(folder: str) -> list[str]:
     with refused(f"read {folder}"):
         names = sorted(os.listdir(folder))
     paths = [os.path.join(folder, n) for n in names if n[0] not in "._"]
-    for path in paths:
-        if os.path.isdir(path):
-            pattern = os.path.join(folder, "**", "*")
-            remedy = f"name each folder, or give {pattern}"
-            raise OptionError(f"src: {path} is a folder within a folder; {remedy}")
+    if inner := next(filter(os.path.isdir, paths), None):
+        pattern = os.path.join(folder, "**", "*")
+        raise OptionError(
+            f"src: {inner} is a folder within a folder; name each folder, or give {pattern}"
+        )
     if not paths:
         raise FileError(
             f"cannot read {folder}: there is no file in it; give a folder with text files"
         )
-    return [_checked(path) for path in paths]
-
-
-def _checked(path: str) -> str:
-    with refused(f"read {path}"):
-        mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        raise OptionError(
-            f"src: {path} is no regular file, so that actors cannot share it; copy it to a file"
-        )
-    return path
+    return paths
 
 
 def kind_of_files(paths: Sequence[str], asked: Kind | Literal["auto"]) -> Kind:

@@ -1,10 +1,10 @@
 """Every option of `python -m onmt_lite.ray`: those of a cluster here, those of a translation from
 `translate.py`."""
 
-import dataclasses
 import os
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
@@ -14,11 +14,10 @@ from onmt_lite.config.options import PROGRAM as TRANSLATION
 from onmt_lite.config.options import (
     TranslateOptions,
     build_options,
-    help_besides,
     pinned_models,
     preset_defaults,
 )
-from onmt_lite.config.rules import Values, missing, refusals, refuse, refuse_all
+from onmt_lite.config.rules import missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
 from onmt_lite.config.sources import Program, Resolved, notes_on
 from onmt_lite.config.text_options import ModelOptions, TextOptions
@@ -34,46 +33,6 @@ Every machine must have this package, the files of the model, the inputs and the
 output under the same paths."""
 PAGE = "src output model config beam_size n_best output_format address actors".split()
 PAGE += "cpus_per_actor gpus_per_actor resume quiet".split()
-
-
-@dataclass(frozen=True)
-class FilesOptions:
-    """What is read and written."""
-
-    title: ClassVar[str] = "Input and output"
-
-    src: tuple[str, ...] = opt(
-        (),
-        "Translate these files, in this order: files, folders (the files in them, sorted) and "
-        "patterns (what matches, sorted)",
-        value="FILE",
-        example="'text/*.de'",
-    )
-    output: str = opt(
-        "",
-        "Write to this file, which appears when it is complete, and keep its parts beside it until "
-        "then",
-        value="FILE",
-        example="translated.en",
-    )
-    input_format: Literal["auto", "text", "jsonl"] = opt(
-        "auto",
-        "Read lines (`text`) or a JSON object per line (`jsonl`); `auto` goes by the suffix, "
-        ".jsonl, and is else `text`",
-        example="jsonl",
-    )
-    output_format: Literal["text", "jsonl"] | None = opt(
-        None,
-        "Write translations (`text`) or JSON objects (`jsonl`); without it, what the name of the "
-        "output ends in, .jsonl or .tsv, or else what the input is",
-        example="jsonl",
-    )
-    text_field: str = opt(
-        "text",
-        "Translate this field of JSON objects",
-        value="NAME",
-        example="body -input_format jsonl",
-    )
 
 
 @dataclass(frozen=True)
@@ -112,47 +71,58 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """All groups together; `translation` is what an actor's Translator takes."""
+    """What is translated, where, and how; `translation` is what an actor's Translator takes."""
 
-    files: FilesOptions
+    src: tuple[str, ...]
     cluster: ClusterOptions
     translation: TranslateOptions
 
 
 SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions, JobOptions)
-GROUPS = (
-    *(ModelOptions, TextOptions, FilesOptions, ClusterOptions, SearchOptions),
-    *(SamplingOptions, SpeedOptions, JobOptions, *META),
+LACKING = ("gpu", "workers", "shard")
+SHARED_NAMES = [f.name for g in SHARED for f in fields(g) if f.name not in LACKING]
+FILES = ("output", "input_format", "output_format", "text_field")
+OPTIONS: dict[str, Option] = {
+    "src": replace(
+        TRANSLATE["src"],
+        many=True,
+        default=(),
+        help="Translate these files, in this order: files, folders (the files in them, sorted) and "
+        "patterns (what matches, sorted)",
+        example="'text/*.de'",
+    ),
+    **{name: TRANSLATE[name] for name in FILES},
+    **options_of((ClusterOptions,)),
+    **{name: TRANSLATE[name] for name in SHARED_NAMES},
+    **options_of(META),
+}
+OPTIONS["output"] = replace(
+    OPTIONS["output"],
+    default="",
+    help="Write to this file, which appears when it is complete, and keep its parts beside it "
+    "until then",
 )
-OPTIONS: dict[str, Option] = options_of(
-    GROUPS, lambda name: help_besides(name) if name in TRANSLATE else ""
+OPTIONS["output_format"] = replace(
+    OPTIONS["output_format"],
+    choices=("text", "jsonl"),
+    default=None,
+    help="Write translations (`text`) or JSON objects (`jsonl`); without it, what the name of the "
+    "output ends in, .jsonl or .tsv, or else what the input is",
 )
-OPTIONS["device"] = dataclasses.replace(
+OPTIONS["device"] = replace(
     OPTIONS["device"],
     help="Run on `cpu` or `cuda`, or (`auto`) on a GPU if gpus_per_actor reserves one",
     form=("auto|cpu|cuda", "auto, cpu or cuda"),
     example="cuda -gpus_per_actor 1",
 )
-for name in ("gpu", "workers", "shard"):
-    del OPTIONS[name]
-SHARED_NAMES = [f.name for kind in SHARED for f in dataclasses.fields(kind) if f.name in OPTIONS]
 NOT_HERE = {
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
 }
-
-
-def problems_of_translation(v: Values) -> list[str]:
-    defaults = {name: option.default for name, option in TRANSLATE.items()}
-    shared = {name: value for name, value in v.items() if name in SHARED_NAMES}
-    return refusals(TRANSLATION.rules, {**defaults, **shared, "output": v.output})
-
-
 RULES = (
     missing("src", "output"),
     refuse(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
-    refuse(lambda v: v.text_field == "", "text_field is empty; give the name of a field"),
     refuse(
         lambda v: v.device not in ("auto", "cuda" if v.gpus_per_actor else "cpu"),
         lambda v: (
@@ -160,43 +130,41 @@ RULES = (
             f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
         ),
     ),
-    refuse_all(problems_of_translation),
+    refuse_all(lambda v: refusals(TRANSLATION.rules, translation_values(v))),
 )
 
 
+def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all options of translate.py: defaults for those that Ray lacks or has otherwise."""
+    shared = {name: values[name] for name in (*SHARED_NAMES, *FILES, "config")}
+    shared["output_format"] = values["output_format"] or "auto"
+    return {**{name: option.default for name, option in TRANSLATE.items()}, **shared}
+
+
 def build_ray_options(resolved: Resolved) -> RayOptions:
-    files, cluster = resolved.build(FilesOptions), resolved.build(ClusterOptions)
-    translation = of_actors(build_options(of_translation(resolved)), cluster)
-    return RayOptions(files, cluster, translation)
-
-
-def of_translation(resolved: Resolved) -> Resolved:
-    """Values of all options of translate.py: defaults for those that Ray has not, or otherwise."""
-    names = [name for name in TRANSLATE if name in OPTIONS and name in (*SHARED_NAMES, "config")]
-    values = {name: option.default for name, option in TRANSLATE.items()}
-    values |= {name: resolved.values[name] for name in names}
-    origins = dict.fromkeys(TRANSLATE, "default")
-    origins |= {name: resolved.origins[name] for name in names}
+    cluster, values = resolved.build(ClusterOptions), translation_values(resolved.values)
+    origins = {name: resolved.origins.get(name, "default") for name in TRANSLATE} | {
+        "src": "default"
+    }
     notes = (*resolved.notes, *notes_on(TRANSLATION, values, origins))
-    return Resolved(values, origins, notes)
+    translation = of_actors(build_options(Resolved(values, origins, notes)), cluster)
+    return RayOptions(resolved.values["src"], cluster, translation)
 
 
 def of_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
     """On the device that an actor has, with paths that do not depend on where it runs."""
-    speed = dataclasses.replace(
+    speed = replace(
         options.speed,
         device="cuda" if cluster.gpus_per_actor else "cpu",
         threads=options.speed.threads or cluster.cpus_per_actor,
     )
-    return dataclasses.replace(
-        options, model=placed(options.model), text=placed(options.text), speed=speed
-    )
+    return replace(options, model=placed(options.model), text=placed(options.text), speed=speed)
 
 
 def placed(group: T) -> T:
     """With absolute paths."""
     paths = {name: v for name, v in vars(group).items() if TRANSLATE[name].is_path}
-    return dataclasses.replace(group, **{name: whole(v) for name, v in paths.items() if v})
+    return replace(group, **{name: whole(v) for name, v in paths.items() if v})
 
 
 def whole(paths: Any) -> Any:
