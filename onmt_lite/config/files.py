@@ -22,7 +22,7 @@ from onmt_lite.errors import (
     refused,
 )
 from onmt_lite.system.atomic_files import write_all, write_whole
-from onmt_lite.system.terminal import Interrupted
+from onmt_lite.system.terminal import Interrupted, is_text, line_that_works
 
 PACKED_AT_ONCE = 1 << 16  # bytes
 Named = tuple[str, str]  # what to call a file in a message, and its path
@@ -66,6 +66,9 @@ def check_inputs(named: Iterable[Named], kind: type[OnmtLiteError] = FileError) 
                 problem, _, remedy = explained(denied).partition("; ")
             else:
                 continue
+        reads_so = " " in path.strip() or path[:1].isupper() or path[-1:] in ("!", "?", "…")
+        if option == "src" and reads_so and is_text([path]):
+            remedy = line_that_works([path])
         what = f"{option} {name_of(path)[:200]}: {problem}"
         raise kind(f"{what}; {option} takes {TAKES[option]}; {remedy}")
 

@@ -25,7 +25,7 @@ from onmt_lite.config.files import (
     write_out,
 )
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, explained, refused
+from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
 from onmt_lite.inference.records import Progress, Trace
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
@@ -35,7 +35,7 @@ from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, Summary, has_sacrebl
 from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
 from onmt_lite.system.log import LOG
-from onmt_lite.system.terminal import CONSOLE, Interrupted, is_text, is_typed, line_that_works
+from onmt_lite.system.terminal import CONSOLE, Interrupted, is_typed
 from onmt_lite.trace.page import to_html, to_json
 
 TRACED = 100  # lines whose search -dump_beam shows
@@ -59,8 +59,6 @@ def run_job(
         check_places([("log_file", options.jobs.log_file)])
     if options.jobs.resume and (why := why_not_resumed(options)):
         raise OptionError(f"resume: {why}")
-    if engine is None:
-        check_src(options.data.src)
     resumable = engine is None and not why_not_resumed(options)
     run = Run(options, [options.data.src], resumable, progress)
     logged = logging_to(options.jobs, options.information.verbose)
@@ -327,19 +325,6 @@ class Output:
 
 
 # -- files that a job reads and writes ------------------------------------------------------------
-
-
-def check_src(src: str) -> None:
-    """Raise FileError, with the line that works, for a text in the place of a file."""
-    reads_so = " " in src.strip() or src[:1].isupper() or src[-1:] in ("!", "?", "…")
-    if reads_so and is_text([src]):
-        try:
-            os.lstat(src)
-        except (OSError, ValueError) as error:
-            reason = explained(error).partition("; ")[0]
-            if isinstance(error, FileNotFoundError):
-                reason = "there is no such file"
-            raise FileError(f"src {src}: {reason}; {line_that_works([src])}") from None
 
 
 def why_not_resumed(options: TranslateOptions) -> str:
