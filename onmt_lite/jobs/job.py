@@ -87,17 +87,12 @@ class Run:
 
     def translate(self, choose: Choose) -> Summary:
         """Raises as `run_job`."""
-        output = self.options.data.output
         try:
-            summary = self._translate(choose)
+            return self._translate(choose)
         except BaseException as error:
             goes_on = self.out.keeps(error) if self.out is not None else self.resumable
-            say_what_is_kept(error, output, self.out, self.meter, goes_on)
+            say_what_is_kept(error, self.options.data.output, self.out, self.meter, goes_on)
             raise
-        if self.meter is not None:
-            with log_behind():
-                self.meter.end(output, time.monotonic() - self.started)
-        return summary
 
     def _translate(self, choose: Choose) -> Summary:
         options, jobs = self.options, self.options.jobs
@@ -116,13 +111,11 @@ class Run:
             self.options = options
             job = fingerprint(options, inputs.files) if self.resumable else {}
             is_over = jobs.resume and out.is_complete(job, ranges)
-            with log_behind() if is_over else contextlib.nullcontext():
-                log_start()
-                log_models(asked.model.model, options.model.model)
-                log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
-                if is_over:
-                    LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
+            log_start()
+            log_models(asked.model.model, options.model.model)
+            log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
             if is_over:
+                LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
             has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
@@ -141,9 +134,9 @@ class Run:
                 out.join()
             self._log_end(out.summary, meter)
             if self.dump is not None:
-                write_out(
-                    (to_html if self.dump.endswith(".html") else to_json)(self.traces), self.dump
-                )
+                to_text = to_html if self.dump.endswith(".html") else to_json
+                write_out(to_text(self.traces), self.dump)
+            meter.end(options.data.output, time.monotonic() - self.started)
             out.place()  # after the log: a job that fails leaves no output
         return out.summary
 
@@ -370,15 +363,6 @@ def log_models(names: Iterable[str], paths: Iterable[str]) -> None:
     for name, path in zip(names, paths):
         if name != path:
             LOG.info("%s: %s", name, path, extra=DETAIL)
-
-
-@contextlib.contextmanager
-def log_behind() -> Iterator[None]:
-    """Within, a log that cannot be written ends in a warning: the output is complete."""
-    try:
-        yield
-    except FileError as error:
-        print(f"onmt_lite: warning: {error}", file=CONSOLE)
 
 
 def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:

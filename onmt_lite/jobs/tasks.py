@@ -151,30 +151,22 @@ def check_phrases(ranges: list[Range]) -> None:
 
 
 def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
-    """Raise DataError for files of objects none of which has the field of the text.  Reads as far
+    """Raise DataError for a file of objects none of which has the field of the text.  Reads as far
     as the first that has it.  FileError."""
-    data, beside = options.data, [options.data.tgt] if options.data.tgt else []
-    for role, paths in (("src", sources), ("tgt", beside)):
-        paths = [path for path in paths if parse_of(data, role, path) is not to_line]
-        lacking = first_lacking(data, role, paths)
-        if lacking is not None:
-            path, line = lacking
-            problem = reports.lacking(data.text_field, line.fields)
-            raise DataError(f"{role} {path}: no line has a text, line {line.id + 1} {problem}")
-
-
-def first_lacking(data: DataOptions, role: Role, paths: Sequence[str]) -> tuple[str, Line] | None:
-    """Return the first object without the field of the text, and its file; None if a line of the
-    files has a text, or none lacks the field."""
-    found = None
-    for path in paths:
+    for role, path in [*(("src", path) for path in sources), *roles_of(options)[1:]]:
+        parse, lacking = parse_of(options.data, role, path), None
+        if parse is to_line:
+            continue
         with inputs.open_input(path) as fd:
-            for line in LineReader(fd, path, parse=parse_of(data, role, path)).lines():
+            for line in LineReader(fd, path, parse=parse).lines():
                 if not UNREAD & {*line.notes}:
-                    return None
-                if found is None and NO_FIELD in line.notes:
-                    found = path, line
-    return found
+                    lacking = None
+                    break
+                if lacking is None and NO_FIELD in line.notes:
+                    lacking = line
+        if lacking is not None:
+            problem = reports.lacking(options.data.text_field, lacking.fields)
+            raise DataError(f"{role} {path}: no line has a text, line {lacking.id + 1} {problem}")
 
 
 class StreamReader:

@@ -120,18 +120,17 @@ def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
     assert (tmp_path / "out").read_text("utf-8") == "ein\nü\n\nx y z\n"
 
 
-def test_a_log_that_is_full_behind_a_complete_output_is_a_warning(main, src, tmp_path):
-    """The disk is full for the last line alone, then for the one that says there is no work."""
-    (tmp_path / "src.txt").write_text("one\n")
+def test_log_that_is_full_for_its_last_line_leaves_no_output(main, src, tmp_path):
+    """Nor does one that is full when nothing is left to do harm what is complete."""
     argv = ["-src", src, "-output", "out", "-log_file"]
-    remedy = "free some space or choose another disk"
-    warning = f"onmt_lite: warning: cannot write /dev/full: No space left on device; {remedy}\n"
     with pytest.MonkeyPatch.context() as patch:
         say_nothing_first(patch)
         patch.setattr("onmt_lite.jobs.job.Run._log_end", lambda *args: None)
         done = main(*argv, "/dev/full")
-    assert (done.code, done.err) == (0, warning)
-    assert (tmp_path / "out").read_text("utf-8") == "ein\n"
-    if hasattr(os, "listxattr") and os.listxattr("out"):  # the mark of a complete output
-        done = main(*argv, "/dev/full", "-resume")
-        assert done.code == 0 and done.err.endswith(warning)
+    assert done.code == 5 and "error: cannot write /dev/full: No space left on device" in done.err
+    assert not (tmp_path / "out").exists()
+    assert main(*argv, "log", "-resume").code == 0
+    complete = (tmp_path / "out").read_bytes()
+    assert complete == "ein\nü\n\nx y z\n".encode()
+    assert main(*argv, "/dev/full", "-resume").code == 5
+    assert (tmp_path / "out").read_bytes() == complete
