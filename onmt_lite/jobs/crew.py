@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 from onmt_lite.errors import WorkerLost
@@ -74,7 +74,7 @@ class Crew(Engine):
                 left = self._open()
                 if self._failed and min(self._failed) < min(left, default=source.n_taken):
                     raise self._failed[min(self._failed)]
-                if source.ended and not source.waiting and not left:
+                if source.ended and not source.has_task() and not left:
                     break
                 for event in self.listen(source):
                     yield from self.take_in(*event, progress)
@@ -97,7 +97,7 @@ class Crew(Engine):
             if self._again:
                 hand.at = min(self._again)
                 hand.task = self._again.pop(hand.at)
-            elif source.waiting and not self._failed:
+            elif source.has_task() and not self._failed:
                 first = min(self._open(), default=source.n_taken)
                 if source.n_taken - first >= MAX_OPEN * self.n:
                     return
@@ -153,50 +153,41 @@ class Source:
     """Tasks, read in a thread a little ahead of the crew."""
 
     def __init__(self, tasks: Iterable[Any], read_ahead: int):
-        self.waiting: list[Any] = []
         self.n_taken = 0
         self.ended = self._stopped = False  # ended: no more will come
         self.error: Exception | None = None  # by which the input ended
-        self.bell, self._ring = Pipe(duplex=False)  # rings if there is something to `answer`
-        self._read_already: SimpleQueue[Any] = SimpleQueue()
-        self._room = threading.Semaphore(read_ahead)
+        self.bell, self._ring = Pipe(duplex=False)  # rings when a task is there, and at the end
+        self._tasks: Queue[Any] = Queue(read_ahead)
         threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
 
-    def answer(self) -> None:
-        """Take in what was read."""
-        self.bell.recv_bytes()
-        self.ended, value = self._read_already.get()
-        if self.ended:
-            self.error = value
-        else:
-            self.waiting.append(value)
+    def has_task(self) -> bool:
+        return not self._tasks.empty()
 
     def take(self) -> tuple[int, Any]:
         """The place of the next task, and the task."""
-        self._room.release()
         self.n_taken += 1
-        return self.n_taken - 1, self.waiting.pop(0)
+        return self.n_taken - 1, self._tasks.get_nowait()
 
     def stop(self) -> None:
         """Read nothing more."""
         self._stopped = True
-        self._room.release()
+        while self.has_task():  # the reader may wait for room
+            self._tasks.get_nowait()
 
     def _read(self, tasks: Iterable[Any]) -> None:
-        error = None
         try:
             for task in tasks:
-                self._say(False, task)
-                self._room.acquire()
+                self._tasks.put(task)
                 if self._stopped:
                     return
-        except Exception as found:
-            error = found
+                self._wake()
+        except Exception as error:
+            self.error = error
             raise SystemExit from None  # a thread ends so without a word
         finally:
-            self._say(True, error)
+            self.ended = True
+            self._wake()
 
-    def _say(self, is_end: bool, value: Any) -> None:
-        self._read_already.put((is_end, value))
+    def _wake(self) -> None:
         with suppress(OSError):
             self._ring.send_bytes(b".")

@@ -113,7 +113,7 @@ class Workers(Crew):
         pipes = {worker.pipe: worker for worker in self.hands}
         for ready in wait([*bells, *pipes], timeout=min(1.0, self.patience / 3)):
             if source is not None and ready in bells:
-                source.answer()
+                source.bell.recv_bytes()
             else:
                 yield from self._hear(pipes[ready])
         now = time.monotonic()

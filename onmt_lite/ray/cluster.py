@@ -76,8 +76,8 @@ class Cluster(Crew):
         self._promised[self._actors[hand].do.remote(hand.task).future()] = hand
 
     def listen(self, source: Source | None) -> Iterator[Event]:
-        while source is not None and not source.ended and source.bell.poll():
-            source.answer()
+        while source is not None and source.bell.poll():
+            source.bell.recv_bytes()
         # Not ray.wait, in which the exception of a signal becomes a SystemError
         ready, _ = wait(self._promised, timeout=1, return_when=FIRST_COMPLETED)
         for promise in ready:
