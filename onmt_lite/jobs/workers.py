@@ -15,9 +15,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -192,7 +192,12 @@ class ForkServer:
         self.channel: Connection | None = None
         self.n_starts = 0
         self.exit_code: int | None = None  # of the last process, if it died by itself
-        self._started = threading.Event()
+        # The system kills a process when the thread ends that has started it: this one lives as
+        # long as its owner.  Signals are blocked in it, and for ever in the process
+        self._thread = ThreadPoolExecutor(
+            1, "", signal.pthread_sigmask, (signal.SIG_BLOCK, SIGNALS)
+        )
+        self._starting: Future[subprocess.Popen[bytes]] | None = None
 
     def start(self) -> None:
         """Load the models, in a new process.  Raises what loading raises, and WorkerLost."""
@@ -222,41 +227,24 @@ class ForkServer:
         self.channel = here
 
     def _open(self, there: Connection) -> None:
-        """Start the process, with one end of a pipe.  Raises WorkerLost.
-
-        The system kills a process when the thread ends that has started it, so a thread starts it
-        that lives as long: whoever calls may end before.  `close` finds the process even if a
-        signal ends the call meanwhile, in which case nobody else would know it.
-        """
+        """Start the process, with one end of a pipe.  Raises WorkerLost."""
         # 0, 1 and 2 may be free in this process; in the other one they are not
         fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         there.close()
         program = PROGRAM.format(path=list(map(str, sys.path)), fd=fd, parent=os.getpid())
-        problems: list[OSError] = []
-
-        def live() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # and for ever in the process
-            try:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    pass_fds=[fd],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=None if sys.stderr else subprocess.DEVNULL,
-                )
-            except OSError as error:
-                problems.append(error)
-            finally:
-                os.close(fd)
-                self._started.set()
-            if self.process is not None:
-                self.process.wait()
-
-        self._started = threading.Event()
-        threading.Thread(target=live, daemon=True).start()
-        self._started.wait()
-        if problems:
-            raise cannot_start(problems[0])
+        self._starting = self._thread.submit(
+            subprocess.Popen,
+            [sys.executable, "-c", program],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if sys.stderr else subprocess.DEVNULL,
+        )
+        self._starting.add_done_callback(lambda started: os.close(fd))
+        try:
+            self.process = self._starting.result()
+        except OSError as error:
+            raise cannot_start(error) from None
 
     def fork(self, place: int) -> tuple[int, Connection]:
         """A new worker: its process id, and a pipe to it.  Starts the process if need be."""
@@ -296,8 +284,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End the process, which ends its workers."""
-        if self.n_starts:
-            self._started.wait(self.patience)
+        if self._starting is not None:
+            with suppress(OSError):  # a signal may have ended `_open` before it knew the process
+                self.process = self._starting.result()
         if self.process is None:
             return
         if self.channel is not None:
@@ -306,7 +295,7 @@ class ForkServer:
                 self.process.wait(1)
         self.process.kill()
         self.process.wait()
-        self.process = self.channel = None
+        self.process = self.channel = self._starting = None
 
 
 def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
