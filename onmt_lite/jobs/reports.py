@@ -1,12 +1,16 @@
 """Translations to text: the formats of the output, the lines of the log."""
 
+import functools
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
@@ -18,34 +22,6 @@ from onmt_lite.text.lines import INVALID, LINE_BREAKS, NO_FIELD
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
 
 JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json
-PHRASES = {  # each note in the summary, after `line 3: `
-    "capitals": "the model read the capitals in lowercase",
-    "empty": "the input is blank, so the output is too",
-    "empty-markup": "a pair of tags or marks that had text encloses nothing now",
-    "invalid-json": "the input is not a JSON object with a text; the output is blank",
-    "invalid-utf8": "some bytes are not UTF-8 and became U+FFFD; convert the input with iconv",
-    "line-breaks": "line breaks inside the text were read as spaces",
-    "min-length-over-limit": "min_length is above the length limit; raise max_length_ratio",
-    "no-text-field": "the input has no field with the text; the output is blank",
-    "not-a-number": "the model computed NaN or infinity; the output is blank",
-    "numbers": "the numbers differ from the input",
-    "prefix-banned": "the prefix contains a banned phrase and was not used",
-    "prefix-over-limit": "the prefix reached the length limit, which was raised",
-    "prefix-truncated": "the prefix is too long and was cut",
-    "prefix-unknown": "the model does not know parts of the prefix; the output differs there",
-    "repeats": "the translation repeats itself",
-    "search-empty": "the model allowed no further token; the translation ends early or is blank",
-    "tgt-invalid-json": "the reference or prefix is not a JSON object with a text and was not used",
-    "tgt-no-text-field": "the reference or prefix has no field with the text and was not used",
-    "tgt-invalid-utf8": "some bytes of the reference or prefix are not UTF-8; U+FFFD replaced them",
-    "tgt-not-a-number": "the model computed NaN or infinity; the reference has no score",
-    "tgt-too-long": "the reference is too long and was not scored",
-    "truncated": "the input is too long; its end is not translated",
-    "unfinished": "the translation was cut at the length limit",
-    "unknown-script": "the model does not know the script; the output is a copy of the input",
-    "unknown-tokens": "the model does not know some words or characters",
-    "unsure": "the model is unsure; the translation may be wrong",
-}
 SHOWN = 5  # numbers of lines with a note
 DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
 QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
@@ -60,6 +36,13 @@ STATISTICS = ("_extract_corpus_statistics", "_compute_score_from_stats")
 Writer = Callable[[Translation], str]
 Format = Callable[[Translation, DataOptions, int], str]  # n_best last; whole lines
 Overlaps = list[list[int]]  # of each metric of -report_bleu
+
+
+@functools.cache
+def sentences() -> dict[str, str]:
+    """Read the sentence of each note."""
+    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("notes.yaml").read_bytes())
+    return found
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:
@@ -186,7 +169,7 @@ class Noted:
         s = "" if self.n_lines == 1 else "s"
         tokens = "token" if self.n_unknown == 1 else "tokens"
         count = f" ({self.n_unknown:,} {tokens})" if note == "unknown-tokens" else ""
-        return f"line{s} {self.shown()}: {PHRASES.get(note, note)}{count} [{note}]"
+        return f"line{s} {self.shown()}: {sentences().get(note, note)}{count} [{note}]"
 
 
 @dataclass
