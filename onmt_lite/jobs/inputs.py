@@ -1,5 +1,5 @@
-"""The inputs of a job: each file is read once before the first line is translated, in a pass that
-cuts it into ranges, counts its lines and hashes it."""
+"""The inputs of a job: before the first line is translated, each file is read in a pass that cuts
+it into ranges, counts its lines and hashes it; a small one in two, if it is cut finer then."""
 
 import contextlib
 import hashlib
@@ -69,7 +69,6 @@ class Survey:
     spans: list[Span]  # the file, cut
     n_bytes: int
     sha256: str
-    text: list[bytes]  # all of it, if it is small
 
     @property
     def n_lines(self) -> int:
@@ -112,7 +111,7 @@ def cut(
 def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> Survey:
     """Cut, count and hash a file; arguments as those of `cut`.  Raises FileError if it cannot be
     read or changes meanwhile, DataError if it is no text."""
-    n_bytes, sha, text = 0, hashlib.sha256(), list[bytes]()
+    n_bytes, sha = 0, hashlib.sha256()
 
     def chunks(fd: int) -> Iterator[bytes]:
         nonlocal n_bytes
@@ -120,12 +119,11 @@ def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> S
         while chunk := stream.read(CHUNK):
             sha.update(chunk)
             n_bytes += len(chunk)
-            text[:] = [*text, chunk] if n_bytes <= SMALL else []
             yield chunk
 
     with open_input(path) as fd:
         spans = list(cut(path, chunks(fd), counts, max_bytes))
-    return Survey(spans, n_bytes, sha.hexdigest(), text)
+    return Survey(spans, n_bytes, sha.hexdigest())
 
 
 @dataclass
@@ -192,8 +190,7 @@ def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Su
     surveys = [survey(path, repeat(most), max_bytes_of(most)) for path in sources]
     fair = bucket_lines(options, sum(each.n_lines for each in surveys))
     if fair < most and all(each.n_bytes <= SMALL for each in surveys):
-        for path, each in zip(sources, surveys):  # from memory: a file is read once
-            each.spans = list(cut(path, each.text, repeat(fair), max_bytes_of(fair)))
+        surveys = [survey(path, repeat(fair), max_bytes_of(fair)) for path in sources]
     return surveys
 
 

@@ -33,8 +33,6 @@ class Cluster(Crew):
         "look for what is special there, give actors more memory, install onmt_lite on all "
         "machines, or see Ray's logs"
     )
-    notes: list[str] = []  # actors have them
-    machine = None  # actors settle that among them
 
     def __init__(self, ray: Any, cluster: ClusterOptions, n_buckets: int):
         super().__init__(n_buckets, read_ahead=n_buckets)

@@ -1,6 +1,5 @@
 """Translate a Dataset of Ray: `translate_dataset`, from rows to lines and back to columns."""
 
-import json
 from typing import Any
 
 import pyarrow
@@ -9,8 +8,8 @@ from ray.data import ActorPoolStrategy, Dataset
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
+from onmt_lite.inference.records import NOTHING
 from onmt_lite.jobs.inputs import BUCKET_LINES
-from onmt_lite.jobs.tasks import Bucket, translate_bucket
 from onmt_lite.ray.cluster import where_we_are
 from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
 from onmt_lite.text.lines import Line, shorten, to_line
@@ -47,7 +46,7 @@ def translate_dataset(
     taken = set(SHARED_NAMES) - {"report", "resume"}
     if names := [name for name in options if name in TRANSLATE and name not in taken]:
         raise OptionError(f"{', '.join(names)}: of the command line only; leave it out here")
-    given = TranslateOptions.of(**options, output_format="jsonl")
+    given = TranslateOptions.of(**options)
     if given.search.n_best > 1:
         raise OptionError(f"n_best {given.search.n_best}: a row has one translation; give n_best 1")
     known = ds.schema(fetch_if_missing=False)
@@ -80,9 +79,16 @@ class TranslateRows:
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         check_columns(table.schema, self.column)
-        bucket = Bucket(0, lines_of(table, self.column))
-        done = translate_bucket(self.pipeline, self.options, bucket, lambda *more: None)
-        return with_translations(table, done.data)
+        made = self.pipeline.translate_lines(lines_of(table, self.column), None, self.options)
+        best = [translation.hyps[0] if translation.hyps else NOTHING for translation in made]
+        values = {
+            "translation": [hyp.text for hyp in best],
+            "score": [hyp.score if hyp.token_log_probs else None for hyp in best],
+            "notes": [list(translation.notes) for translation in made],
+        }
+        for name, kind in MADE.items():
+            table = table.append_column(name, pyarrow.array(values[name], kind))
+        return table
 
 
 def check_columns(columns: pyarrow.Schema, column: str) -> None:
@@ -116,17 +122,3 @@ def lines_of(table: pyarrow.Table, column: str) -> list[Line]:
     values = texts.cast(pyarrow.large_binary()).to_pylist()
     cut = [shorten(value or b"", False) for value in values]
     return [to_line(raw, number, is_cut) for number, (raw, is_cut) in enumerate(cut)]
-
-
-def with_translations(table: pyarrow.Table, jsonl: bytes) -> pyarrow.Table:
-    """The table with a column for each of MADE, from a JSONL record per row."""
-    records = [json.loads(line) for line in jsonl.split(b"\n")[:-1]]
-    best = [record["hyps"][0] if record["hyps"] else None for record in records]
-    values = {
-        "translation": [hyp["text"] if hyp else "" for hyp in best],
-        "score": [hyp["score"] if hyp and hyp["token_log_probs"] else None for hyp in best],
-        "notes": [record["notes"] for record in records],
-    }
-    for name, kind in MADE.items():
-        table = table.append_column(name, pyarrow.array(values[name], kind))
-    return table
