@@ -61,13 +61,13 @@ class Crew(Engine):
         """Send a hand its task."""
         raise NotImplementedError
 
-    def listen(self, source: "Source | None") -> Iterator[Event]:
+    def listen(self, source: "TaskSource | None") -> Iterator[Event]:
         """Wait, a second at most, for the input and the hands; yield what happens."""
         raise NotImplementedError
 
     def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
         """As of all engines; WorkerLost if several hands have died of one task."""
-        source = Source(tasks, self._read_ahead)
+        source = TaskSource(tasks, self._read_ahead)
         try:
             while True:
                 self._hand_out(source)
@@ -89,7 +89,7 @@ class Crew(Engine):
         """The places of the tasks that are handed out and not done."""
         return [*self._again, *(hand.at for hand in self.hands if hand.task is not None)]
 
-    def _hand_out(self, source: "Source") -> None:
+    def _hand_out(self, source: "TaskSource") -> None:
         """Give a task to each hand that has none; after an error, no new ones."""
         for hand in self.hands:
             if hand.task is not None or not hand.ready:
@@ -149,14 +149,15 @@ class Crew(Engine):
         self._failed[at] = error
 
 
-class Source:
+class TaskSource:
     """Tasks, read in a thread a little ahead of the crew."""
 
     def __init__(self, tasks: Iterable[Any], read_ahead: int):
         self.n_taken = 0
         self.ended = self._stopped = False  # ended: no more will come
         self.error: Exception | None = None  # by which the input ended
-        self.bell, self._ring = Pipe(duplex=False)  # rings when a task is there, and at the end
+        # Readable when a task has come, and at the end
+        self.wakeup, self._woken = Pipe(duplex=False)
         self._tasks: Queue[Any] = Queue(read_ahead)
         threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
 
@@ -190,4 +191,4 @@ class Source:
 
     def _wake(self) -> None:
         with suppress(OSError):
-            self._ring.send_bytes(b".")
+            self._woken.send_bytes(b".")

@@ -123,9 +123,8 @@ class Pool(Engine):
     ) -> list[Any]:
         """The results of all lines, in order, each part of which is a Call."""
         options, n = options or self.options, len(lines)
-        alone = PRESETS[
-            options.search.search
-        ].policy.depends_on_batch  # it matters what shares a batch
+        # It matters what shares a batch
+        alone = PRESETS[options.search.search].policy.depends_on_batch
         size = max(1, n) if alone else part_size(n, self._workers.n)
         calls = []
         for number, start in enumerate(range(0, max(1, n), size)):

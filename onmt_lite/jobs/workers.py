@@ -27,7 +27,7 @@ from typing import Any
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Added
-from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, Source
+from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, TaskSource
 from onmt_lite.models.kernels.build import find_library
 from onmt_lite.system.terminal import SIGNALS, raise_pending
 
@@ -108,12 +108,12 @@ class Workers(Crew):
         with suppress(OSError):  # it is dead, or stopped, and will be found so
             hand.pipe.send(hand.task)
 
-    def listen(self, source: Source | None) -> Iterator[Event]:
-        bells = [] if source is None or source.ended else [source.bell]
+    def listen(self, source: TaskSource | None) -> Iterator[Event]:
+        wakeups = [] if source is None or source.ended else [source.wakeup]
         pipes = {worker.pipe: worker for worker in self.hands}
-        for ready in wait([*bells, *pipes], timeout=min(1.0, self.patience / 3)):
-            if source is not None and ready in bells:
-                source.bell.recv_bytes()
+        for ready in wait([*wakeups, *pipes], timeout=min(1.0, self.patience / 3)):
+            if source is not None and ready in wakeups:
+                source.wakeup.recv_bytes()
             else:
                 yield from self._hear(pipes[ready])
         now = time.monotonic()

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
-from onmt_lite.jobs.crew import Crew, Event, Hand, Source
+from onmt_lite.jobs.crew import Crew, Event, Hand, TaskSource
 from onmt_lite.jobs.progress import log_machine
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, InProcess, Task
@@ -73,9 +73,9 @@ class Cluster(Crew):
     def give(self, hand: Hand) -> None:
         self._promised[self._actors[hand].do.remote(hand.task).future()] = hand
 
-    def listen(self, source: Source | None) -> Iterator[Event]:
-        while source is not None and source.bell.poll():
-            source.bell.recv_bytes()
+    def listen(self, source: TaskSource | None) -> Iterator[Event]:
+        while source is not None and source.wakeup.poll():
+            source.wakeup.recv_bytes()
         # Not ray.wait, in which the exception of a signal becomes a SystemError
         ready, _ = wait(self._promised, timeout=1, return_when=FIRST_COMPLETED)
         for promise in ready:

@@ -1,5 +1,6 @@
 """Translate a Dataset of Ray: `translate_dataset`, from rows to lines and back to columns."""
 
+import math
 from typing import Any
 
 import pyarrow
@@ -8,7 +9,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.records import NOTHING
+from onmt_lite.inference.records import NOTHING, Hypothesis
 from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.ray.cluster import where_we_are
 from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
@@ -83,12 +84,17 @@ class TranslateRows:
         best = [translation.hyps[0] if translation.hyps else NOTHING for translation in made]
         values = {
             "translation": [hyp.text for hyp in best],
-            "score": [hyp.score if hyp.token_log_probs else None for hyp in best],
+            "score": [hyp.score if is_scored(hyp) else None for hyp in best],
             "notes": [list(translation.notes) for translation in made],
         }
         for name, kind in MADE.items():
             table = table.append_column(name, pyarrow.array(values[name], kind))
         return table
+
+
+def is_scored(hyp: Hypothesis) -> bool:
+    """Return whether a hypothesis has a score: a blank line was never scored."""
+    return bool(hyp.token_log_probs) and math.isfinite(hyp.score)
 
 
 def check_columns(columns: pyarrow.Schema, column: str) -> None:
