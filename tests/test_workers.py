@@ -17,7 +17,7 @@ import torch
 
 from onmt_lite.config import job_options as options_module
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, MemoryExhausted, OptionError, WorkerLost
+from onmt_lite.errors import DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import worker as worker_module
 from onmt_lite.jobs import workers as workers_module
@@ -36,14 +36,6 @@ from tests.support.stops import heed_signals
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "data" / "toy.json")
 OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", verbose=True)
-
-
-class OwnError(CheckpointError):
-    """Of a module that the parent does not import."""
-
-    def __init__(self, line: int):
-        super().__init__(f"line {line} is bad")
-        self.line = line
 
 
 class OwnDefect(Exception):
@@ -257,7 +249,6 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
     ("error", "kind"),
     [
         (OptionError("one", "two"), OptionError),
-        (OwnError(3), CheckpointError),
         (MemoryExhausted("out of memory at line 3 alone"), MemoryExhausted),
         (WorkerLost("killed", by_memory=True), WorkerLost),
         (KeyError("seven"), KeyError),

@@ -21,9 +21,8 @@ from multiprocessing.reduction import recv_handle
 
 import torch
 
-from onmt_lite import errors
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import OnmtLiteError, OptionError, WorkerLost
+from onmt_lite.errors import OnmtLiteError, WorkerLost
 from onmt_lite.inference.loading import Parts, read_parts
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import choose, placed, threads_of_each
@@ -196,15 +195,10 @@ def end_with(parent: int) -> None:
 
 
 def portable(error: Exception) -> tuple[Exception, str]:
-    """An error for the parent, which knows the classes of `onmt_lite.errors` and of Python alone,
+    """An error for the parent, which knows the classes of `onmt_lite.errors` and of Python only,
     and the traceback of a defect."""
-    if isinstance(error, OptionError):
-        return OptionError(*error.problems), ""
     if isinstance(error, OnmtLiteError):
-        if isinstance(error, WorkerLost):  # has its exit code
-            return error, ""
-        known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        return known(str(error)), ""
+        return error, ""
     if type(error).__module__ == "builtins":
         return error, traceback.format_exc()
     return RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc()
