@@ -99,12 +99,11 @@ def is_scored(hyp: Hypothesis) -> bool:
 
 def check_columns(columns: pyarrow.Schema, column: str) -> None:
     """Raise OptionError unless a dataset has a column of text of this name and room for ours."""
-    if column not in columns.names:
-        shown = ", ".join(columns.names) or "none"
-        raise OptionError(f"column: the dataset has no column {column}; its columns are {shown}")
-    if columns.names.count(column) > 1 or not _is_text(columns.field(column).type):
-        kind = columns.field(columns.get_all_field_indices(column)[0]).type
-        raise OptionError(f"column: {column} of the dataset is {kind}; name one of text")
+    if columns.names.count(column) != 1 or not _is_text(columns.field(column).type):
+        shown = ", ".join(f"{field.name} ({field.type})" for field in columns) or "none"
+        raise OptionError(
+            f"column: the dataset has no column of text {column}; its columns are {shown}"
+        )
     if clash := [made for made in MADE if made in columns.names]:
         raise OptionError(
             f"the dataset has a column {clash[0]} already, which would hold the {clash[0]} of a "
