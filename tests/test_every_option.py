@@ -77,7 +77,6 @@ OUTPUTS = {
     "print_config": ("", "-print_config"),
     "help": ("", "-help"),
     "version": ("", "-version"),
-    "print_schema": ("", "-print_schema"),
     "save_config": ("", "-save_config {out}"),
     "print_model": ("", "-print_model"),
 }

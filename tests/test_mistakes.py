@@ -157,6 +157,16 @@ def test_help_answers_names_of_other_tools_and_programs():
             load(["-beam_size", "5"])
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("warmup_stps", "warmup_steps"), ("dropout_rate", "dropout"), ("train_step", "train_steps")],
+)
+def test_trainer_option_of_another_trainer_names_the_nearest(name, near):
+    argv = f"-train in.de -output r -train_steps 1 -{name} 1".split()
+    problem = problem_of(load_train_options, argv)
+    assert problem.startswith(f"unknown option {name}; did you mean ") and near in problem
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 VALUES = [

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
 from onmt_lite.config.files import check_paths, check_places, write_out
-from onmt_lite.config.help import help_on, help_text, json_schema, markdown_table
+from onmt_lite.config.help import help_on, help_text, markdown_table
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.system.terminal import CONSOLE, Interrupted, pending, stop_on_signals
@@ -94,7 +94,7 @@ def tell(argv: Sequence[str], program: Program[Any]) -> str:
         return versions()
     if "md" in asked and "md" in program.foreign():  # OpenNMT-py's name
         return markdown_table(program.options)
-    return json_schema(program) if asked.get("print_schema") in ON else ""
+    return ""
 
 
 def command() -> str:

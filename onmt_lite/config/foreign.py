@@ -95,17 +95,6 @@ def remark_on(name: str, options: Container[str]) -> str | None:
     return FOR_TRAINING if name in peers["training"].split() else None
 
 
-def remark_on_training(name: str) -> str | None:
-    """Return what the trainer says about a name of another trainer, or of the translator."""
-    peers = table()
-    for start, answers in (("here it is ", peers["trainer"]), ("", peers["trainer_says"])):
-        for answer, names in answers.items():
-            if name in names.split():
-                return f"{start}{answer}"
-    known = f"{peers['trainer_nothing']} {peers['training']}"
-    return NOTHING if name in known.split() else None
-
-
 def option_of(ours: str) -> str:
     """Return the option that an entry of the table names."""
     return re.split(r"\W", ours, maxsplit=1)[0]

@@ -1,22 +1,18 @@
-"""Options described: what -help prints, the tables of the documentation, and the JSON Schema."""
+"""Options described: what -help prints, and the tables of the documentation."""
 
-import json
 import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.guesses import near_names
 from onmt_lite.config.option import META_NAMES, Option, parse_words
-from onmt_lite.config.sources import Program, dump, split_argv
+from onmt_lite.config.sources import dump, split_argv
 from onmt_lite.errors import OptionError
 
 Options = Mapping[str, Option]
-Schema = dict[str, Any]
 
 WIDEST = 100  # columns; longer lines are hard to read
 NARROWEST = 40
@@ -24,9 +20,6 @@ COLUMN = 26  # at which descriptions begin
 MAX_CHOICES = 40  # characters; longer lists of choices go into the description
 BAR = "\\|"  # a bar inside a cell of a Markdown table
 UNSET = (None, (), "")  # defaults that go without saying
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-LIMITS = {"min": "minimum", "max": "maximum", "above": "exclusiveMinimum"}
 
 
 def by_group(options: Options) -> dict[str, list[Option]]:
@@ -191,64 +184,3 @@ def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> l
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def json_schema(program: Program[Any]) -> str:
-    """Return the JSON Schema (draft 2020-12) of a program's YAML files, for editors that check
-    them.  It takes the values that the program takes, except that in JSON 5.0 is a whole number."""
-    options = program.options.items()
-    known = {name: _property(option) for name, option in options if name not in META_NAMES}
-    for name, other in program.foreign().items():
-        if name in known:  # values that ask for nothing there, besides those of ours
-            own = known[name]
-            known[name] = {**own, "anyOf": [*own["anyOf"], {"enum": _values(other)}]}
-        elif other.renamed:
-            known[name] = {**known[other.renamed], "description": f"{other.says}."}
-        else:
-            known[name] = {"description": f"An option of OpenNMT-py: {other.says or 'taken'}."}
-            if other.refused or name in META_NAMES:
-                known[name]["enum"] = _values(other)
-    schema = {
-        "$schema": DRAFT,
-        "title": f"Options of {program.name}",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": known,
-    }
-    return json.dumps(schema, ensure_ascii=False, indent=2)
-
-
-def _property(option: Option) -> Schema:
-    """null is as if the line were not there."""
-    one: Schema = {"type": TYPES[option.kind]}
-    if option.choices:
-        # YAML reads true if a choice is "true", and 20 for "20"
-        switches = [word == "true" for word in option.choices if word in ("true", "false")]
-        numbers = [int(word) for word in option.choices if word.isdecimal()]
-        one = {"enum": [*option.choices, *switches, *numbers]}
-    elif option.kind is str:
-        empty = "|" * option.is_path  # an empty path is not given
-        one["pattern"] = f"^({option.form[0]}{empty})$" if option.form[1] else "^[^\\u0000]*$"
-    else:
-        one |= {LIMITS[key]: bound for key, bound in option.bounds.items() if bound is not None}
-    shapes = [one, {"type": "array", "items": one}] if option.many else [one]
-    shapes += [{"type": "object"}] if option.table else []
-    found: Schema = {"description": description(option, with_default=False)}
-    if option.default not in (None, ()):
-        found["default"] = option.default
-    return {**found, "anyOf": [*shapes, {"type": "null"}]}
-
-
-def _values(other: Foreign) -> list[Any]:
-    """How YAML may write the words: numbers, switches, empty lists and lists of one too."""
-    found: list[Any] = [None, True, "true"] if other.switch else [None]
-    for word in other.off or ():
-        found.append(word)
-        if word in ("true", "false"):
-            found.append(word == "true")
-        elif word == "":
-            found.append([])
-        else:
-            with suppress(ValueError):
-                found.append(json.loads(word))
-    return [*found, *([value] for value in found if value not in (None, []))]

@@ -85,9 +85,6 @@ class MetaOptions:
     save_config: File | None = opt(
         None, "Write what print_config prints to this file, and exit", example="my.yaml"
     )
-    print_schema: bool = opt(
-        False, "Print the JSON Schema of the YAML files, for editors that check them, and exit"
-    )
     help: tuple[str, ...] = opt(
         (),
         "Print the most used options and exit; `-help all` has all; with names of options or "

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
-from onmt_lite.config.foreign import remark_on_training
 from onmt_lite.config.option import DEVICE, META, File, Option, opt, options_of
 from onmt_lite.config.options import remark_on_translation
 from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
@@ -284,7 +283,7 @@ PROGRAM = Program(
     OPTIONS,
     RULES,
     page=PAGE,
-    remark=lambda name: remark_on_training(name) or remark_on_translation(name),
+    remark=remark_on_translation,
     build=build_options,
 )
 load_train_options = PROGRAM.load

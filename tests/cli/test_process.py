@@ -191,7 +191,7 @@ def test_a_closed_stderr_does_not_matter(shell):
     assert (done.code, done.out) == (2, b"")
 
 
-@pytest.mark.parametrize("words", ["-help", "-help search", "-print_schema", "-print_config"])
+@pytest.mark.parametrize("words", ["-help", "-help search", "-print_config"])
 def test_help_and_configuration_to_a_broken_standard_output(shell, process, words):
     done = shell("> /dev/full", *words.split())
     assert done.code == 5
