@@ -19,7 +19,6 @@ from onmt_lite.errors import MemoryExhausted
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
 LEAST_MEMORY = 700 << 20  # bytes of addresses that torch and a small model take
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 WORKER_BYTES = 512 << 20  # of its own: 60 to 250 MB were seen, with room for a large vocabulary
 # A GPU shows as one of these: of NVIDIA, of AMD, of Windows
@@ -94,24 +93,12 @@ def importing():
 
 
 def _problem(modules: tuple[str, ...]) -> str:
-    """Return which packages are missing and the command that helps; "" if none."""
+    """Return which packages are missing and the command that installs them; "" if none."""
     missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
     if not any(PACKAGES[module] in missing for module in modules):
         return ""
-    return f"missing packages: {', '.join(missing)} ({sys.executable}); run: {_remedy(missing)}"
-
-
-def _remedy(missing: list[str]) -> str:
-    """Return the command that makes the packages available."""
-    if not os.path.exists(os.path.join(ROOT, "translate.py")):
-        return f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
-    requirements = shlex.quote(os.path.relpath(os.path.join(ROOT, "requirements.txt")))
-    if sys.prefix != sys.base_prefix:  # inside a virtual environment
-        return f"pip install -r {requirements}"
-    activate = os.path.relpath(os.path.join(ROOT, ".venv", "bin", "activate"))
-    if os.path.exists(activate):
-        return f". {shlex.quote(activate)}"
-    return f"python3 -m venv .venv && . .venv/bin/activate && pip install -r {requirements}"
+    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(missing)}"
+    return f"missing packages: {', '.join(missing)} ({sys.executable}); run: {command}"
 
 
 # -- cores and memory; a control group may grant less than the machine has ------------------------
@@ -156,43 +143,35 @@ def may_have_gpu() -> bool:
 
 
 def cpu_quotas(root: Path) -> Iterator[float]:
-    """Yield the processor seconds per second that control groups grant."""
-    for controller, *files in (["", "cpu.max"], ["cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        for folder in control_groups(root, controller):
-            with suppress(OSError, ValueError):  # "max 100000" is no limit, nor is -1
-                quota, period = map(int, " ".join(read(folder / file) for file in files).split())
-                if quota > 0:
-                    yield quota / period
+    """Yield the CPU seconds per second that control groups grant."""
+    for folder in control_groups(root):
+        with suppress(OSError, ValueError):  # "max 100000" is no limit
+            quota, period = map(int, read(folder / "cpu.max").split())
+            yield quota / period
 
 
 def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the bytes of main memory that control groups grant, and the bytes in use, without
     cached files, which the kernel takes back."""
-    for controller, limit, usage, kept in (
-        ("", "memory.max", "memory.current", "inactive_file"),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        for folder in control_groups(root, controller):
-            with suppress(OSError, ValueError):  # "max" is no limit
-                granted, used = int(read(folder / limit)), 0
-                with suppress(OSError, ValueError):
-                    used = int(read(folder / usage))
-                    stat = read(folder / "memory.stat").strip().split("\n")
-                    used -= int(dict(line.split() for line in stat).get(kept, 0))
-                yield granted, used
+    for folder in control_groups(root):
+        with suppress(OSError, ValueError):  # "max" is no limit
+            granted, used = int(read(folder / "memory.max")), 0
+            with suppress(OSError, ValueError):
+                used = int(read(folder / "memory.current"))
+                stat = read(folder / "memory.stat").strip().split("\n")
+                used -= int(dict(line.split() for line in stat).get("inactive_file", 0))
+            yield granted, used
 
 
-def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of the groups above it, as in a
-    container only the upper ones may be mounted: of a controller of version 1, or "", version 2."""
+def control_groups(root: Path) -> Iterator[Path]:
+    """Yield the directories of this process's control group (version 2) and of the groups above
+    it, because in a container only the upper ones may be mounted."""
     with suppress(OSError, ValueError):
         for line in read(root / "proc/self/cgroup").split("\n"):
-            _, names, path = line.split(":", 2)
-            if controller in names.split(","):
-                group = Path(path.lstrip("/"))
-                for mount in [names, controller] if controller else ["", "unified"]:
-                    for part in (group, *group.parents):
-                        yield root / "sys/fs/cgroup" / mount / part
+            if line.startswith("0::/"):
+                group = Path(line.removeprefix("0::/"))
+                for part in (group, *group.parents):
+                    yield root / "sys/fs/cgroup" / part
 
 
 def read(path: Path) -> str:
