@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from onmt_lite.config.options import KINDS, OPTIONS, PROGRAM, TranslateOptions, 
 from onmt_lite.config.rules import refusals
 from onmt_lite.errors import OptionError
 from onmt_lite.export import PROGRAM as EXPORTER
+from onmt_lite.models.kernels import build
+from onmt_lite.search.presets import PRESETS
 from onmt_lite.train.options import PROGRAM as TRAINER
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -358,3 +361,21 @@ def test_empty_path_as_keyword_counts_as_not_given():
     options = TranslateOptions.of(**empty)
     assert options == TranslateOptions.of() and not options.given
     assert TranslateOptions.of(model=["", "a"]).model.model == ("a",)
+
+
+@pytest.mark.parametrize("search", PRESETS)
+def test_parsing_works_without_network_and_compiler(search, monkeypatch, tmp_path):
+    """So does what -print_config adds."""
+
+    def fail(*args, **more):
+        raise AssertionError("options are only parsed")
+
+    monkeypatch.setattr(socket, "socket", fail)
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, resolved = load_options(["-device", "cpu", "-search", search, "-model", "team/model"])
+    comments = PROGRAM.comments(resolved.values)
+    TranslateOptions.of(model="team/model", search=search, device="cpu")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    if search == "opennmt" and not list(build.SOURCE.parent.glob("library*.so")):
+        assert comments["precision"].endswith("kernels: not compiled yet")

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from onmt_lite.config.search_options import (
 from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.errors import OnmtLiteError
-from onmt_lite.models.kernels.build import load_library
+from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import LEAST_WIDTH
 
@@ -63,9 +63,7 @@ class TranslateOptions:
         speed: device, precision, threads and batches.
         jobs: workers, resuming, shards.
         information: what is printed and logged.
-        given: the values by name that are not defaults.
-        notes: options without effect, each with the reason.
-        configs: the YAML files that were read.
+        resolved: the values by name, with where each came from.
     """
 
     data: DataOptions
@@ -78,9 +76,22 @@ class TranslateOptions:
     speed: SpeedOptions
     jobs: JobOptions
     information: InformationOptions
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)
-    configs: tuple[str, ...] = field(default=(), compare=False)
+    resolved: Resolved = field(compare=False)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values by name that are not defaults."""
+        return self.resolved.given()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Options without effect, each with the reason."""
+        return self.resolved.notes
+
+    @property
+    def configs(self) -> tuple[str, ...]:
+        """The YAML files that were read."""
+        return self.resolved.values["config"]
 
     @property
     def n_workers(self) -> int | None:
@@ -127,16 +138,30 @@ class TranslateOptions:
         return TranslateOptions.of(**{**self.given, **given})
 
     def with_models(self) -> "TranslateOptions":
-        """These options with paths in the place of names of the hub, whose models are fetched.
-        Raises CheckpointError."""
+        """Fetch the models of the hub.
+
+        Returns:
+            These options with paths in the place of their names, and with the defaults that these
+            models bring.
+
+        Raises:
+            CheckpointError: if a model cannot be fetched.
+            OptionError: with every problem that these defaults make.
+        """
         paths = tuple(hub.fetched(name, self.jobs.quiet) for name in self.model.model)
         if paths == self.model.model:
             return self
-        model, given = replace(self.model, model=paths), {**self.given, "model": paths}
-        return replace(self, model=model, given=given)
+        before = {**self.resolved.values, "model": paths}
+        resolved = PROGRAM.complete(replace(self.resolved, values=before))
+        brought = {n: v for n, v in resolved.values.items() if v != self.resolved.values[n]}
+        groups = {
+            name: replace(group, **{n: v for n, v in brought.items() if hasattr(group, n)})
+            for name, group in ((name, getattr(self, name)) for name in KINDS)
+        }
+        return replace(self, **groups, resolved=resolved)
 
 
-KINDS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if is_dataclass(f.type)}
+KINDS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if f.name != "resolved"}
 
 
 def help_besides(name: str) -> str:
@@ -161,13 +186,10 @@ def help_besides(name: str) -> str:
     return ". ".join(filter(None, sentences))
 
 
-def pinned_models(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The models of the hub at the commits that their names stand for, if an option depends on them
-    or they are printed.  Raises CheckpointError."""
-    printed = values["print_config"] or values["save_config"] is not None
-    if not printed and not PRESETS[values["search"]].asks_model:
-        return {}
-    return {"model": tuple(map(hub.pinned, values["model"]))}
+def waits_for_model(values: Mapping[str, Any]) -> bool:
+    """Return True if a search takes defaults from a model that may be one of the hub."""
+    is_here = [find_model(path).exists() for path in values["model"]]
+    return PRESETS[values["search"]].asks_model is not None and not all(is_here)
 
 
 def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
@@ -181,8 +203,6 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
         defaults["max_length_ratio"] = 0.0
     own: list[tuple[Mapping[str, Any], str]] = []
     models = given.get("model", ())
-    if preset.asks_model:
-        models = tuple(map(hub.described, models))
     if preset.asks_model == "marian":
         own = read_decoder(models, lambda n, value: check(OPTIONS[n], value))
     elif preset.asks_model is not None:
@@ -192,9 +212,12 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
 
 def values_here(values: Mapping[str, Any]) -> dict[str, str]:
     """Return what `auto` resolves to, by option."""
-    precision, data = precision_here(values), build(DataOptions, values)
-    chosen = {"output_format": f"here {data.format}"} if data.output_format == "auto" else {}
-    return precision | chosen
+    found, data = precision_here(values), build(DataOptions, values)
+    if data.output_format == "auto":
+        found["output_format"] = f"here {data.format}"
+    if waits_for_model(values):
+        found["model"] = "its defaults are read once it is fetched"
+    return found
 
 
 def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
@@ -203,10 +226,12 @@ def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if build(SpeedOptions, values).expects_gpu:
         return {"precision": "here bf16, or fp32 if the GPU lacks it"}
-    if values["search"] != "opennmt" or load_library() is None:
+    is_exact = values["search"] != "opennmt"
+    if not is_exact and find_library(compiles=False) is None:
+        return {"precision": "here fp32, or int8 with kernels; kernels: not compiled yet"}
+    if is_exact or load_library() is None:
         return {"precision": "here fp32"}
-    paths = model_paths(map(hub.described, values["model"]))
-    widths = [*map(width_of, map(find_model, paths))]
+    widths = [*map(width_of, map(find_model, model_paths(values["model"])))]
     known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
     return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
 
@@ -230,8 +255,7 @@ def remark_on_translation(name: str) -> str | None:
 
 def build_options(resolved: Resolved) -> TranslateOptions:
     groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
-    configs = resolved.values["config"]
-    return TranslateOptions(**groups, given=resolved.given(), notes=resolved.notes, configs=configs)
+    return TranslateOptions(**groups, resolved=resolved)
 
 
 OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), help_besides)
@@ -246,7 +270,7 @@ PROGRAM = Program(
     ours_too=OURS_TOO,
     foreign=of_opennmt,
     remark=lambda name: remark_on(name, OPTIONS),
-    settle=pinned_models,
+    waits=waits_for_model,
     defaults=preset_defaults,
     comments=values_here,
     quoted=True,

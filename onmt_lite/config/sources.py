@@ -33,6 +33,7 @@ from onmt_lite.errors import OptionError
 T = TypeVar("T")
 KEYWORD = "keyword argument"  # an origin of values
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
+Setting = tuple[Any, str]  # a value and its origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,8 @@ class Program(Generic[T]):
     ours_too: Mapping[str, Foreign] = field(default_factory=dict)
     foreign: Callable[[], Mapping[str, Foreign]] = dict
     remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
-    # What given values stand for, such as the newest revision of a model
-    settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
+    # Whether defaults depend on a model that is not here yet; rules are checked when it is
+    waits: Callable[[Mapping[str, Any]], bool] = lambda values: False
     # From the given values, defaults that depend on them and what they belong to; the last ones win
     defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
     # What a printed configuration says of values besides where they come from, by name
@@ -78,6 +79,41 @@ class Program(Generic[T]):
         resolved = resolver.result()
         return self.build(resolved), resolved
 
+    def complete(self, known: "Resolved", problems: Sequence[str] = ()) -> "Resolved":
+        """Add the defaults that depend on given values, and the notes of the rules.
+
+        Args:
+            known: the values, with the notes on options of other programs.
+            problems: what is wrong with them already.
+
+        Returns:
+            All values and notes.
+
+        Raises:
+            OptionError: with every problem, those of the rules too; what reading defaults raises.
+        """
+        values, origins, fixed = dict(known.values), dict(known.origins), dict[str, Setting]()
+        given = {n: values[n] for n, o in origins.items() if not o.startswith("default")}
+        usual = {name: option.default for name, option in self.options.items()}
+        for found, origin in self.defaults(given):
+            usual |= found
+            for name in [name for name in found if name not in given]:
+                if name in self.options:
+                    values[name], origins[name] = found[name], f"default {origin}"
+                else:
+                    fixed[name] = found[name], f"default {origin}"
+        rules = () if self.waits(values) else self.rules
+        refused = refusals(rules, values)
+        if problems:  # what cannot be read may be what is missing
+            refused = [problem for problem in refused if " is missing; " not in problem]
+        if problems or refused:
+            raise OptionError(*problems, *refused)
+        # An option that is given what holds anyway, as in a printed configuration, asks for nothing
+        given = {n: v for n, v in given.items() if n not in META_NAMES}
+        asked = {n: origins[n] for n, value in given.items() if value != usual[n]}
+        said = notes(rules, {**values, "given": given}, asked)
+        return Resolved(values, origins, known.foreign, tuple(said), fixed)
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -85,8 +121,13 @@ class Resolved:
 
     values: dict[str, Any]
     origins: dict[str, str]  # default, FILE:LINE, command line, keyword argument
-    notes: tuple[str, ...] = ()  # options without effect, and what became of foreign ones
-    fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # what no option sets
+    foreign: tuple[str, ...] = ()  # notes on options of other programs
+    idle: tuple[str, ...] = ()  # notes on options without effect
+    fixed: Mapping[str, Setting] = field(default_factory=dict)  # what no option sets
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.foreign, *self.idle)
 
     def build(self, group: type[Group]) -> Group:
         return build(group, self.values)
@@ -106,21 +147,6 @@ class Resolved:
         for name, comment in (comments or {}).items():
             lines[name] += f"; {comment}"
         return "".join(f"{name}: {dump(value)}  # {lines[name]}\n" for name, value, _ in rows)
-
-
-def notes_on(
-    program: Program[Any], values: Mapping[str, Any], origins: Mapping[str, str]
-) -> list[str]:
-    """Return what the rules of a program note about values.
-
-    An option that is given what holds anyway, as in a printed configuration, asks for nothing.
-    """
-    given = Resolved(dict(values), dict(origins)).given()
-    usual = {name: option.default for name, option in program.options.items()}
-    for defaults, _ in program.defaults(given):
-        usual |= defaults
-    asked = {name: origins[name] for name, value in given.items() if value != usual[name]}
-    return notes(program.rules, {**values, "given": given}, asked)
 
 
 def dump(value: Any) -> str:
@@ -144,7 +170,6 @@ class Resolver:
         self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
         self.typed: set[str] = set()  # options of the command line
-        self.unread: set[str] = set()  # options and files whose values are wrong
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
     def _foreign(self, name: str) -> Foreign | None:
@@ -158,7 +183,6 @@ class Resolver:
             found = read_yaml(path, self._is_text)
         except ValueError as error:
             self.problems.append(f"config: {error}")
-            self.unread.add("config")
             return
         for name, value, line in found:
             self.put(name, value, f"{path}:{line}", read)
@@ -249,7 +273,6 @@ class Resolver:
             is_typed = read is parse_words and not is_guessed
             meant = self._extra(name, raw) if is_typed else ""
             self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
-            self.unread.add(name)
 
     def _extra(self, name: str, words: list[str]) -> str:
         """Return what to add if words follow an option that does not take them."""
@@ -287,30 +310,15 @@ class Resolver:
             self.notes[name] = f"{name}{shown}: {known.says} ({origin})"
 
     def result(self) -> Resolved:
-        """Return all values, checked by the rules.  Raises OptionError with every problem, or what
-        settling values and reading defaults raise."""
-        self.values |= self.program.settle(self.values)
-        given = {n: self.values[n] for n, origin in self.origins.items() if origin != "default"}
-        fixed: dict[str, tuple[Any, str]] = {}
-        for found, origin in self.program.defaults(given):
-            for name in [name for name in found if name not in given]:
-                if name in self.options:
-                    self.values[name], self.origins[name] = found[name], f"default {origin}"
-                else:
-                    fixed[name] = found[name], f"default {origin}"
+        """Return all values, checked by the rules.  Raises as `Program.complete`."""
         for name, (known, words, origin) in self.asked.items():
             excused = known.transform and known.transform in self.values["transforms"]
             if known.refused and not excused:
                 self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
             else:
                 self._note(name, known, words, origin)
-        refused = refusals(self.program.rules, self.values)
-        # What is missing may be what could not be read
-        self.problems += [each for each in refused if not (self.unread and " is missing; " in each)]
-        if self.problems:
-            raise OptionError(*self.problems)
-        said = [*self.notes.values(), *notes_on(self.program, self.values, self.origins)]
-        return Resolved(self.values, self.origins, tuple(said), fixed)
+        read = Resolved(self.values, self.origins, tuple(self.notes.values()))
+        return self.program.complete(read, self.problems)
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:

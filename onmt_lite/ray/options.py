@@ -14,12 +14,11 @@ from onmt_lite.config.options import PROGRAM as TRANSLATION
 from onmt_lite.config.options import (
     TranslateOptions,
     build_options,
-    pinned_models,
     preset_defaults,
 )
 from onmt_lite.config.rules import missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
-from onmt_lite.config.sources import Program, Resolved, notes_on
+from onmt_lite.config.sources import Program, Resolved
 from onmt_lite.config.text_options import ModelOptions, TextOptions
 
 T = TypeVar("T", ModelOptions, TextOptions)
@@ -130,8 +129,12 @@ RULES = (
             f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
         ),
     ),
-    refuse_all(lambda v: refusals(TRANSLATION.rules, translation_values(v))),
+    refuse_all(lambda v: problems_of_translation(translation_values(v))),
 )
+
+
+def problems_of_translation(values: dict[str, Any]) -> list[str]:
+    return [] if TRANSLATION.waits(values) else refusals(TRANSLATION.rules, values)
 
 
 def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,8 +149,8 @@ def build_ray_options(resolved: Resolved) -> RayOptions:
     origins = {name: resolved.origins.get(name, "default") for name in TRANSLATE} | {
         "src": "default"
     }
-    notes = (*resolved.notes, *notes_on(TRANSLATION, values, origins))
-    translation = of_actors(build_options(Resolved(values, origins, notes)), cluster)
+    completed = TRANSLATION.complete(Resolved(values, origins, resolved.notes))
+    translation = of_actors(build_options(completed), cluster)
     return RayOptions(resolved.values["src"], cluster, translation)
 
 
@@ -184,7 +187,6 @@ PROGRAM = Program(
     ours_too=OURS_TOO,
     foreign=of_opennmt,
     remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
-    settle=pinned_models,
     defaults=preset_defaults,
     quoted=True,
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 from onmt_lite.errors import MemoryExhausted
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 LEAST_MEMORY = 700 << 20  # bytes of addresses that torch and a small model take
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 WORKER_BYTES = 512 << 20  # of its own: 60 to 250 MB were seen, with room for a large vocabulary

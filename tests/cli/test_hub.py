@@ -225,23 +225,42 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, run, src):
     repository.refs["v1"] = repository.refs["refs/pr/1"] = older
     newer = repository.commit(made_of("README.md"))
     for revision in ("v1", "refs/pr/1", older):
-        code, out, _ = run("-print_config", "-model", f"team/model@{revision}")
-        assert code == 0 and yaml.safe_load(out)["model"] == [f"team/model@{older}"]
+        code, out, _ = run("-print_model", "-model", f"team/model@{revision}")
+        assert code == 0 and out.partition("\n")[0].endswith(f"/snapshots/{older}")
         assert run("-src", src, "-model", f"team/model@{revision}")[0] == 0
-    code, out, _ = run("-print_config", "-model", "team/model")
-    assert code == 0 and yaml.safe_load(out)["model"] == [f"team/model@{newer}"]
+    code, _, err = run("-print_model", "-model", "team/model")
+    assert code == 4 and newer in err  # which has no weights
 
 
-def test_a_printed_configuration_has_the_defaults_of_the_model(hub, run):
+@pytest.fixture
+def t5(tmp_path):
+    """The files of a T5 model that asks for three beams, which also are in the directory t5."""
     files = files_of(ROOT / "tests" / "data" / "families" / "t5")
     said = json.loads(files["generation_config.json"]) | {"num_beams": 3}
-    repository = hub.add("team/t5", files | {"generation_config.json": json.dumps(said).encode()})
+    files |= {"generation_config.json": json.dumps(said).encode()}
+    (tmp_path / "t5").mkdir()
+    for name, data in files.items():
+        (tmp_path / "t5" / name).write_bytes(data)
+    return files
+
+
+def test_hub_model_defaults_apply_once_it_is_loaded(hub, run, src, t5):
+    """n_best 3 needs the three beams that the model asks for."""
+    hub.add("team/t5", t5)
+    words = ["-src", src, "-search", "transformers", "-n_best", 3, "-max_length", 9]
+    known = run(*words, "-model", "t5")
+    assert known[0] == 0
+    assert run(*words, "-model", "team/t5") == known
+    code, out, err = run(*words[:4], "-n_best", 4, "-model", "team/t5")
+    assert (code, out) == (2, "") and "n_best 4 is more than beam_size 3; raise" in err
+
+
+def test_print_config_asks_nothing_of_the_hub(hub, run, t5):
+    hub.add("team/t5", t5)
     code, out, err = run("-print_config", "-search", "transformers", "-model", "team/t5")
-    assert (code, err) == (0, "") and yaml.safe_load(out)["beam_size"] == 3
-    commit = repository.refs["main"]
-    assert re.search(rf"beam_size: 3  # default of \S+{commit}/generation_config.json\n", out)
-    assert yaml.safe_load(out)["model"] == [f"team/t5@{commit}"]
-    assert "model.safetensors" not in hub.files_asked()
+    assert (code, err) == (0, "") and hub.asked == []
+    assert yaml.safe_load(out)["model"] == ["team/t5"]
+    assert "# command line; its defaults are read once it is fetched\n" in out
 
 
 def test_wrong_options_and_inputs_are_told_before_anything_is_fetched(hub, run, src):

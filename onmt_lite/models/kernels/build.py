@@ -40,8 +40,9 @@ def load_library() -> ctypes.CDLL | None:
     return library if library.supported() else None
 
 
-def find_library() -> Path | None:
-    """The library for this machine; None if there is none and none can be made."""
+def find_library(compiles: bool = True) -> Path | None:
+    """The library for this machine, compiled if need be and if `compiles`; None if there is none
+    and none can be made."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return None
     installed = sorted(SOURCE.parent.glob("library*.so"))
@@ -51,7 +52,7 @@ def find_library() -> Path | None:
     if compiler is None or not SOURCE.is_file():
         return None
     try:
-        return cached(safe_folder(), compiler)
+        return cached(safe_folder(), compiler, compiles)
     except OSError:  # no home, a full or read-only disk, a folder that others may write to
         return None
 
@@ -68,11 +69,12 @@ def safe_folder() -> Path:
     return folder
 
 
-def cached(folder: Path, compiler: str) -> Path | None:
-    """The library of this source and compiler, compiled unless it is there; None if that fails."""
+def cached(folder: Path, compiler: str, compiles: bool = True) -> Path | None:
+    """The library of this source and compiler, compiled unless it is there; None if that fails or
+    may not be tried."""
     described = (SOURCE.read_bytes(), str(FLAGS).encode(), os.path.realpath(compiler).encode())
     name = f"kernels-{digest(b' '.join(described))}"
-    if found := sound(folder, name):
+    if (found := sound(folder, name)) or not compiles:
         return found
     with open(folder / f"{name}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one compiles
