@@ -1,6 +1,5 @@
 """Options in a model file: values by name, checked for their type; files that are not read."""
 
-import json
 import os.path
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
+from onmt_lite.system.safe_parse import parse_json
 
 MAX_JSON = 64 << 20
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one takes a tenth of 10 ms
@@ -170,24 +170,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}") from None
     if not isinstance(table, dict):
         raise CheckpointError(f"{path}: not a table of names and values")
-    return table
-
-
-def parse_json(data: bytes) -> Any:
-    """Parse JSON.  Raises ValueError for anything else, and for an object with equal names."""
-    try:
-        return json.loads(data, object_pairs_hook=_no_name_twice)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError("not JSON") from None
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse equal names, of which json keeps the last one silently."""
-    table: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in table:
-            raise ValueError(f"it has {name[:50]!r} twice")
-        table[name] = value
     return table
 
 

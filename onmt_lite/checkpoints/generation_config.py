@@ -1,6 +1,5 @@
 """Search options that a model brings as its own defaults: those of Hugging Face and of Marian."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES
 from onmt_lite.search.spec import TokenRules
+from onmt_lite.system.safe_parse import parse_json, parse_yaml
 
 # Those that `onmt_lite.checkpoints.huggingface.reader` reads
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
@@ -21,8 +21,6 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 VERSIONS = ("transformers-4", "transformers-5")  # whose `generate` read these files differently
 TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
-# Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
-NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 # What their values are here, if it is not the same
 VALUES: dict[str, Callable[[Any], Any]] = {
@@ -251,24 +249,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)
-        table = parse_yaml(data) if path.suffix == ".yml" else json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        table = parse_yaml(data) if path.suffix == ".yml" else parse_json(data, unique=False)
+    except (OSError, ValueError):
         return None
     return table if isinstance(table, dict) else None
-
-
-def parse_yaml(data: bytes) -> Any:
-    """Parse YAML of plain values.  Raises ValueError for anything else."""
-    try:
-        return _Loader(data).get_single_data()
-    except (yaml.YAMLError, RecursionError, *NO_SCALAR):
-        raise ValueError("not YAML that is understood") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Without merge keys: ten of them in a row make a table a thousand times as large."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise yaml.YAMLError("a merge key")
-        super().flatten_mapping(node)

@@ -22,7 +22,7 @@ from onmt_lite.checkpoints.description import (
     read_whole,
     refuse_options,
 )
-from onmt_lite.checkpoints.generation_config import file_names, names_of, parse_yaml
+from onmt_lite.checkpoints.generation_config import file_names, names_of
 from onmt_lite.checkpoints.huggingface.bart import marian_languages
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
@@ -37,6 +37,7 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
+from onmt_lite.system.safe_parse import parse_yaml
 from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import parse_json
 from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, is_size, tensor_of
 from onmt_lite.errors import CheckpointError
+from onmt_lite.system.safe_parse import parse_json
 
 MAX_HEADER = 16 << 20
 DTYPES = {

@@ -1,6 +1,5 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from onmt_lite.errors import OnmtLiteError
 from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import LEAST_WIDTH
+from onmt_lite.system.safe_parse import parse_json
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -240,9 +240,9 @@ def width_of(path: Path) -> int:
     """The width of a Transformer that a JSON file describes; 0 if none does."""
     for name in ("model.json", "config.json"):
         try:
-            described = json.loads((path / name).read_bytes())
+            described = parse_json((path / name).read_bytes())
             return int(described.get("config", described)["d_model"])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     return 0
 

@@ -9,13 +9,20 @@ import yaml
 
 from onmt_lite.checkpoints.shipped import config_names
 from onmt_lite.errors import explained, hint_on
+from onmt_lite.system.safe_parse import PlainLoader
 
 MAX_BYTES = 64 * 1024
-MAX_DEPTH = 20
 TAG = "tag:yaml.org,2002:"
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
-QUOTED = re.compile(r"""("(\\.|[^"\\])*"|'[^']*')|(?<!\S)#.*""")  # and comments
-LINES = "write a line `option: value` for each option, such as `beam_size: 5`"
+LINES = (
+    "write a line `option: value` for each option, not indented, such as `beam_size: 5`; "
+    "quote values with special characters"
+)
+# What to do about errors of the YAML parser, by a part of its message; else LINES
+REMEDIES = {
+    "escape": "in double quotes \\ begins an escape: write paths with / or in single quotes",
+    "another document": "write one list of options: remove the line ---",
+}
 
 
 class Unreadable(ValueError):
@@ -25,35 +32,62 @@ class Unreadable(ValueError):
         super().__init__(f"{problem} ({place}); {remedy}")
 
 
-def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
-    """Return (key, value, line) of each option in the file.  `is_text(key, kind)` says whether a
-    value of this kind of YAML (bool, int, float, timestamp) is taken as it is written.
+class OptionLoader(PlainLoader):
+    """Without what no configuration means: deep nesting, anchors and tags."""
 
-    Raises ValueError, naming file and line, for a file that is not YAML and for YAML that no
-    configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
+    max_depth = 20
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        problem = ""
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"an alias, *{event.anchor}"
+        elif getattr(event, "tag", None) is not None:
+            problem = f"a tag, {event.tag}"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
+    """Read a file of options.
+
+    Args:
+        path: the file.
+        is_text: `is_text(key, kind)` returns whether a value of this kind of YAML (bool, int,
+            float, timestamp) is taken as it is written.
+
+    Returns:
+        (key, value, line) of each option.
+
+    Raises:
+        ValueError: naming file and line, for a file that is not YAML, and for YAML that no
+            configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
     """
     text = _read_text(path)
     try:
-        _refuse_surprises(text, path)
-        loader = yaml.SafeLoader(text)
+        loader = OptionLoader(text)
         node = loader.get_single_node()
-        if node is None or node.value == "":
-            return []
-        if not isinstance(node, yaml.MappingNode):
-            line = node.start_mark.line
-            is_list = isinstance(node, yaml.SequenceNode)
-            remedy = "write the options without `- ` or [ ]" if is_list else LINES
-            problem = f"the file is {'a list' if is_list else 'text'}, not 'option: value' lines"
-            raise Unreadable(problem, f"{path}:{line + 1}", _about_lines(text, line) or remedy)
-        return _read_mapping(loader, node, path, is_text)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line if mark else 0
-        problem = f"not valid YAML: {error.problem}"
-        raise Unreadable(problem, f"{path}:{line + 1}", _remedy(error, text, line)) from None
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        problem = error.problem or ""
+        remedy = next((says for part, says in REMEDIES.items() if part in problem), LINES)
+        if error.context and error.context_mark:
+            problem = (
+                f"{error.context} that begins in line {error.context_mark.line + 1}: {problem}"
+            )
+        raise Unreadable(f"not valid YAML: {problem}", f"{path}:{line}", remedy) from None
     except (yaml.YAMLError, RecursionError) as error:
         problem = f"not valid YAML: {' '.join(str(error).split())}"
         raise Unreadable(problem, path, "save the file as plain UTF-8 text") from None
+    if node is None or node.value == "":
+        return []
+    if not isinstance(node, yaml.MappingNode):
+        is_list = isinstance(node, yaml.SequenceNode)
+        remedy = "write the options without `- ` or [ ]" if is_list else LINES
+        problem = f"the file is {'a list' if is_list else 'text'}, not 'option: value' lines"
+        raise Unreadable(problem, f"{path}:{node.start_mark.line + 1}", remedy)
+    return _read_mapping(loader, node, path, is_text)
 
 
 def _read_text(path: str) -> str:
@@ -81,23 +115,6 @@ def _read_text(path: str) -> str:
         raise Unreadable(problem, place, "save the file as UTF-8") from None
 
 
-def _refuse_surprises(text: str, path: str) -> None:
-    """Check the events; values are made only if they pass."""
-    depth = 0
-    event: Any  # every event has a start_mark, which the type stubs leave open
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent))
-        depth -= isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent))
-        where = f"{path}:{event.start_mark.line + 1}"
-        if depth > MAX_DEPTH:
-            raise Unreadable("too deep nesting", where, LINES)
-        if isinstance(event, yaml.AliasEvent):
-            remedy = f"write the value out, or quote it: '*{event.anchor}'"
-            raise Unreadable(f"an alias, *{event.anchor}", where, remedy)
-        if getattr(event, "tag", None) is not None:
-            raise Unreadable(f"a tag, {event.tag}", where, "write the plain value, or quote it")
-
-
 def _read_mapping(
     loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: Callable[[str, str], bool]
 ) -> list[tuple[str, Any, int]]:
@@ -123,64 +140,8 @@ def _read_mapping(
                 raise Unreadable(problem, where, "write plain digits or quote it")
         try:
             value = loader.construct_object(value_node, deep=True)
-        except (ValueError, OverflowError) as error:  # 2026-13-45, which looks like a date
-            problem = f"{key}: not valid YAML: {error}"
-            raise Unreadable(problem, where, "quote the value") from None
+        except (ValueError, OverflowError, yaml.YAMLError) as error:  # 2026-13-45, like a date
+            reason = " ".join(str(error).split())
+            raise Unreadable(f"{key}: not valid YAML: {reason}", where, "quote the value") from None
         found.append((key, value, line))
     return found
-
-
-# -- remedies --------------------------------------------------------------------------------------
-
-
-def _remedy(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
-    """Return what to do about an error of the YAML parser at a line, counted from 0."""
-    problem, lines = error.problem or "", text.split("\n")
-    shown = lines[line] if line < len(lines) else ""
-    begin = error.context_mark.line if error.context_mark else line
-    name, _, value = shown.strip().partition(":")
-    quoted = f"{name}: '{value.strip()}'" if value.strip() and len(value) < 60 else "'...'"
-    if "escape" in problem:
-        return "in double quotes \\ begins an escape: write paths with / or in single quotes"
-    if "'\\t'" in problem:
-        return "write spaces in the place of the TAB"
-    if "document" in problem and "another" in problem:
-        return "write one list of options: remove the line ---"
-    if known := _about_lines(text, line):
-        return known
-    if "end of stream" in problem and "quoted" in (error.context or ""):
-        return f"close the quotation marks that begin in line {begin + 1}"
-    if "',' or" in problem:
-        return f"close the bracket that begins in line {begin + 1}"
-    indented = any(re.match(r"\s+\w", each) for each in lines[: line + 1])
-    if (
-        indented
-        and "document start" in problem
-        or re.match(r"\s", shown)
-        or begin != line
-        and re.match(r"\s", lines[begin])
-    ):
-        return "begin every option at the start of its line, without spaces before it"
-    if re.match(r"\s*[^\s'\"]+\s+[A-Za-z]\w*:\s", value):
-        return "write one option in each line, or quote a value that holds a colon"
-    if "not allowed here" in problem or "cannot start" in problem or value.lstrip()[:1] in "*&!|>":
-        return f"quote the value: {quoted}"
-    if value.lstrip()[:1] in ("'", '"'):
-        return "put the whole value in quotation marks of the other kind"
-    return LINES
-
-
-def _about_lines(text: str, line: int) -> str:
-    """Return what to do about lines of another format, up to a line, counted from 0."""
-    for shown in map(str.rstrip, text.split("\n")[: line + 1]):
-        plain = QUOTED.sub("", shown).strip()
-        if re.fullmatch(r"\[\w+\]", plain):
-            return f"remove the line {plain}: options have no sections"
-        if match := re.match(r"-*(\w+)\s*=\s*\S", plain):
-            value = shown.partition("=")[2].strip()
-            return f"write `{match[1]}: {value[:50]}` in the place of `{shown.strip()[:50]}`"
-        if match := re.match(r"(?:-+)?([A-Za-z]\w*):[^\s/\\]", plain):
-            return f"write a space after the colon of {match[1]}"
-        if match := re.match(r"-{1,2}([A-Za-z]\w*) +([^\s:][^:]*)$", plain):
-            return f"write `{match[1]}: {match[2][:50]}`, one option in each line"
-    return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onmt_lite.system.byte_stream import ByteStream, text_stream
+from onmt_lite.system.safe_parse import parse_json
 
 CHUNK = 1 << 16
 MAX_LINE_BYTES = 1 << 20  # more than any model reads; the rest of such a line is dropped
@@ -222,13 +223,13 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
     line = decoded(raw, number, cut)
     text, fields, note = None, "{}", INVALID
     try:
-        record = json.loads(line.text)
-        if isinstance(record, dict) and depth(record) <= MAX_DEPTH + 1:
+        record = parse_json(line.text, unique=False, max_depth=MAX_DEPTH + 1)
+        if isinstance(record, dict):
             is_there = field in record
             value = record.pop(field, None)
             fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
             text, note = value, INVALID if is_there else NO_FIELD
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     # Half a character becomes \\udXXX, its escape in JSON too
     fields = fields.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -237,10 +238,3 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
     whole = HALF_A_CHARACTER.sub("\ufffd", text)
     notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
     return with_breaks(Line(number, whole, notes, fields))
-
-
-def depth(value: object) -> int:
-    """Count how many arrays and objects are in one another."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0

@@ -16,7 +16,6 @@ from onmt_lite.checkpoints.description import (
     Description,
     checked_tokens,
     described,
-    parse_json,
     read_json,
     read_whole,
     refuse_options,
@@ -32,6 +31,7 @@ from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
 from onmt_lite.errors import CheckpointError
+from onmt_lite.system.safe_parse import parse_json
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
