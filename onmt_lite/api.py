@@ -13,9 +13,15 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
-from onmt_lite.config.options import TranslateOptions, as_keywords, in_keywords
+from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
-from onmt_lite.errors import DataError, OptionError, OptionWarning
+from onmt_lite.errors import (
+    DataError,
+    OptionError,
+    OptionWarning,
+    in_keywords,
+    with_keywords,
+)
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Added, Progress, Translation
 from onmt_lite.jobs.engine import Pool
@@ -397,7 +403,7 @@ class Translator:
             if note not in self.warned:
                 self.warned.add(note)
                 # Reported at the line of the call
-                warnings.warn(as_keywords(note), OptionWarning, stacklevel=3)
+                warnings.warn(with_keywords(note), OptionWarning, stacklevel=3)
         return options
 
 

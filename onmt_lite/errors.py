@@ -25,6 +25,51 @@ REMEDIES = {
 }
 
 
+class Message(str):
+    """A text in the words of the command line.
+
+    Attributes:
+        keywords: the same text for Python, where options are keyword arguments.
+    """
+
+    keywords: str
+
+    @classmethod
+    def of(cls, template: str, *texts: str, **options: object) -> "Message":
+        """Fill in options: `Message.of("{n_best} needs -{search}", n_best=9, search="x")` is
+        "n_best 9 needs -search x", and for Python "n_best=9 needs search=x".
+
+        Args:
+            template: `{name}` stands for an option with its value, `{0}` for the first text.
+            texts: further texts.
+            options: the values of the options by name; "" names the option only.
+
+        Returns:
+            The text.
+        """
+        words = {n: str(v).lower() if isinstance(v, bool) else v for n, v in options.items()}
+        message = cls(template.format(*texts, **{n: f"{n} {v}".rstrip() for n, v in words.items()}))
+        message.keywords = template.replace("-{", "{").format(
+            *map(with_keywords, texts), **{n: f"{n}={v}" for n, v in options.items()}
+        )
+        return message
+
+
+def with_keywords(text: str) -> str:
+    """Return a text as Python has it."""
+    return getattr(text, "keywords", text)
+
+
+@contextlib.contextmanager
+def in_keywords() -> Iterator[None]:
+    """Let errors name options as Python does."""
+    try:
+        yield
+    except OnmtLiteError as error:
+        error.args = tuple(map(with_keywords, error.args))
+        raise
+
+
 class OnmtLiteError(Exception):
     """Base class of the errors that a user can act on.  The text is one line: what (where); what
     to do.

@@ -64,7 +64,7 @@ RULES = (
     refuse(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
     refuse(
         lambda v: v.to == "opennmt-py" and v.output and Path(v.output).suffix != ".pt",
-        "output: {output} must end in .pt for opennmt-py",
+        "{output} must end in .pt for opennmt-py",
     ),
 )
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))

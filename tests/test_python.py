@@ -29,7 +29,7 @@ from onmt_lite import (
     load_checkpoint,
     load_options,
 )
-from onmt_lite.config.options import as_keywords
+from onmt_lite.errors import Message
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
 from onmt_lite.text import lines as text_lines
@@ -421,22 +421,29 @@ class TestWords:
     """Options in messages, as Python has them."""
 
     @pytest.mark.parametrize(
-        ("message", "expected"),
+        ("template", "options", "words", "keywords"),
         [
-            ("give -gpu -1 for the CPU", "give gpu=-1 for the CPU"),
-            ("fewer -workers or a smaller -batch_size", "fewer workers= or a smaller batch_size="),
-            ("-do_sample, or -do_sample false", "do_sample=True, or do_sample=False"),
-            ("--search fairseq has, --alpha=0.5", "search=fairseq has, alpha=0.5"),
-            ("none; -print_model lists all", "none; onmt_lite -print_model lists all"),
-            ("beam_size 5 and max_length 4", "beam_size=5 and max_length=4"),
-            ("beam_size: at least 1 (iconv -f x -t y, min-length 5)", None),
-            ("the search of the model and its output 5", None),
+            (
+                "give -{gpu} for the CPU",
+                dict(gpu=-1),
+                "give -gpu -1 for the CPU",
+                "give gpu=-1 for the CPU",
+            ),
+            ("-{search} has", dict(search="fairseq"), "-search fairseq has", "search=fairseq has"),
+            (
+                "{quiet}, {alpha}",
+                dict(quiet=True, alpha=0.5),
+                "quiet true, alpha 0.5",
+                "quiet=True, alpha=0.5",
+            ),
+            ("; -{model} takes", dict(model=""), "; -model takes", "; model= takes"),
+            ("{0} and {1}", {}, "{x} and beam_size 5", "{x} and beam_size=5"),
         ],
     )
-    def test_of_the_command_line_become_keywords(self, message, expected):
-        found = as_keywords(message)
-        assert found == (message if expected is None else expected)
-        assert as_keywords(found) == found
+    def test_message_names_options_as_each_front_end_does(self, template, options, words, keywords):
+        message = Message.of(template, "{x}", Message.of("{beam_size}", beam_size=5), **options)
+        assert (message, message.keywords) == (words, keywords)
+        assert pickle.loads(pickle.dumps(message)).keywords == keywords
 
     def test_of_models(self):
         with pytest.raises(CheckpointError, match=r"no model at nothing: .*; model= takes a model"):

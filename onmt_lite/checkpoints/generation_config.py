@@ -175,8 +175,8 @@ def read_defaults(
     path, of_file = folder / name, (own if name == CONFIG else said) or {}
     if table.get("do_sample") and drawn is None:
         raise OptionError(
-            f"do_sample: {path} says true; give -do_sample to draw tokens, or -do_sample false "
-            "to search for the best"
+            f"do_sample: {path} says true; set do_sample to true to draw tokens, or to false to "
+            "search for the best"
         )
     neutral = names_of("unsupported") | (names_of("unsupported_drawing") if drawn else {})
     neutral |= {} if preset.token_rules else names_of("unsupported_rules")

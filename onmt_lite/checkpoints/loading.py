@@ -17,15 +17,17 @@ from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import absent, find_model
-from onmt_lite.errors import CheckpointError, MemoryExhausted, explained
+from onmt_lite.errors import CheckpointError, MemoryExhausted, Message, explained
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.vocab import Vocab
 
-TAKEN = (
-    "-model takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a .pt file "
-    "of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging Face hub"
+TAKEN = Message.of(
+    "-{model} takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a "
+    ".pt file of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging Face "
+    "hub",
+    model="",
 )
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
@@ -73,8 +75,8 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
                 given = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
                 return _checked(reader.load(path, *given), path)
         found = _describe(path)
-        remedy = "" if ";" in found else f"; {TAKEN}"
-        raise CheckpointError(f"no model at {path}: {found}{remedy}")
+        remedy = "" if ";" in found else Message.of("; {0}", TAKEN)
+        raise CheckpointError(Message.of("no model at {0}: {1}{2}", str(path), found, remedy))
     except CheckpointError as error:
         if "; " in str(error):
             raise

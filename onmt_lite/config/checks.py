@@ -37,6 +37,7 @@ from onmt_lite.config.text_options import (
     TextOptions,
     parse_kwargs,
 )
+from onmt_lite.errors import Message
 from onmt_lite.search.policy import FILTERS, Preset, Sampling
 from onmt_lite.search.presets import PRESETS, SWITCHES
 
@@ -115,7 +116,7 @@ def wrong_files(v: Values) -> Iterator[str]:
         yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
     if v.score_only and v.output_format not in ("auto", *OF_REFERENCES):
         remedy = f"with score_only give {' or '.join(OF_REFERENCES)}"
-        yield f"output_format {v.output_format} is for translations; {remedy}"
+        yield v.say("{output_format} is for translations; {0}", remedy)
 
 
 def format_written(v: Values) -> str:
@@ -196,19 +197,17 @@ def wrong_search(v: Values) -> Iterator[str]:
     forms = {"length_penalty": preset(v).forms, "coverage_penalty": preset(v).coverage_forms}
     for name, have in forms.items():
         if v[name] not in have:
-            there = f"-search {v.search} has {' and '.join(have)}"
-            yield f"{name} {v[name]}: {there}; give one of these"
+            there = " and ".join(have)
+            yield v.say(f"{{{name}}}: -{{search}} has {{0}}; give one of these", there)
     if v.early_stopping == "never" and "early_stopping=never" not in preset(v).stops:
-        yield f"early_stopping never: -search {v.search} has true and false; give one"
+        yield v.say("{early_stopping}: -{search} has true and false; give one")
     if v.n_best > v.beam_size:
-        remedy = "raise beam_size or lower n_best"
-        yield f"n_best {v.n_best} is more than beam_size {v.beam_size}; {remedy}"
+        yield v.say("{n_best} is more than {beam_size}; raise beam_size or lower n_best")
     if v.min_length > v.max_length:
-        remedy = "lower min_length or raise max_length"
-        yield f"min_length {v.min_length} is more than max_length {v.max_length}; {remedy}"
+        yield v.say("{min_length} is more than {max_length}; lower min_length or raise max_length")
     if v.beam_size % v.beam_groups:
-        problem = f"beam_groups {v.beam_groups} does not divide beam_size {v.beam_size}"
-        yield f"{problem}; give a beam_size that is a multiple of {v.beam_groups}"
+        remedy = f"give a beam_size that is a multiple of {v.beam_groups}"
+        yield v.say("{beam_groups} does not divide {beam_size}; {0}", remedy)
     sampling = drawing(v)
     if any(v[name] for name in ("do_sample", *FILTERS)):
         for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
@@ -223,23 +222,24 @@ def wrong_search(v: Values) -> Iterator[str]:
         yield FORCED_AND_DRAWN
 
 
-def no_such_option(name: str, search: str, shown: str = "") -> str:
+def no_such_option(name: str, search: str, shown: str = "") -> Message:
+    """Say that a search lacks an option, which other searches have."""
     have = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
-    why = f"-search {search} has no such option ({PRESETS[search].system})"
-    return f"{shown or name}: {why}; leave it out, or choose from -search {have}"
+    why = Message.of("-{search} has no such option ({0})", PRESETS[search].system, search=search)
+    rest = Message.of("leave it out, or choose from -{search}", search=have)
+    return Message.of("{0}: {1}; {2}", shown or name, why, rest)
 
 
 def wrong_job(v: Values) -> Iterator[str]:
     """Of the groups Speed, Jobs and Information."""
-    gpus = as_words(v.gpu)
     if v.gpu and v.device != "auto":
-        yield f"gpu {gpus} and device {v.device} both choose the device; give one"
+        yield v.say("{gpu} and {device} both choose the device; give one")
     if len(v.gpu) > 1 and -1 in v.gpu:
-        yield f"gpu {gpus}: -1 is the CPU, which goes alone; leave it out"
+        yield v.say("{gpu}: -1 is the CPU, which goes alone; leave it out")
     if len(v.gpu) > 1 and v.workers not in (None, 1, len(v.gpu)):
-        yield f"gpu {gpus} has one worker per GPU, not {v.workers}; leave workers out"
+        yield v.say("{gpu} has one worker per GPU, not {0}; leave workers out", str(v.workers))
     if v.shard and Fraction(v.shard) > 1:
-        yield f"shard {v.shard}: there are {v.shard.split('/')[1]} parts; give one from 1"
+        yield v.say("{shard}: there are {0} parts; give one from 1", v.shard.split("/")[1])
     if v.shard and "-" in (v.src, v.tgt):
         yield "shard: lines of standard input cannot be counted first; give a file"
     if v.verbose and v.quiet:
@@ -268,13 +268,14 @@ RULES: tuple[Rule, ...] = (
     idle(
         "with_score",
         lambda v: format_written(v) != "text",
-        lambda v: f"output {v.output} is {format_written(v)}, with_score needs output_format text",
+        lambda v: v.say("{output} is {0}, with_score needs output_format text", format_written(v)),
     ),
     note(
         ending_contradicts,
-        lambda v: (
-            f"output {v.output}: {format_written(v)} is written, though the name means "
-            f"{format_of(v.output, SIMILAR_ENDINGS)}; give that output_format or another name"
+        lambda v: v.say(
+            "{output}: {0} is written, though the name means {1}; give that output_format or "
+            "another name",
+            *(format_written(v), format_of(v.output, SIMILAR_ENDINGS) or ""),
         ),
     ),
     requires("score_only", given("tgt")),
@@ -294,8 +295,10 @@ RULES: tuple[Rule, ...] = (
     ),
     note(
         lambda v: "uppercase" in v.transforms and v.upper_corpus_ratio < 1,
-        "transforms: uppercase: without effect; upper_corpus_ratio is {upper_corpus_ratio}, "
-        "uppercase needs 1",
+        lambda v: (
+            "transforms: uppercase: without effect; upper_corpus_ratio is "
+            f"{as_words(v.upper_corpus_ratio)}, uppercase needs 1"
+        ),
     ),
     idle(
         "tgt_subword_model",
@@ -332,37 +335,37 @@ RULES: tuple[Rule, ...] = (
         lambda v: (
             v.max_length == preset(v).of_models.get("max_length") and "max_length" not in v.given
         ),
-        "max_length {max_length} cuts longer outputs off, as generate() does if the model's files "
-        "set no limit; give max_length",
+        "{max_length} cuts longer outputs off, as generate() does if the model's files set no "
+        "limit; give max_length",
     ),
     needs("length_penalty", {"-alpha": lambda v: v.alpha or plain_average(v)}),
     idle(
         "alpha",
         plain_average,
-        "-search {search} divides by the length itself with length_penalty avg",
+        "-{search} divides by the length itself with length_penalty avg",
     ),
     needs("alpha", has_form("length_penalty")),
     # Search: n-grams and coverage
     idle(
         "block_ngram_repeat ignore_when_blocking",
         lambda v: (sampling := drawing(v)) and not sampling.blocks_ngrams,
-        "-search {search} blocks no n-grams if it draws them",
+        "-{search} blocks no n-grams if it draws them",
     ),
     idle(
         "block_ngram_repeat",
         lambda v: v.block_ngram_repeat >= v.max_length,
-        "max_length {max_length} leaves no room to repeat",
+        "{max_length} leaves no room to repeat",
     ),
     idle(
         "block_ngram_repeat",
         lambda v: v.block_ngram_repeat == 1 and not preset(v).policy.ngrams_of_one,
-        "-search {search} blocks 2 tokens in a row or more",
+        "-{search} blocks 2 tokens in a row or more",
     ),
     needs("ignore_when_blocking", given("block_ngram_repeat")),
     idle(
         "coverage_penalty beta stepwise_penalty",
         lambda v: (sampling := drawing(v)) and not sampling.covers,
-        "-search {search} has no coverage penalty if it draws tokens",
+        "-{search} has no coverage penalty if it draws tokens",
     ),
     needs("coverage_penalty", given("beta")),
     needs("beta", COVERING),
@@ -385,8 +388,8 @@ RULES: tuple[Rule, ...] = (
             and (sampling := drawing(v))
             and sampling.implied
         ),
-        "random_sampling_topk 1 takes the best token each time, as greedy search does; for a beam "
-        "of {beam_size} leave it out, or give 0",
+        "{random_sampling_topk} takes the best token each time, as greedy search does; for a beam "
+        "leave it out, or give 0",
     ),
     requires("random_sampling_temp", DRAWING, usual=1.0),
     idle(
@@ -423,7 +426,11 @@ RULES: tuple[Rule, ...] = (
             and "batch_type" not in v.given
             and not v.deterministic
         ),
-        "batch_size {batch_size} counts tokens, which is slow; for sentences: -batch_type sents",
+        lambda v: Message.of(
+            "{batch_size} counts tokens, which is slow; for sentences: -{batch_type}",
+            batch_size=v.batch_size,
+            batch_type="sents",
+        ),
     ),
     needs("batch_size batch_type threads", absent("deterministic")),
     # Jobs and information

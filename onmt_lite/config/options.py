@@ -1,8 +1,6 @@
 """All options of a translation, `TranslateOptions`, and how they are loaded."""
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.checks import RULES
 from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
-from onmt_lite.config.option import META, NUMBER, Option, as_words, build, check, options_of
+from onmt_lite.config.option import META, Option, as_words, build, check, options_of
 from onmt_lite.config.rules import help_of
 from onmt_lite.config.search_options import (
     AttentionOptions,
@@ -23,7 +21,7 @@ from onmt_lite.config.search_options import (
 )
 from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
-from onmt_lite.errors import OnmtLiteError
+from onmt_lite.errors import in_keywords
 from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import LEAST_WIDTH
@@ -276,39 +274,3 @@ PROGRAM = Program(
     quoted=True,
 )
 load_options = PROGRAM.load
-
-
-# -- messages for Python ---------------------------------------------------------------------------
-
-# An option, with or without a dash, and what may be its value
-NAMED = re.compile(
-    rf"(?<![\w-])(?<!onmt_lite )(-{{0,2}})\b({'|'.join(OPTIONS)})\b([ =][\w.+-]*\w)?"
-)
-
-
-def as_keywords(message: str) -> str:
-    """Write options as keyword arguments: `beam_size 5` and `-beam_size 5` become `beam_size=5`,
-    `-beam_size` alone `beam_size=`, and what only a command can do the command."""
-    return NAMED.sub(_as_keyword, message)
-
-
-def _as_keyword(found: re.Match[str]) -> str:
-    dash, option, rest = found[1], OPTIONS[found[2]], found[3] or ""
-    if option.group == InformationOptions.title:
-        return f"onmt_lite {found[0]}" if dash else found[0]
-    is_switch, is_number, value = option.kind is bool, option.kind in (int, float), rest[1:]
-    if value in (("true", "false") if is_switch else option.choices) or (
-        is_number and NUMBER.fullmatch(value)
-    ):
-        return f"{option.name}={value.capitalize() if is_switch else value}"
-    return f"{option.name}={'True' * is_switch}{rest}" if dash else found[0]
-
-
-@contextmanager
-def in_keywords() -> Iterator[None]:
-    """Let errors name options as keyword arguments, not as the command line has them."""
-    try:
-        yield
-    except OnmtLiteError as error:
-        error.args = tuple(as_keywords(str(arg)) for arg in error.args)
-        raise

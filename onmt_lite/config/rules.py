@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from onmt_lite.config.option import as_words
+from onmt_lite.errors import Message
 
 
 class Values(dict[str, Any]):
@@ -17,9 +18,15 @@ class Values(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
+    def say(self, template: str, *texts: str) -> Message:
+        """Fill in `{beam_size}` with name and value, and `{0}` with the first text."""
+        return Message.of(
+            template, *texts, **{name: as_words(value) for name, value in self.items()}
+        )
+
 
 Condition = Callable[[Values], Any]
-# A message, in which {beam_size} stands for a value; or a function that makes one or several
+# A template of `Values.say`, or a function that makes one or several messages
 Says = str | Callable[[Values], str | Iterable[str]]
 Clauses = dict[str, Condition]  # conditions that must all hold, by the words that help has for them
 
@@ -43,7 +50,7 @@ class Rule:
         if not self.holds(v):
             return []
         if isinstance(self.says, str):
-            return [self.says.format_map({name: as_words(value) for name, value in v.items()})]
+            return [v.say(self.says)]
         said = self.says(v)
         return [said] if isinstance(said, str) else list(said)
 
@@ -70,7 +77,7 @@ def requires(names: str, clauses: Clauses, usual: Any = None) -> Rule:
 
     def says(v: Values) -> str:
         lacks = _undashed(unmet(clauses, v))
-        return f"{v.option} needs {lacks}; give that too, or leave {v.option} out"
+        return v.say(f"{v.option} needs {{0}}; give that too, or leave {v.option} out", lacks)
 
     return Rule(
         "refused",
@@ -90,12 +97,12 @@ def needs(names: str, clauses: Clauses, on: bool = False) -> Rule:
 
     def says(v: Values) -> str:
         clause = unmet(clauses, v)
-        why = f"{v.option} needs {_undashed(clause)}"
+        why = v.say(f"{v.option} needs {{0}}", _undashed(clause))
         needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
         if len(needed) != 1:
             return why
         shown = "not given" if v[needed[0]] in (None, "", ()) else as_words(v[needed[0]])
-        return f"{needed[0]} is {shown}, {why}"
+        return v.say(f"{needed[0]} is {shown}, {{0}}", why)
 
     return Rule(
         "idle",
@@ -133,11 +140,11 @@ def one_of(name: str, *values: str) -> Clauses:
     def holds(v: Values) -> bool:
         return bool({*values} & ({*v[name]} if isinstance(v[name], tuple) else {v[name]}))
 
-    return {f"-{name} {' or '.join(values)}": holds}
+    return {Message.of(f"-{{{name}}}", **{name: " or ".join(values)}): holds}
 
 
 def at_least(name: str, least: int) -> Clauses:
-    return {f"-{name} {least} or more": lambda v: v[name] >= least}
+    return {Message.of(f"-{{{name}}} or more", **{name: least}): lambda v: v[name] >= least}
 
 
 def asks(value: Any) -> bool:
@@ -150,9 +157,11 @@ def unmet(clauses: Clauses, v: Values) -> str:
     return next((words for words, holds in clauses.items() if not holds(v)), "")
 
 
-def _undashed(clause: str) -> str:
+def _undashed(clause: str) -> Message:
     """Write a clause as messages have it: -beam_size becomes beam_size."""
-    return re.sub(r"(?<!\S)-(?=[a-z])", "", clause)
+    plain = Message(re.sub(r"(?<!\S)-(?=[a-z])", "", clause))
+    plain.keywords = getattr(clause, "keywords", plain)
+    return plain
 
 
 def refusals(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
@@ -179,7 +188,8 @@ def notes(rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, 
         for name in rule.names if rule.serious == "idle" else ():
             if name in asked and name not in idle:
                 for why in rule.messages(Values(values, option=name)):
-                    idle[name] = f"{name}: without effect; {why} ({asked[name]})"
+                    template = f"{name}: without effect; {{0}} ({{1}})"
+                    idle[name] = Message.of(template, why, asked[name])
     return [*others, *idle.values()]
 
 

@@ -15,7 +15,7 @@ from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases
 from onmt_lite.config.files import check_inputs
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import SUBWORDS, TextOptions, parse_kwargs
-from onmt_lite.errors import CheckpointError, OptionError
+from onmt_lite.errors import CheckpointError, Message, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import placed
 from onmt_lite.text.bpe import SubwordFile, join_bpe
@@ -123,10 +123,8 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
         )
     name = next(iter(available)) if name == "auto" else name
     if name not in available:
-        raise OptionError(
-            f"tokenizer {name}: the model brings only {', '.join(available)}; "
-            "name a file with src_subword_model"
-        )
+        problem = "{tokenizer}: the model brings only {0}; name a file with src_subword_model"
+        raise OptionError(Message.of(problem, ", ".join(available), tokenizer=name))
     return name, available[name]
 
 

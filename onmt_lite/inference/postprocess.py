@@ -21,6 +21,7 @@ import torch
 
 from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.errors import Message
 from onmt_lite.inference.preprocess import read_tag
 from onmt_lite.inference.records import NOTHING, Example, Hypothesis, SearchResult, Translation
 from onmt_lite.inference.runtime import precision_of
@@ -286,20 +287,20 @@ def model_notes(
     if vocab.unk_id is None:
         lacking |= dict.fromkeys(("ban_unk_token", "replace_unk"), "unknown token")
     idle = [name for name in lacking if name in given]
+    stops = f"{{max_length}}: the model stops at {model.max_positions} tokens"
+    in_fp32 = "{precision}: only for Transformers; the model runs in fp32"
     rules = {
         "ignore_when_blocking: the model's vocabulary has no "
         f"{' '.join(map(repr, unknown))}; passed over": bool(unknown),
         **{f"{name}: without effect; the model has no {lacking[name]}": True for name in idle},
-        f"max_length {n}: the model stops at {model.max_positions} tokens": (
-            "max_length" in given and n > model.max_positions
-        ),
+        Message.of(stops, max_length=n): ("max_length" in given and n > model.max_positions),
         f"threads: without effect; the model runs on {device}": (
             "threads" in given and device.type != "cpu"
         ),
         "precision: without effect; a table model has no weights": (
             precision != "auto" and not isinstance(model, torch.nn.Module)
         ),
-        "precision int8: of Transformers alone; the model runs in fp32": (
+        Message.of(in_fp32, precision=precision): (
             precision == "int8" and precision_of(model) != "int8"
         ),
     }

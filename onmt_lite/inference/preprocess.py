@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
-from onmt_lite.errors import DataError, OptionError
+from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.text.capitals import Spans, lower_reading, lower_words
 from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, NO_FIELD, UNREAD, Line, in_capitals
@@ -38,9 +38,11 @@ class ExampleMaker:
         if rule == "model":
             return
         if SPACER not in "".join(self.tokenizer.encode("a a")):
-            raise OptionError(f"unknown {rule}: needs lines that sentencepiece cuts; leave it out")
+            problem = "{unknown}: needs lines that sentencepiece cuts; leave it out"
+            raise OptionError(Message.of(problem, unknown=rule))
         if rule == "copy" and not checkpoint.attends:
-            raise OptionError("unknown copy: the model has no attention; unknown drop works")
+            problem = "{unknown}: the model has no attention; set unknown to drop"
+            raise OptionError(Message.of(problem, unknown=rule))
         unknown = checkpoint.unknown
         if rule == "drop":
             unknown = replace(unknown, names=(), numbers=())
@@ -259,7 +261,7 @@ def choose_languages(
     lacks["tgt_lang"] = languages.target != "text" and not direction.tgt
     problems = [
         f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
-        f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (-print_model lists all)"
+        f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (onmt_lite -print_model lists all)"
         for name, lacking in lacks.items()
         if lacking
     ]
@@ -271,7 +273,7 @@ def choose_languages(
 def near(code: str, languages: Languages) -> str:
     """Known codes that are perhaps meant."""
     found = difflib.get_close_matches(code[:50].lower(), languages.ids, N_NEAR, cutoff=0.0)
-    return f"nearest are {', '.join(found)} (-print_model lists all)"
+    return f"nearest are {', '.join(found)} (onmt_lite -print_model lists all)"
 
 
 def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:

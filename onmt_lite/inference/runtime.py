@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from onmt_lite.config.job_options import SpeedOptions
-from onmt_lite.errors import MemoryExhausted, OptionError
+from onmt_lite.errors import MemoryExhausted, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import kernel_for, pack
@@ -48,14 +48,16 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        asked = f"gpu {options.gpu[0]}" if options.gpu else f"device {name}"
+        asked = Message.of("{gpu}", gpu=options.gpu[0]) if options.gpu else ""
         n = torch.cuda.device_count()
-        has = f"{n} usable GPUs; the last is -gpu {n - 1}"
+        has = Message.of(f"{n} usable GPUs; the last is -{{gpu}}", gpu=n - 1)
         if n == 0:
-            has = "no usable GPU; leave that out to run on the CPU"
-        raise OptionError(f"{asked}: this machine has {has}")
+            has = Message("no usable GPU; leave that out to run on the CPU")
+        asked = asked or Message.of("{device}", device=name)
+        raise OptionError(Message.of("{0}: this machine has {1}", asked, has))
     if precision == "int8" and device.type != "cpu":
-        raise OptionError("precision int8 is only supported on CPU; give bf16 or fp16 for a GPU")
+        problem = "{precision} is only supported on CPU; give bf16 or fp16 for a GPU"
+        raise OptionError(Message.of(problem, precision=precision))
     if precision == "auto" and device.type == "cuda":
         precision = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     return device, "fp32" if precision == "auto" and exact else precision

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
 from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
@@ -219,9 +219,8 @@ def check_attention(options: TranslateOptions, checkpoint: Checkpoint) -> None:
     """OptionError for options that need attention, or a layer of it, that the model lacks."""
     layer = options.attention.alignment_layer
     if not checkpoint.model.has(Heads(layer)):
-        raise OptionError(
-            f"alignment_layer {layer}: the model's decoder has no such layer; -1 is its last"
-        )
+        problem = "{alignment_layer}: the model's decoder has no such layer; -1 is its last"
+        raise OptionError(Message.of(problem, alignment_layer=layer))
     wanted = {"replace_unk": options.text.replace_unk}
     wanted["report_align"] = options.attention.report_align
     wanted["attn_debug"] = options.attention.attn_debug

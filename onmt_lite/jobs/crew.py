@@ -44,7 +44,7 @@ class Crew(Engine):
     """An engine of several hands."""
 
     one, many = "a worker", "workers"
-    remedy = "give fewer -workers or a smaller -batch_size"
+    remedy = "give fewer workers or a smaller batch_size"
 
     def __init__(self, n: int, read_ahead: int = READ_AHEAD):
         self.n, self._read_ahead = n, read_ahead

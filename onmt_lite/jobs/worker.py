@@ -111,7 +111,7 @@ def choose_machines(options: TranslateOptions) -> list[Machine]:
     if answer is None:
         killed = exit_code == -signal.SIGKILL
         how = "was killed (SIGKILL), likely out of memory" if killed else f"ended with {exit_code}"
-        remedy = "free memory, or give -device cpu"
+        remedy = "free memory, or set device to cpu"
         answer = WorkerLost(f"the process that looks for GPUs {how}; {remedy}", killed)
     if isinstance(answer, Exception):
         raise answer

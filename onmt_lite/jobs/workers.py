@@ -313,7 +313,7 @@ def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
 
 
 def cannot_start(error: OSError) -> WorkerLost:
-    problem = f"cannot start a process: {error.strerror}; give fewer -workers"
+    problem = f"cannot start a process: {error.strerror}; give fewer workers"
     return WorkerLost(problem, error.errno == errno.ENOMEM)
 
 

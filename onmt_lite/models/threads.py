@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from onmt_lite.errors import OptionError
+from onmt_lite.errors import Message, OptionError
 
 _used_in: int | None = None  # id of the process in which torch has started threads
 
@@ -22,10 +22,11 @@ def cpu_threads(n: int | None = None) -> Iterator[None]:
     before = torch.get_num_threads()
     if _used_in not in (None, os.getpid()):
         if n is not None and n > 1:
-            raise OptionError(
-                f"threads {n}: this process was forked after torch had started threads, so it can "
+            problem = (
+                "{threads}: this process was forked after torch had started threads, so it can "
                 "use only one; set threads to 1, or start the process with spawn instead of fork"
             )
+            raise OptionError(Message.of(problem, threads=n))
         n = 1
     elif (n or before) > 1:
         _used_in = os.getpid()

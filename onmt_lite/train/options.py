@@ -236,7 +236,7 @@ RULES = (
     ),
     refuse(
         lambda v: v.d_model % (2 * v.heads),
-        "d_model {d_model} is not an even multiple of heads {heads}; change one",
+        "{d_model} is not an even multiple of {heads}; change one",
     ),
     refuse(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
@@ -251,7 +251,7 @@ RULES = (
     ),
     refuse(
         lambda v: v.save_bits not in (8, 16),
-        "save_bits {save_bits} is not 8 or 16; give one of these",
+        "{save_bits} is not 8 or 16; give one of these",
     ),
     refuse(
         lambda v: not v.train_steps and not v.train_minutes,

@@ -35,7 +35,7 @@ from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
 from onmt_lite.checkpoints.weights import Weights
-from onmt_lite.errors import CheckpointError
+from onmt_lite.errors import CheckpointError, Message
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
@@ -175,7 +175,11 @@ def checkpoint(
     src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
     n = config.number("num_return_sequences", 1)
     file = config.where("num_return_sequences")
-    note = f"num_return_sequences {n} of {file}: without effect; -n_best {n} gives them"
+    note = Message.of(
+        "num_return_sequences {0} of {1}: without effect; -{n_best} gives them",
+        *(str(n), str(file)),
+        n_best=n,
+    )
     usual = dict(
         never_ids=rules.never_ids,
         notes=(note,) if n > 1 else (),
