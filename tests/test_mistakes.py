@@ -1,6 +1,7 @@
 """Mistakes of users: one line with the option or file, what is wrong and what to do."""
 
 import os
+import re
 import shlex
 
 import pytest
@@ -56,16 +57,15 @@ EXTRA_WORDS = [
     ("-output out.en in.de", "output: takes one value", "did you mean -src in.de?"),
     ("-src in.de -output out.en x.txt", "output: takes one value", "leave 'x.txt' out"),
     ("-src in.de 5", "src: takes one value", "leave '5' out, or write the name of its option"),
-    ("-beam_size 5 6", "beam_size: takes one value", "give only one of them"),
+    ("-beam_size 5 6", "beam_size: takes one value", "leave '6' out"),
     ("-src in.de beam_size 5", "src: takes one value", "hyphen: -beam_size 5"),
     ("-src in.de beam_size=5", "src: takes one value", "hyphen: -beam_size=5"),
-    ("-src my file.de", "src: takes one value", "quote a path with spaces: -src 'my file.de'"),
+    ("-src my file.de", "src: takes one value", "quote a value with spaces: -src 'my file.de'"),
     ("-src_lang a b", "src_lang: takes one value", "quote a value with spaces: -src_lang 'a b'"),
     ("-ban_words the a", "ban_words: takes one value", "write the phrases to a file"),
-    ("-device cuda 1", "device: takes one value", "did you mean cuda:1?"),
-    ("-shard 1 8 -src in.de", "shard: takes one value", "did you mean 1/8?"),
-    ("-beam_size= 5", "beam_size: takes one value", "write -beam_size=5 without spaces"),
-    ("-beam_size = 5", "beam_size: takes one value", "write -beam_size=5 without spaces"),
+    ("-device cuda 1", "device: takes one value", "leave '1' out"),
+    ("-shard 1 8 -src in.de", "shard: takes one value", "leave '8' out"),
+    ("-beam_size = 5", "beam_size: takes one value", "leave '5' out"),
     ("-quiet out.en", "quiet: expected true or false", "did you mean -output out.en?"),
     ("-verbose in.de", "verbose: expected true or false", "did you mean -src in.de?"),
     ("-beam_size", "beam_size: takes one value, got none", "for example: -beam_size 8"),
@@ -91,8 +91,7 @@ def test_extra_words_of_other_programs_say_where_they_belong():
 def test_an_option_after_another_dash_is_told_the_hyphen(dash):
     for argv in ([f"{dash}beam_size", "5"], ["-src", "in.de", f"{dash}beam_size=5"]):
         problem = problem_of(load_options, argv)
-        assert problem.startswith(f"{dash}beam_size")
-        assert f"not with {dash}; write -beam_size" in problem
+        assert "; an option begins with a hyphen: -beam_size" in problem
 
 
 def test_a_dash_in_the_text_of_a_value_stays():
@@ -170,25 +169,10 @@ def test_trainer_option_of_another_trainer_names_the_nearest(name, near):
 # -- values ----------------------------------------------------------------------------------------
 
 VALUES = [
-    ("beam_size", "“5”", "5"),
-    ("beam_size", "5.0", "5"),
-    ("beam_size", "1,000", "1000"),
-    ("beam_size", "1e2", "100"),
-    ("n_best", "=5", "5"),
-    ("alpha", "1,5", "1.5"),
-    ("gpu", "0,1", "0 1"),
-    ("verbose", "yes", "true"),
-    ("verbose", "Off", "false"),
-    ("precision", "float16", "fp16"),
     ("precision", "FP16", "fp16"),
     ("precision", "bfloat16", "bf16"),
-    ("device", "gpu", "cuda"),
-    ("device", "CPU", "cpu"),
-    ("device", "cuda0", "cuda:0"),
-    ("shard", "1-8", "1/8"),
     ("output_format", "TEXT", "text"),
     ("search", "transfomers", "transformers"),
-    ("search", "huggingface", "transformers"),
     ("batch_type", "sentences", "sents"),
     ("log_file_level", "info", "INFO"),
 ]
@@ -202,7 +186,25 @@ def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
     parse_words(OPTIONS[name], meant.split())  # which is right
 
 
-@pytest.mark.parametrize("value", ["five", "5x", "10**9", True, [5, 6], {"n": 5}, -1, 5.5, "٥"])
+@pytest.mark.parametrize(
+    ("name", "word", "expected"),
+    [
+        ("verbose", "yes", "true or false"),
+        ("alpha", "1,5", "a number at least -10"),
+        ("gpu", "0,1", "a whole number at least -1"),
+        ("device", "gpu", "auto, cpu, cuda or cuda:N"),
+        ("shard", "1-8", "I/N, where I counts from 1"),
+        ("search", "huggingface", "one of opennmt, .*, transformers, "),
+    ],
+)
+def test_a_wrong_value_is_told_all_values(name, word, expected):
+    problem = problem_of(load_options, [f"-{name}", word])
+    assert re.match(rf"{name}: expected {expected}.*, got '{word}' ", problem)
+
+
+@pytest.mark.parametrize(
+    "value", ["five", "5x", "5.0", "“5”", "1,000", "10**9", True, [5, 6], {"n": 5}, -1, 5.5, "٥"]
+)
 def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
     with pytest.raises(ValueError, match="expected a whole number at least 1") as caught:
         check(OPTIONS["beam_size"], value)
@@ -259,7 +261,7 @@ CONFIGS = [  # the file, the line of the error, what to do
         "write beam_size at the start of a line, without translate",
     ),
     ("translate:\n  beam: 5\n", 1, "write its options at the start of a line, without translate"),
-    ("model:\n  d_model: 5\n", 1, "write one value after model"),
+    ("model:\n  d_model: 5\n", 1, "written after model"),
     ("src: [a.de, b.de]\n", 1, "give one value"),
     ("ban_words: [the, a]\n", 1, "ban_words takes a file of phrases"),
     ("data:\n  valid:\n    path_src: a\n", 1, "it is for training"),

@@ -25,8 +25,8 @@ from onmt_lite.text.vocab import Vocab
 
 TAKEN = Message.of(
     "-{model} takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a "
-    ".pt file of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging Face "
-    "hub",
+    ".pt file of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging "
+    "Face hub",
     model="",
 )
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)

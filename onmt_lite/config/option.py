@@ -26,21 +26,6 @@ BOUNDS = {
     "min": ("at least", operator.ge),
     "max": ("at most", operator.le),
 }
-# What other programs call a value
-SYNONYMS = {
-    **dict.fromkeys(("float16", "half", "16"), "fp16"),
-    **dict.fromkeys(("float32", "float", "single", "32"), "fp32"),
-    **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
-    **dict.fromkeys(("8", "8bit", "int8_float32", "quantized"), "int8"),
-    **dict.fromkeys(("sentences", "sentence", "examples"), "sents"),
-    **dict.fromkeys(("huggingface", "hf"), "transformers"),
-    **dict.fromkeys(("opennmt-py", "onmt"), "opennmt-3"),
-    "gpu": "cuda",
-    "spm": "sentencepiece",
-    "subword-nmt": "bpe",
-    "warn": "WARNING",
-}
-QUOTES = "\"'`“”„‟«»‹›‘’‚‛"
 DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
 
 Group = TypeVar("Group")
@@ -227,62 +212,23 @@ def check(option: Option, value: Any) -> Any:
     if option.table and isinstance(value, dict):
         value = str(value)
     if not option.many:
-        return _check_one(option, value)
-    return tuple(_check_one(option, item) for item in (value if _is_list(value) else [value]))
+        return _checked(option, value)
+    return tuple(_checked(option, item) for item in (value if _is_list(value) else [value]))
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _check_one(option: Option, value: Any) -> Any:
-    try:
-        return _checked(option, value)
-    except ValueError as error:
-        raise ValueError(f"{error}{_meant(option, value)}") from None
-
-
-def _meant(option: Option, value: Any) -> str:
-    """Return a question for the value that was probably meant; "" for none."""
-    if _is_list(value):
-        return "; give one value"
-    if isinstance(value, dict):
-        return f"; write one value after {option.name}"
-    is_free = option.kind is str and not option.choices and not option.form[1]
-    if is_free or not isinstance(value, (str, float, int)):
-        return ""
-    text = _quote(value).strip(f"{QUOTES}= ").lower()
-    if option.many and "," in text:
-        try:
-            found = [_checked(option, _parse_word(option, item)) for item in text.split(",")]
-            return f"; did you mean {as_words(found)}?"
-        except ValueError:
-            return ""
-    near = difflib.get_close_matches(text, option.choices, n=1)
-    known = {choice.lower(): choice for choice in option.choices}
-    switch = SWITCHES.get(text, text) if option.kind is bool else text
-    for guess in (
-        *(switch, known.get(text), SYNONYMS.get(text)),
-        *(re.sub(r"^(?:cuda|gpu)?:?(?=\d+$)", "cuda:", text), *near),
-        re.sub(r"^(-?\d+)\.0+$", r"\1", text),  # 5.0
-        re.sub(r"(?<=\d)[,_](?=\d{3}\b)", "", text),  # 1,000
-        *(text.replace(",", "."), text.replace("-", "/")),  # 1,5 and 1-8
-    ):
-        if guess is not None and guess != value:
-            try:
-                found = _checked(
-                    option, _parse_word(option, guess) if type(guess) is str else guess
-                )
-            except ValueError:
-                continue
-            return f"; did you mean {as_words(found)}?"
-    return ""
-
-
 def _checked(option: Option, value: Any) -> Any:
     if isinstance(value, PurePath):
         value = str(value)
-    wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}")
+    near = difflib.get_close_matches(str(value).lower(), map(str.lower, option.choices), 1)
+    meant = [choice for choice in option.choices if choice.lower() in near]
+    remedy = f"; did you mean {meant[0]}?" if meant else ""
+    if _is_list(value) or isinstance(value, dict):
+        remedy = f"; give one value, written after {option.name}"
+    wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}{remedy}")
     if option.choices:
         if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
             value = str(value).lower()

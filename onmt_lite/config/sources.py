@@ -15,7 +15,7 @@ import yaml
 from onmt_lite.checkpoints.shipped import find_config
 from onmt_lite.config.files import PHRASES, TAKES
 from onmt_lite.config.foreign import Foreign
-from onmt_lite.config.guesses import DASHED, about_extra, about_stray, near_names
+from onmt_lite.config.guesses import about_extra, about_stray, near_names
 from onmt_lite.config.option import (
     META_NAMES,
     Group,
@@ -169,7 +169,6 @@ class Resolver:
         self.origins = dict.fromkeys(self.options, "default")
         self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
-        self.typed: set[str] = set()  # options of the command line
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
     def _foreign(self, name: str) -> Foreign | None:
@@ -200,8 +199,7 @@ class Resolver:
         return self.program.quoted and is_text
 
     def command_line(self, argv: Sequence[str]) -> None:
-        given, stray = split_argv([self._hyphenated(word) for word in argv])
-        self.typed = {name for name, _ in given}
+        given, stray = split_argv(argv)
         if stray:
             hint = about_stray(stray, self.options, self.program.takes_text)
             self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
@@ -211,18 +209,6 @@ class Resolver:
                 configs += words
                 words = configs
             self.put(name, words, "command line", parse_words)
-
-    def _hyphenated(self, word: str) -> str:
-        """Return a word with one hyphen if it is an option after dashes or three hyphens."""
-        rest = DASHED.sub("", word, 1)
-        name = rest.partition("=")[0].lower().replace("-", "_")
-        if rest == word or (name not in self.options and name not in self.program.foreign()):
-            return word
-        self.problems.append(
-            f"{word[:50]}: an option begins with a hyphen, -, not with {word[: -len(rest)]}; "
-            f"write -{rest[:50]}"
-        )
-        return f"-{rest}"
 
     def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
         """Take a value, or the words of a command line; None is as if it were not there.  An empty
@@ -281,9 +267,7 @@ class Resolver:
             words = ["true", *words]
         if option.many or len(words) < 2 or not any(words[1:]):
             return ""
-        given = self.typed | {n for n, origin in self.origins.items() if origin != "default"}
-        takes_text = self.program.takes_text
-        return f"; {about_extra(option, words, self.options, given, takes_text)}"
+        return f"; {about_extra(option, words, self.options, self.program.takes_text)}"
 
     def _unknown(self, name: str, raw: Any = None) -> str:
         shown = name[:50]

@@ -119,12 +119,12 @@ def test_a_text_in_the_place_of_options_is_answered_with_the_line_that_works(run
         (
             ["-n_best", "2", "3"],
             2,
-            "takes one value, got 2: 2 3 (command line); give only one of them\n",
+            "takes one value, got 2: 2 3 (command line); leave '3' out, or write ",
         ),
         (
             ["-src", str(SCRIPT), str(ROOT)],
             2,
-            f"got 2: {SCRIPT} {ROOT} (command line); did you mean -output {ROOT}?\n",
+            f"got 2: {SCRIPT} {ROOT} (command line); to write to it, give -output {ROOT}; ",
         ),
     ],
 )
