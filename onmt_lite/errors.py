@@ -182,14 +182,10 @@ def hint_on(path: str) -> str:
     if neither is known."""
     if near := nearest_path(path):
         return f"did you mean {near}?"
-    if re.search(r"\$\w|\$\{\w|%\w+%", path):
-        return "write the path out: variables are not replaced"
-    if path.startswith("~"):
-        return "write the path out: this user has no home directory"
-    if re.search(r"[\0-\x1f\x7f]", path):
-        return (
-            f"the path is {path!r}: in double quotes of YAML write / for \\, or use single quotes"
-        )
+    if re.search(r"^~|\$\w|\$\{\w|%\w+%", path):
+        return "write the path out: variables and ~ are not replaced in it"
+    if not path.isprintable():
+        return f"the path is {path!r}: in YAML, write / or use single quotes"
     return ""
 
 

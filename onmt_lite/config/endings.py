@@ -1,18 +1,13 @@
 """Formats by the endings of file names: what an output is written as, and what is refused."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 # Output formats by ending, and further endings that mean a format
 ENDINGS = {".jsonl": "jsonl", ".tsv": "tsv"}
 SIMILAR_ENDINGS = {**ENDINGS, ".json": "jsonl", ".ndjson": "jsonl"}
-# Compressed files that are not written: the command that writes them from a pipe, if there is one
-COMPRESSORS = {
-    **{".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".lzma": "lzma", ".bz2": "bzip2"},
-    **{".lz4": "lz4", ".lz": "lzip", ".br": "brotli", ".z": "compress"},
-    **dict.fromkeys((".zip", ".7z", ".rar", ".tgz"), ""),
-}
+# Compressed files that are not written
+PACKED = tuple(".zst .zstd .xz .lzma .bz2 .lz4 .lz .br .z .zip .7z .rar .tgz".split())
 
 
 def format_of(path: str, endings: Mapping[str, str] = ENDINGS) -> str | None:
@@ -30,11 +25,6 @@ def wrong_endings(written: Mapping[str, str | None]) -> Iterator[str]:
     for name, path in written.items():
         ending = PurePath((path or "").lower()).suffix
         packs = name in ("output", "report")
-        if ending == ".gz" and not packs:
-            yield f"{name} {path}: this file is not compressed; give a name without .gz"
-        elif ending in COMPRESSORS:
+        if ending in PACKED or (ending == ".gz" and not packs):
             remedy = f"give a name {'that ends in .gz' if packs else f'without {ending}'}"
-            if name == "output" and COMPRESSORS[ending]:
-                command = f"{COMPRESSORS[ending]} > {shlex.quote(path or '')}"
-                remedy += f", or leave -output out and append: | {command}"
             yield f"{name} {path}: {ending} files are not written; {remedy}"

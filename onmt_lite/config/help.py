@@ -76,8 +76,7 @@ def help_on(
         if name in options:
             parts.append(_detail(options[name], options, width))
         for title in titles:
-            members = groups[title]
-            parts += [_listing(title, members, width), _examples(members, options, width)]
+            parts += [f"{title}:", *(_detail(each, options, width) for each in groups[title])]
         if name not in options and not titles:
             near = near_names(name, options, page, [title.lower() for title in groups])
             hint = f"did you mean {' or '.join(near)}?" if near else "-help all lists all"
@@ -111,18 +110,6 @@ def _detail(option: Option, options: Options, width: int) -> str:
     lines += _wrap(f"Command line:  {command}", width, 19, first=4)
     for i, pair in enumerate(pairs):
         lines += _wrap(f"YAML:          {pair}" if i == 0 else pair, width, 21, 19 if i else 4)
-    return "\n".join(lines)
-
-
-def _examples(members: Sequence[Option], options: Options, width: int) -> str:
-    """Examples of a group: the command line's words on the left, YAML on the right."""
-    lines = ["Examples, as words and as YAML:"]
-    for command, pairs in (example(option, options) for option in members):
-        yaml = pairs[0] if len(pairs) == 1 else f"{{{', '.join(pairs)}}}" if pairs else ""
-        if len(command) + 4 <= width // 2 and len(yaml) <= width - width // 2:
-            lines.append(f"  {command.ljust(width // 2 - 2)}{yaml}".rstrip())
-        else:
-            lines += _wrap(command, width, 4, first=2) + _wrap(yaml, width, 6)
     return "\n".join(lines)
 
 

@@ -274,14 +274,11 @@ class Resolver:
         if (plain := name.replace("-", "_")) in self.options:
             return f"unknown option {shown}; here it is {plain}"
         remark = self.program.remark(plain)
-        section = raw.items() if isinstance(raw, dict) else ()
-        inner = [n for n, v in section if n in self.options and not isinstance(v, dict)]
-        if isinstance(raw, dict) and (inner or not remark):
-            moved = ", ".join(inner) or "its options"
-            remedy = f"write {moved} at the start of a line, without {shown}"
-            return f"unknown option {shown}; options have no sections: {remedy}"
         if remark:
             return f"unknown option {shown}; {remark}"
+        if isinstance(raw, dict):
+            remedy = f"write its options at the start of a line, without {shown}"
+            return f"unknown option {shown}; options have no sections: {remedy}"
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
         if not (near := near_names(name, self.options, self.program.page)):

@@ -71,27 +71,15 @@ def test_format_that_contradicts_the_name_gets_one_note(main, tmp_path, name, fo
     assert (done.code, done.err) == (0, note if meant else "")
 
 
-@pytest.mark.parametrize(
-    ("ending", "command"),
-    [
-        (".zst", "zstd"),
-        (".xz", "xz"),
-        (".bz2", "bzip2"),
-        (".lz4", "lz4"),
-        (".zip", ""),
-        (".7z", ""),
-    ],
-)
-def test_other_compressed_output_is_refused_with_a_remedy(main, tmp_path, ending, command):
+@pytest.mark.parametrize("ending", [".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z"])
+def test_other_compressed_output_is_refused_with_a_remedy(main, tmp_path, ending):
     name = f"my out{ending}"
-    piped = f", or leave -output out and append: | {command} > '{name}'" if command else ""
     said = f"{name}: {ending} files are not written; give a name"
-    done = main("-output", name, stdin=b"one\n")
-    done.failed(2, f"output {said} that ends in .gz{piped}")
+    main("-output", name, stdin=b"one\n").failed(2, f"output {said} that ends in .gz")
     main("-report", name, stdin=b"one\n").failed(2, f"report {said} that ends in .gz")
     for option in ("log_file", "save_config"):
         main(f"-{option}", name, stdin=b"one\n").failed(2, f"{option} {said} without {ending}")
-        problem = f"{option} x.gz: this file is not compressed; give a name without .gz"
+        problem = f"{option} x.gz: .gz files are not written; give a name without .gz"
         main(f"-{option}", "x.gz", stdin=b"one\n").failed(2, problem)
     main("-dump_beam", f"beam.html{ending}", stdin=b"one\n").failed(
         2,
