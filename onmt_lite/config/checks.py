@@ -107,11 +107,9 @@ def wrong_files(v: Values) -> Iterator[str]:
         yield "text_field is empty; give the name of a field"
     if v.src == v.tgt == "-":
         yield "src and tgt cannot both be standard input; give one as a file"
-    for name in ("force_words", "ban_words"):
+    for name in ("force_words", "ban_words", "report"):
         if v[name] == "-":
-            yield f"{name} -: standard input is for lines; give a file"
-    if v.report == "-":
-        yield "report: standard output is for translations; give a file"
+            yield f"{name}: standard input and output are for translations; give a file"
     if v.score_only and v.tgt_file_prefix:
         yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
     if v.score_only and v.output_format not in ("auto", *OF_REFERENCES):

@@ -80,8 +80,7 @@ def help_on(
         if name not in options and not titles:
             near = near_names(name, options, page, [title.lower() for title in groups])
             hint = f"did you mean {' or '.join(near)}?" if near else "-help all lists all"
-            if near[:1] != [name] and not any(name in each for each in near):
-                hint = remark(name.replace("-", "_")) or hint
+            hint = remark(name.replace("-", "_")) or hint
             problems.append(f"help: no option or group is called {name[:50]!r}; {hint}")
     if problems:
         raise OptionError(*problems)

@@ -152,10 +152,10 @@ class TranslateOptions:
         before = {**self.resolved.values, "model": paths}
         resolved = PROGRAM.complete(replace(self.resolved, values=before))
         brought = {n: v for n, v in resolved.values.items() if v != self.resolved.values[n]}
-        groups = {
-            name: replace(group, **{n: v for n, v in brought.items() if hasattr(group, n)})
-            for name, group in ((name, getattr(self, name)) for name in KINDS)
-        }
+        groups = {}
+        for name in KINDS:
+            group = getattr(self, name)
+            groups[name] = replace(group, **{n: brought[n] for n in vars(group) if n in brought})
         return replace(self, **groups, resolved=resolved)
 
 

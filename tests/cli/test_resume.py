@@ -166,7 +166,7 @@ def test_a_report_beside_standard_output(main, lines, tmp_path):
     assert main("-src", "bad", "-report", "rep").code == 3
     assert names(tmp_path) == ["bad", "rep", "src"]
     main("-src", "src", "-report", "-").failed(
-        2, "report: standard output is for translations; give a file"
+        2, "report: standard input and output are for translations; give a file"
     )
 
 
