@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,11 +52,11 @@ WEIGHTS = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit of a repository with its folder in the cache; `files`: none without an answer."""
+    """A commit of a repository in the cache."""
 
     repository: str
-    folder: Path
-    files: list[str]
+    folder: Path  # has the name of the commit
+    files: list[str]  # of the repository, or of the folder if the hub does not answer
 
     @property
     def name(self) -> str:
@@ -67,8 +67,8 @@ SNAPSHOTS: dict[str, Snapshot] = {}  # by name with the commit, which stays what
 
 
 def described(name: str) -> str:
-    """Return the folder of the cache that holds what describes a model of the hub, fetched unless
-    it is there; another path as it is.  Raises CheckpointError."""
+    """Return the directory of the cache with the files that describe a model of the hub, which are
+    downloaded unless they are there; another path as it is.  Raises CheckpointError."""
     found = _find(name)
     return str(found.folder) if found else name
 
@@ -81,59 +81,55 @@ def pinned(name: str) -> str:
 
 
 def fetched(name: str, quiet: bool = False) -> str:
-    """Return where a model of the hub lies, once all that is needed of it has been fetched; another
+    """Return where a model of the hub is, after a download of all that is needed of it; another
     path as it is.  Raises CheckpointError."""
     if (found := _find(name)) is None:
         return name
-    name, folder = _canonical(name), found.folder
     # Bars are for the weights: the rest is small, and comes at once if it is cached
-    with _library(name, known=True, bars=not quiet) as hub:
-        cached = [file.name for file in folder.glob("*")]
-        if not (needed := weights(cached, folder)):
-            files = found.files or hub.list_repo_files(found.repository, revision=folder.name)
-            needed = weights(files, folder)
-            _check(found.name, folder, files, needed)
-        for file in needed:
-            hub.hf_hub_download(found.repository, file, revision=folder.name)
-        for file in _shards(folder, needed):
-            hub.hf_hub_download(found.repository, file, revision=folder.name)
-    is_file = needed[-1].endswith(".pt") and not any(folder.glob("dict.*.txt"))
-    return str(folder / needed[-1] if is_file else folder)  # a .pt of OpenNMT-py
+    with _library(name, bars=not quiet) as hub:
+        if not (needed := weights(found.files, found.folder)):  # the cache may lack them
+            files = hub.list_repo_files(found.repository, revision=found.folder.name)
+            needed = weights(files, found.folder)
+        _check(found, needed)
+        _download(hub, found, needed)
+        _download(hub, found, _shards(found.folder, needed))
+    is_file = needed[-1].endswith(".pt") and not any(found.folder.glob("dict.*.txt"))
+    return str(found.folder / needed[-1] if is_file else found.folder)  # a .pt of OpenNMT-py
 
 
 def _find(name: str) -> Snapshot | None:
-    """Fetch what describes a model unless the cache has it.  None for what is not of the hub."""
-    name = _canonical(name)
-    if name in SNAPSHOTS or (parts := _parts(name)) is None:
-        return SNAPSHOTS.get(name)
+    """Download what describes a model unless the cache has it.  None for what is not of the hub."""
+    if (parts := parse_name(name)) is None:
+        return None
     repository, revision = parts
-    info, path, files = None, "", list[str]()
+    name = repository if revision == "main" else f"{repository}@{revision}"
+    if name in SNAPSHOTS:
+        return SNAPSHOTS[name]
     with _library(name) as hub:
         look_up = partial(hub.snapshot_download, repository, revision=revision)
         try:
             patience = hub.constants.HF_HUB_ETAG_TIMEOUT  # what follows has none
             info = hub.model_info(repository, revision=revision, timeout=patience)
-        except hub.errors.RevisionNotFoundError:
-            raise
+            folder = Path(look_up(allow_patterns=[]))  # the cache notes the commit
+            files = [file.rfilename for file in info.siblings]
         except Exception as error:
-            with suppress(hub.errors.LocalEntryNotFoundError):
-                wanted = dict(allow_patterns=DESCRIPTIONS, ignore_patterns="*/*")
-                path = look_up(local_files_only=True, **wanted)
-            if not path:
-                raise
+            wanted = dict(allow_patterns=DESCRIPTIONS, ignore_patterns="*/*")
+            try:
+                folder = Path(look_up(local_files_only=True, **wanted))
+            except hub.errors.LocalEntryNotFoundError:
+                raise error from None
+            files = [file.name for file in folder.iterdir()]
             if not hub.constants.HF_HUB_OFFLINE:
                 LOG.info("NOTE: %s is taken as the cache has it: %s", name, _shown(error))
-    with _library(name, known=True) as hub:
-        path = path or look_up(allow_patterns=[])  # the cache notes the commit
-        folder = Path(path).absolute()
-        if info is not None:
-            files = [file.rfilename for file in info.siblings or ()]
-            files = files or hub.list_repo_files(repository, revision=folder.name)
-            # One by one, as a signal would wait for the threads of snapshot_download
-            for file in filter(is_description, files):
-                hub.hf_hub_download(repository, file, revision=folder.name)
-    found = Snapshot(repository, folder, files)
+        found = Snapshot(repository, folder.absolute(), files)
+        _download(hub, found, filter(is_description, files))
     return SNAPSHOTS.setdefault(found.name, found)
+
+
+def _download(hub: Any, snapshot: Snapshot, files: Iterable[str]) -> None:
+    """One by one: snapshot_download waits for its threads if a signal arrives."""
+    for file in files:
+        hub.hf_hub_download(snapshot.repository, file, revision=snapshot.folder.name)
 
 
 def is_description(file: str) -> bool:
@@ -160,50 +156,44 @@ def _shards(folder: Path, found: Iterable[str]) -> list[str]:
     return sorted(file for file in listed if isinstance(file, str))  # the reader refuses others
 
 
-def _check(name: str, folder: Path, files: list[str], needed: list[str]) -> None:
+def _check(snapshot: Snapshot, needed: list[str]) -> None:
     """Raise CheckpointError unless these files are the weights of one model that is read."""
     if not needed:
-        other = next(filter(None, (by_name(Path(file)) for file in files)), "")
+        other = next(filter(None, (by_name(Path(file)) for file in snapshot.files)), "")
         holds = f"only {other}" if other else "no model of a supported type"
-        raise CheckpointError(f"{name}: the repository holds {holds}")
+        raise CheckpointError(f"{snapshot.name}: the repository holds {holds}")
     if len(models := [file for file in needed if file.endswith((".pt", ".npz"))]) > 1:
         raise CheckpointError(
-            f"{name}: the repository holds several models ({', '.join(models)[:200]}); download "
-            f"it, hf download {name.partition('@')[0]} --local-dir DIR, and give the path of one"
+            f"{snapshot.name}: the repository holds several models ({', '.join(models)[:200]}); "
+            f"download it, hf download {snapshot.repository} --local-dir DIR, and give the path "
+            "of one"
         )
     if needed[0].startswith(("model.safetensors", "pytorch_model.bin")):
-        refuse_unread(folder)
+        refuse_unread(snapshot.folder)
 
 
-def _canonical(name: str) -> str:
-    """Return TEAM/NAME or TEAM/NAME@REVISION for an address of the hub; a path as it is.  Raises
-    CheckpointError for another URL."""
+def parse_name(name: str) -> tuple[str, str] | None:
+    """Return repository and revision of a model of the hub, by its name or address; None for a
+    path.  Raises CheckpointError for another URL."""
     if os.path.lexists(name):
-        return name
+        return None
     if found := ADDRESS.fullmatch(name):
-        revision = unquote(found[2] or "main")
-        return found[1] if revision == "main" else f"{found[1]}@{revision}"
+        return found[1], unquote(found[2] or "main")
     if URL.match(name):
         raise CheckpointError(
             f"model {name[:200]}: this URL is not supported; download the model and give its path, "
             "or give TEAM/NAME for a model of the Hugging Face hub"
         )
-    bare = name.rstrip("/")
-    return bare if NAME.fullmatch(bare) else name
-
-
-def _parts(name: str) -> tuple[str, str | None] | None:
-    """Return repository and revision; None unless it is a name."""
-    found = NAME.fullmatch(name)
-    if found is None or FILE.fullmatch(name) or os.path.lexists(name):
+    found = NAME.fullmatch(name.rstrip("/"))
+    if found is None or FILE.fullmatch(name) or find_model(name) != Path(name):
         return None
-    return None if find_model(name) != Path(name) else (found[1], found[2])
+    return found[1], found[2] or "main"
 
 
 @contextmanager
-def _library(name: str, known: bool = False, bars: bool = False) -> Iterator[Any]:
+def _library(name: str, bars: bool = False) -> Iterator[Any]:
     """The package, which shows nothing but bars on a terminal, if they are wanted.  What is raised
-    within becomes a CheckpointError; `known`: the hub has the model."""
+    within becomes a CheckpointError."""
     try:
         import huggingface_hub as hub
         import huggingface_hub.utils.logging
@@ -217,52 +207,48 @@ def _library(name: str, known: bool = False, bars: bool = False) -> Iterator[Any
         ) from None
     log = hub.utils.logging
     level, shown = log.get_verbosity(), not hub.utils.are_progress_bars_disabled()
-    bars = bars and sys.stderr is not None and sys.stderr.isatty()
+    hides = shown and not (bars and sys.stderr is not None and sys.stderr.isatty())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             log.set_verbosity_error()
-            if shown and not bars:
+            if hides:
                 hub.utils.disable_progress_bars()
             yield hub
     except CheckpointError:
         raise
     except Exception as error:  # of whatever package does the transfer, too
-        raise CheckpointError(_reason(hub, name, error, known)) from None
+        raise CheckpointError(_reason(hub, name, error)) from None
     finally:
         log.set_verbosity(level)
-        if shown and not bars:
+        if hides:
             hub.utils.enable_progress_bars()
 
 
-def _reason(hub: Any, name: str, error: BaseException, known: bool) -> str:
-    """Say what an error of the package means, and what to do.  `known`: the hub has the model."""
+def _reason(hub: Any, name: str, error: BaseException) -> str:
+    """Say what an error of the package means, and what to do."""
     if isinstance(error, hub.errors.LocalEntryNotFoundError):  # since the hub has not given it
         error = error.__cause__ or error
     errors, address, cache = hub.errors, hub.constants.ENDPOINT, hub.constants.HF_HUB_CACHE
     repository, _, revision = name.partition("@")
-    absent = "" if known else f"{_absent(name)}, and "
     token = "give a token that may read it (HF_TOKEN, or hf auth login)"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    gone = isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled))
-    if gone and hub.constants.HF_HUB_OFFLINE:
-        lacks = f"the cache ({cache}) does not hold all of such a model of the hub"
-        return f"{_absent(name)}, and {lacks}; unset HF_HUB_OFFLINE to fetch it"
-    if isinstance(error, errors.GatedRepoError):
-        return f"{repository} is gated: ask for access at {address}/{repository}, and {token}"
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return f"{absent}{address} has no such model, or a private one: {token}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} has no revision {revision!r}; give another after the @, or none"
-    if status in (401, 403):
-        return f"{address} refuses access to {repository} ({status}); {token}"
-    if status:
-        return f"{absent}{address} answers with the error {status}; try again later"
     if isinstance(error, OSError) and error.errno:
         where = error.filename or cache
         return f"cannot use {where}: {error.strerror}; HF_HOME names another place for the cache"
-    remedy = "try again: files that have arrived are kept" if known else "check name and network"
-    return f"{absent}{repository} cannot be fetched from {address}: {_shown(error)}; {remedy}"
+    if hub.constants.HF_HUB_OFFLINE:
+        lacks = f"the cache ({cache}) does not hold all of such a model of the hub"
+        return f"{_absent(name)}, and {lacks}; unset HF_HUB_OFFLINE to fetch it"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repository} has no revision {revision!r}; give another after the @, or none"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repository} is gated: ask for access at {address}/{repository}, and {token}"
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
+        return f"{_absent(name)}, and {address} has no such model, or a private one: {token}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"{address} refuses access to {repository} ({status}); {token}"
+    remedy = "check name and network, and try again: files that have arrived are kept"
+    return f"{repository} cannot be fetched from {address}: {_shown(error)}; {remedy}"
 
 
 def _shown(error: BaseException) -> str:
