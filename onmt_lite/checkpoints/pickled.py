@@ -35,12 +35,13 @@ PYTHON_2 = {
     "copy_reg.": "copyreg.",
 }
 DEFAULTDICT = "collections.defaultdict"
-MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
+# Instructions, and values that calls copy; a vocabulary of 256,000 tokens, stored three times, takes
+# 3 million
+MAX_OPERATIONS = 4_000_000
 MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
-MAX_COPIED = 64 << 20  # values, or characters of text, from which calls make others
 SCALARS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 SCALARS |= {"BINUNICODE", "SHORT_BINSTRING"}
-TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+DAMAGED = "its pickle is damaged"
 
 
 # -- values of other packages ---------------------------------------------------------------------
@@ -81,11 +82,11 @@ def stand_ins(names: set[str]) -> list[Callable[..., Any] | tuple[Callable[..., 
 
 
 class Name(str):
-    """Name of a class or function on the stack."""
+    """A class or function on the stack."""
 
 
 class Made(str):
-    """An object on the stack, by the name of what makes it."""
+    """An object on the stack, by the name of the class or function that makes it."""
 
 
 class Tuple(tuple):
@@ -99,33 +100,39 @@ class Keys(list):
 
 
 def check(stream: IO[bytes], n_bytes: int) -> set[str]:
-    """Find the inert names in the pickle at the stream's position; stop behind its end.
+    """Check the pickle at the stream's position, up to its end.
 
-    n_bytes  size of the file, which no storage can exceed
+    Args:
+        stream: a binary file.
+        n_bytes: size of the file, which no storage can exceed.
 
-    Raises ValueError for a pickle that is damaged or not of a model.
+    Returns:
+        The inert names in the pickle.
+
+    Raises:
+        ValueError: if the pickle is damaged or does more than a model's.
     """
-    machine = _Machine(n_bytes)
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-        if number > MAX_OPERATIONS:
-            raise ValueError("its pickle is longer than any model's")
-        machine.step(opcode, argument)
-    if len(machine.stack) != 1:
-        raise ValueError("its pickle is damaged")
-    return machine.inert
+    checker = _Checker(n_bytes)
+    for opcode, argument, _ in pickletools.genops(stream):
+        checker.step(opcode, argument)
+    if len(checker.stack) != 1:
+        raise ValueError(DAMAGED)
+    return checker.inert
 
 
-class _Machine:
+class _Checker:
+    """The stack of the pickle machine, with names, keys and sizes in place of objects."""
+
     def __init__(self, n_bytes: int):
-        self.n_bytes = n_bytes
+        self.n_bytes, self.n_left = n_bytes, MAX_OPERATIONS
         self.inert: set[str] = set()
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.n_copied = 0
 
     def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
         name = opcode.name
+        self.spend(1)
         if name in SCALARS:
             self.stack.append(argument)
         elif name in ("BINPUT", "LONG_BINPUT"):
@@ -134,49 +141,24 @@ class _Machine:
             self.stack.append(self.memo[argument])
         elif name == "MARK":
             self.marks.append(len(self.stack))
-        elif name == "PROTO" and argument != 2:
-            raise ValueError(f"a pickle of protocol {argument}, of which torch.save writes 2")
-        elif name not in ("PROTO", "STOP"):
-            items = self.pop(opcode.stack_before)
-            self.stack.append(self.result(name, argument, items))
+        elif name == "GLOBAL":
+            self.stack.append(self.allowed(argument.replace(" ", ".")))
+        elif name in RESULTS:
+            marked = pickletools.markobject in opcode.stack_before
+            n = len(opcode.stack_before)
+            start = self.marks.pop() - n + 2 if marked else len(self.stack) - n
+            if start < 0:
+                raise ValueError(DAMAGED)
+            items = self.stack[start:]
+            self.stack[start:] = [RESULTS[name](self, *items)]
+        elif name != "STOP" and (name, argument) != ("PROTO", 2):
+            what = f"protocol {argument}" if name == "PROTO" else name
+            raise ValueError(f"its pickle uses {what}, which torch.save does not write")
 
-    def pop(self, kinds: list[pickletools.StackObject]) -> list[Any]:
-        """Take the operands from the stack: so many, and all that is above the last mark."""
-        marked = pickletools.markobject in kinds
-        start = self.marks.pop() - len(kinds) + 2 if marked else len(self.stack) - len(kinds)
-        if start < 0:
-            raise ValueError("its pickle is damaged")
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def result(self, name: str, argument: Any, items: list[Any]) -> Any:
-        """Check an instruction; return the value that it leaves on the stack."""
-        if name == "GLOBAL":
-            return self.allowed(argument.replace(" ", "."))
-        if name in TUPLES:  # nested deeply, one as a key would exhaust the stack when it is hashed
-            found = Tuple(items)
-            found.n_values = sum(i.n_values + 1 if isinstance(i, Tuple) else 1 for i in items)
-            if found.n_values > MAX_TUPLE:
-                raise ValueError("its pickle has a larger tuple than any model's")
-            return found
-        if name in ("REDUCE", "NEWOBJ"):
-            return self.call(*items)
-        if name == "BINPERSID":
-            return self.storage(*items)
-        if name in ("EMPTY_LIST", "EMPTY_SET", "EMPTY_DICT"):
-            return Keys() if name == "EMPTY_DICT" else []
-        if name in ("SETITEM", "SETITEMS"):
-            if isinstance(items[0], Keys):
-                items[0].extend(items[1::2])
-        elif name in ("APPEND", "APPENDS"):
-            if isinstance(items[0], list):
-                items[0].extend(items[1:])
-        elif name == "BUILD":
-            _check_attributes(*items)
-        else:
-            raise ValueError(f"its pickle uses {name}, which torch.save does not write")
-        return items[0]
+    def spend(self, n: int) -> None:
+        self.n_left -= n
+        if self.n_left < 0:
+            raise ValueError("its pickle is longer than any model's, or copies more values")
 
     def allowed(self, path: str) -> Name:
         for old, new in PYTHON_2.items():
@@ -187,6 +169,19 @@ class _Machine:
             raise ValueError(f"it names {path[:80]!r}, which no model needs; nothing was run")
         return Name(path)
 
+    def tuple(self, *items: Any) -> Tuple:
+        """Nested deeply or shared often, one as a key would not be hashed."""
+        found = Tuple(items)
+        found.n_values = sum(i.n_values + 1 if isinstance(i, Tuple) else 1 for i in items)
+        if found.n_values > MAX_TUPLE:
+            raise ValueError("its pickle has a larger tuple than any model's")
+        return found
+
+    def extend(self, target: Any, *items: Any) -> Any:
+        if isinstance(target, list):
+            target.extend(items[::2] if isinstance(target, Keys) else items)
+        return target
+
     def storage(self, description: Any) -> Made:
         if not isinstance(description, Tuple):
             raise ValueError("a storage has a description that is not understood")
@@ -195,25 +190,34 @@ class _Machine:
         return Made("storage")
 
     def call(self, function: Any, args: Any) -> Made:
-        """Check a call.  A tensor, which need not hold all its numbers, must not become a set."""
+        """Torch prints what is no function.  A tensor, which need not hold all its numbers, must
+        not become a set."""
         if not isinstance(function, Name) or not isinstance(args, Tuple):
-            raise ValueError("its pickle is damaged: it calls what is no function")
-        if function.startswith("torch._utils.") or INERT.fullmatch(function):
-            return Made(function)
-        if any(isinstance(arg, Made) for arg in args):
-            raise ValueError(f"its pickle makes a {function} of another object")
-        if function == "_codecs.encode" and args[1:] != ("latin1",):
-            raise ValueError("its pickle has bytes in a form that no model needs")
-        self.n_copied += sum(len(arg) for arg in args if isinstance(arg, (list, tuple, str)))
-        if self.n_copied > MAX_COPIED:
-            raise ValueError("its pickle copies more values than any model's")
+            raise ValueError(f"{DAMAGED}: it calls what is no function")
+        if not function.startswith("torch._utils.") and not INERT.fullmatch(function):
+            if any(isinstance(arg, Made) for arg in args):
+                raise ValueError(f"its pickle makes a {function} of another object")
+            if function == "_codecs.encode" and args[1:] != ("latin1",):
+                raise ValueError("its pickle has bytes in a form that no model needs")
+            self.spend(sum(len(arg) for arg in args if isinstance(arg, (list, tuple, str))))
         return Made(function)
 
+    def build(self, target: Any, state: Any) -> Any:
+        """Of a dict's attributes, only the one that torch gives the weights of a model is read."""
+        if not isinstance(target, Made) or not INERT.fullmatch(target):
+            known = isinstance(state, Keys) and all(key == "_metadata" for key in state)
+            if target != "collections.OrderedDict" or not known:
+                raise ValueError("its pickle sets attributes of a value that has none")
+        return target
 
-def _check_attributes(target: Any, state: Any) -> None:
-    """Of a dict's attributes, only the one that PyTorch gives the weights of a model is read."""
-    if isinstance(target, Made) and INERT.fullmatch(target):
-        return
-    known = isinstance(state, Keys) and all(key == "_metadata" for key in state)
-    if target != "collections.OrderedDict" or not known:
-        raise ValueError("its pickle sets attributes of a value that has none")
+
+# What an instruction leaves on the stack, of what it takes from it
+RESULTS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"), _Checker.tuple),
+    **dict.fromkeys(("APPEND", "APPENDS", "SETITEM", "SETITEMS"), _Checker.extend),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), _Checker.call),
+    "EMPTY_LIST": lambda _: [],
+    "EMPTY_DICT": lambda _: Keys(),
+    "BINPERSID": _Checker.storage,
+    "BUILD": _Checker.build,
+}
