@@ -35,8 +35,7 @@ PYTHON_2 = {
     "copy_reg.": "copyreg.",
 }
 DEFAULTDICT = "collections.defaultdict"
-# Instructions, and values that calls copy; a vocabulary of 256,000 tokens, stored three times, takes
-# 3 million
+# Instructions, and values that calls copy; 256,000 tokens, stored three times, take 3 million
 MAX_OPERATIONS = 4_000_000
 MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
 SCALARS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}

@@ -3,40 +3,18 @@ have to be fetched."""
 
 from pathlib import Path
 
+import yaml
+
 from onmt_lite.checkpoints.description import Description, described
 from onmt_lite.checkpoints.generation_config import FAMILIES
 from onmt_lite.errors import CheckpointError
 
-# Families whose models translate or summarize in transformers, by `model_type`
-CONVERTED = {"bart": "BART", "pegasus": "Pegasus"}
-OTHERS = {
-    "bigbird_pegasus": "BigBird-Pegasus",
-    "blenderbot": "Blenderbot",
-    "blenderbot-small": "Blenderbot",
-    "encoder-decoder": "a pair of an encoder and a decoder",
-    "fsmt": "FSMT",
-    "led": "LED",
-    "longt5": "LongT5",
-    "mvp": "MVP",
-    "nllb-moe": "NLLB-MoE",
-    "pegasus_x": "Pegasus-X",
-    "plbart": "PLBart",
-    "prophetnet": "ProphetNet",
-    "seamless_m4t": "SeamlessM4T",
-    "seamless_m4t_v2": "SeamlessM4T",
-    "speech_to_text": "Speech2Text",
-    "switch_transformers": "Switch Transformers",
-    "t5gemma": "T5Gemma",
-    "umt5": "UMT5",
-    "whisper": "Whisper",
-    "xlm-prophetnet": "ProphetNet",
-}
 TRANSFORMERS = "run it with Hugging Face transformers"
-# Measured with both families: the scores of CTranslate2
 CONVERTER = (
     "convert it with `ct2-transformers-converter --model DIR --output_dir OUT`, then give "
     "-model OUT, -tokenizer space and lines of the model's tokens with </s> at the end"
 )
+FAMILY_NAMES = Path(__file__).with_name("families.yaml")
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
@@ -57,15 +35,20 @@ def refuse_unread(path: Path) -> None:
         what, remedy = "ByT5, a model that reads bytes,", TRANSFORMERS
     elif family in FAMILIES:
         return
-    elif family in CONVERTED:
-        what, remedy = f"{CONVERTED[family]} (type {family!r})", CONVERTER
-    elif family in OTHERS:
-        what, remedy = f"{OTHERS[family]} (type {family!r})", TRANSFORMERS
+    elif known := {**_table("converted"), **_table("others")}.get(family):
+        what = f"{known} (type {family!r})"
+        remedy = CONVERTER if family in _table("converted") else TRANSFORMERS
     elif _is_language_model(model):
         what = f"a language model without an encoder (type {family[:50]!r})"
     else:
         what = f"a model of type {family[:50]!r}"
     raise CheckpointError(f"{model.path}: {what} is not supported; {remedy}")
+
+
+def _table(name: str) -> dict[str, str]:
+    """Return names of families by type."""
+    tables: dict[str, dict[str, str]] = yaml.safe_load(FAMILY_NAMES.read_bytes())
+    return tables[name]
 
 
 def _is_language_model(model: Description) -> bool:
