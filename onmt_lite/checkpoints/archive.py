@@ -28,7 +28,6 @@ ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
 BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of an older file
 MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
-MAX_NAME = 1024  # bytes that hold the name of the first part of a zip archive
 MAX_REASON = 200  # characters of a quoted message
 MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # Errors raised on damaged files
@@ -44,12 +43,8 @@ def is_archive(path: Path) -> bool:
     if not path.is_file():
         return False
     with open(path, "rb") as f:
-        start = f.read(MAX_NAME)
-    if not start.startswith(ZIP):
-        return start[:1] == b"\x80"
-    end = 30 + int.from_bytes(start[26:28], "little")
-    first = start[30:end].decode("utf-8", "replace")  # the name of the first part
-    return len(start) < end or MEMBER.fullmatch(first) is not None
+        start = f.read(1024)
+    return b"/data.pkl" in start if start.startswith(ZIP) else start[:1] == b"\x80"
 
 
 @contextlib.contextmanager
@@ -94,23 +89,28 @@ def _load(f: IO[bytes], names: set[str]) -> Any:
 def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
     """Names of classes in the pickle.  ValueError for what torch never writes, and for damage."""
     with zipfile.ZipFile(f) as members:
-        parts = {part.filename.partition("/")[2]: part for part in members.infolist()}
-        names = [part.filename for part in parts.values()]
-        known = all(MEMBER.fullmatch(name) for name in names)
-        folders = {name.partition("/")[0] for name in names}
-        if not known or len(folders) != 1 or len(names) != len(members.infolist()):
-            raise ValueError("a zip archive with parts that torch.save does not write")
-        if not {"data.pkl", "version"} <= set(parts):
-            raise ValueError("a zip archive without data.pkl or version")
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts.values()):
-            raise ValueError("a part is compressed, which torch.save does not do")
-        if sum(part.file_size for part in parts.values()) > n_bytes:
-            raise ValueError("its parts are larger than the file")
-        if parts["data.pkl"].file_size > MAX_PICKLE:
-            raise ValueError("its data.pkl is too large")
+        names = check_members(members, n_bytes)
+        folder = names[0].partition("/")[0]
+        of_torch = all(MEMBER.fullmatch(n) and n.startswith(f"{folder}/") for n in names)
+        if not of_torch or not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
+            raise ValueError("a zip archive with other parts than torch.save writes")
         if damaged := members.testzip():
             raise ValueError(f"the checksum of {damaged[:80]!r} is wrong")
-        return pickled.check(io.BytesIO(members.read(parts["data.pkl"])), n_bytes)
+        with members.open(f"{folder}/data.pkl") as part:
+            return pickled.check(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
+
+
+def check_members(members: zipfile.ZipFile, n_bytes: int) -> list[str]:
+    """Return the names in an archive.  ValueError unless every part has its own and is stored as it
+    is, in a file of `n_bytes`: nothing is read for a mere claim."""
+    parts, names = members.infolist(), members.namelist()
+    if not 0 < len({*names}) == len(names) <= MAX_TENSORS:
+        raise ValueError("a zip archive with no part, too many, or one of them twice")
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError("a part is compressed, which no toolkit does")
+    if sum(part.file_size for part in parts) > n_bytes:
+        raise ValueError("its parts are larger than the file")
+    return names
 
 
 def _check_old(f: IO[bytes], n_bytes: int) -> set[str]:

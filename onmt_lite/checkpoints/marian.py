@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints.archive import damage_refused
+from onmt_lite.checkpoints.archive import check_members, damage_refused
 from onmt_lite.checkpoints.description import (
     Description,
     checked_tokens,
@@ -27,7 +27,6 @@ from onmt_lite.checkpoints.huggingface.bart import marian_languages
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import (
-    MAX_TENSORS,
     Weights,
     add_zero_start,
     assemble_transformer,
@@ -123,7 +122,7 @@ def load(path: Path) -> Checkpoint:
         never_ids=(len(tgt),),
         missing=missing,
         notes=(SHORTLIST,) if decoder.get("shortlist") else (),
-        languages=marian_languages(src_vocab.ids),
+        languages=marian_languages(dict(enumerate(src_vocab.tokens))),
         toolkit="marian-npz",
         version=options.label("version"),
     )
@@ -330,21 +329,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The arrays by name.  CheckpointError for a file that is not what it should be."""
     with open(path, "rb") as f, damage_refused(path, ".npz file of arrays"):
         with zipfile.ZipFile(f) as members:
-            _check_arrays(members, path.stat().st_size)
-            names = members.namelist()
+            names = check_members(members, path.stat().st_size)
             return {name.removesuffix(".npy"): _array(name, members.read(name)) for name in names}
-
-
-def _check_arrays(members: zipfile.ZipFile, file_size: int) -> None:
-    """Nothing is read_npz for a mere claim."""
-    infos = members.infolist()
-    if len(infos) > MAX_TENSORS or len({info.filename for info in infos}) < len(infos):
-        raise ValueError("too many arrays, or one of them twice")
-    for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{info.filename[:80]!r} is compressed, which Marian does not do")
-    if sum(info.file_size for info in infos) > file_size:
-        raise ValueError("its arrays are larger than the file")
 
 
 def _array(name: str, data: bytes) -> Tensor:

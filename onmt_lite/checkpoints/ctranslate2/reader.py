@@ -178,7 +178,7 @@ def _languages(
     texts = language_ids(dict(enumerate(src)), OF_LANGUAGE)
     if len(texts) > 1:
         return Languages(texts, source="none", target="text", in_tokens=held)
-    if marian := marian_languages({token: i for i, token in enumerate(src)}):
+    if marian := marian_languages(dict(enumerate(src))):
         return replace(marian, in_tokens=held)
     ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
     if ids is None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description, checked_tokens, read_json, shown
+from onmt_lite.checkpoints.description import Description
 from onmt_lite.checkpoints.huggingface.added import (
     NAMED_M2M100,
     NAMED_MBART,
@@ -28,6 +28,8 @@ from onmt_lite.checkpoints.huggingface.directory import (
     checkpoint,
     default_language,
     language_ids,
+    make_vocab,
+    read_ids,
     start_id,
     token_id,
 )
@@ -43,7 +45,7 @@ from onmt_lite.checkpoints.weights import (
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer
-from onmt_lite.text.vocab import AddedToken, Vocab
+from onmt_lite.text.vocab import AddedToken
 
 SHARED = "model.shared.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
@@ -128,16 +130,17 @@ def load_marian(directory: Directory) -> Checkpoint:
     if config.get("forced_bos_token_id") is not None:
         file = config.where("forced_bos_token_id")
         raise CheckpointError(f"{file}: forced_bos_token_id is not supported for Marian models")
-    languages = marian_languages(read_json(path / "vocab.json"))
+    tokens = read_ids(path / "vocab.json")
+    languages = marian_languages(tokens)
     directory.check(languages)
     weights = directory.weights()
     positions, tables, rows = _marian_positions(config, weights)
     switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
     model = read_transformer(directory, weights, tables, **switches)
-    src = tgt = read_vocab(path / "vocab.json", model.cfg.src_vocab_size, config)
+    src = tgt = make_vocab(config, tokens, model.cfg.src_vocab_size, lambda _: path / "vocab.json")
     other = path / "target_vocab.json"
     if directory.tokenizer.flag("separate_vocabs", other.is_file()):
-        tgt = read_vocab(other, model.cfg.tgt_vocab_size, config)
+        tgt = make_vocab(config, read_ids(other), model.cfg.tgt_vocab_size, lambda _: other)
     elif model.cfg.src_vocab_size != model.cfg.tgt_vocab_size:
         raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
     pad = config.number("pad_token_id")
@@ -172,10 +175,10 @@ def load_marian(directory: Directory) -> Checkpoint:
     return replace(found, never_ids=tuple(sorted(never)))
 
 
-def marian_languages(ids: Mapping[str, int]) -> Languages | None:
+def marian_languages(tokens: Mapping[int, str]) -> Languages | None:
     """Return the target languages that tokens of the source name. None: there are no such tokens,
     because the model translates into one language."""
-    codes = {match[1]: i for token, i in ids.items() if (match := re.fullmatch(OF_MARIAN, token))}
+    codes = language_ids(tokens, OF_MARIAN)
     return Languages(codes, source="none", target="text") if codes else None
 
 
@@ -197,26 +200,6 @@ def _marian_positions(config: Description, weights: Weights) -> tuple[str, dict[
     return "learned", tables, min(src.size(0), tgt.size(0))
 
 
-def read_vocab(path: Path, size: int, config: Description) -> Vocab:
-    """Tokens by id.  Rows of the model's table behind the last token get names of their own."""
-    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
-    tokens = [f"<unused {i}>" for i in range(size)]
-    taken = set()
-    for token, i in read_json(path).items():
-        if type(i) is not int or not 0 <= i < size or i in taken:
-            raise CheckpointError(f"{path}: id {shown(i)} of {token[:50]!r} cannot be")
-        taken.add(i)
-        tokens[i] = token
-    if len(taken) <= max(taken, default=0):
-        hole = next(i for i in range(size) if i not in taken)
-        raise CheckpointError(f"{path}: no token has the id {hole}, but others have larger ones")
-    for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
-        if i not in taken:
-            raise CheckpointError(f"{config.where(name)}: {name} {i} is not in {path.name}")
-    unk = tokens.index("<unk>") if "<unk>" in tokens else None
-    return Vocab(checked_tokens(tokens, path), eos_id=eos, pad_id=pad, unk_id=unk)
-
-
 # -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, whatever sentencepiece says
@@ -235,13 +218,9 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
         last = directory.tokenizer.flag("legacy_behaviour", False)
         others = [*usual_codes("nllb"), "<mask>"]
         return _load(words, _fairseq_ids(words), others, "after" if last else "before", "forced")
-    words, ids = Words(directory, OF_M2M100), read_json(file)
+    words, tokens = Words(directory, OF_M2M100), read_ids(file)
     lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
     codes = usual_codes(directory.tokenizer.choice("language_codes", lists, "m2m100"))
-    tokens = {i: text for text, i in ids.items() if type(i) is int}
-    if set(tokens) != set(range(len(ids))):
-        raise CheckpointError(f"{file}: its ids are not 0, 1, ... once each")
-    checked_tokens([*ids], file)
     words.file = file.name
     return _load(words, tokens, [f"__{code}__" for code in codes], "before", "forced")
 
@@ -326,7 +305,9 @@ def _load(
         position_offset=OFFSET,
         **switches,
     )
-    vocab = words.vocab(tokens, model.vocab_size, ids.values())
+    vocab = make_vocab(
+        config, tokens, model.vocab_size, words.file_of, words.unk_token, ids.values()
+    )
     if words.pattern == OF_M2M100:  # its tokenizer in transformers is written in Python
         added = words.added.cut(NAMED_M2M100, vocab.ids)
         added = [AddedToken(token, **{**vars(token), "normalized": False}) for token in added]

@@ -208,6 +208,54 @@ def _read_part(path: Path) -> dict[str, Tensor]:
 # -- Words: pieces of sentencepiece, their ids, and added tokens -----------------------------------
 
 
+def read_ids(path: Path) -> dict[int, str]:
+    """The tokens by ID of a vocab.json.  CheckpointError unless IDs are 0, 1, ... once each."""
+    ids = read_json(path)
+    tokens = {i: text for text, i in ids.items() if type(i) is int}
+    if not ids or set(tokens) != set(range(len(ids))):
+        raise CheckpointError(f"{path}: its ids are not 0, 1, ... once each")
+    checked_tokens([*ids], path)
+    return tokens
+
+
+def make_vocab(
+    config: Description,
+    tokens: Mapping[int, str],
+    size: int,
+    file_of: Callable[[int], Path],
+    unk_token: str = "<unk>",
+    languages: Iterable[int] = (),
+) -> Vocab:
+    """Make the vocabulary of a table of embeddings.  Rows without a token get names.
+
+    Args:
+        config: has the IDs of the end token and of the padding.
+        tokens: by ID.
+        size: the number of rows.
+        file_of: returns the file that lists the token with an ID.
+        unk_token: the token of unknown characters.
+        languages: IDs of tokens that name a language.
+
+    Raises:
+        CheckpointError: if an ID is not a row or, of a special token, has no token.
+    """
+    for i, text in tokens.items():
+        if not 0 <= i < size:
+            raise CheckpointError(
+                f"{file_of(i)}: {text[:50]!r} has the ID {shown(i)}, but the weights have {size} "
+                "rows"
+            )
+    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
+    for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
+        if i not in tokens:
+            file = config.where(name)
+            raise CheckpointError(f"{file}: {name} {i} is not in {file_of(i).name}")
+    rows = [tokens.get(i, f"<unused {i}>") for i in range(size)]
+    checked_tokens(rows, file_of(eos))
+    unk = rows.index(unk_token) if unk_token in rows else None
+    return Vocab(rows, eos_id=eos, pad_id=pad, unk_id=unk, language_ids=frozenset(languages))
+
+
 class Words:
     """What a directory says of its words."""
 
@@ -232,6 +280,10 @@ class Words:
             )
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
+    def file_of(self, i: int) -> Path:
+        """Return the file that lists the token with an ID."""
+        return self.path / self.files.get(i, self.file)
+
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
         """The pieces by id, and added tokens of the first file that lists some of the family's."""
         for file in (TOKENIZER, FAST, ALONE, TOKENIZER):
@@ -246,35 +298,6 @@ class Words:
                     f"{tokens[i][:50]!r}"
                 )
         return tokens
-
-    def vocab(self, ids: Mapping[int, str], size: int, languages: Iterable[int] = ()) -> Vocab:
-        """The vocabulary of a table with `size` rows, from tokens by id.
-
-        Rows without a token get names of their own.  CheckpointError where an id has no row.
-        """
-        config = self.directory.config
-        tokens = [f"<unused {i}>" for i in range(size)]
-        for i, text in ids.items():
-            if not 0 <= i < size:
-                raise CheckpointError(
-                    f"{self.path / self.files.get(i, self.file)}: {text[:50]!r} has the ID "
-                    f"{shown(i)}, but the weights have {size} rows"
-                )
-            tokens[i] = text
-        eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
-        for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
-            if not 0 <= i < size:
-                raise CheckpointError(
-                    f"{config.where(name)}: {name} {i} is not in the vocabulary of {size} tokens"
-                )
-        found = Vocab(checked_tokens(tokens, self.path / self.file))
-        return Vocab(
-            tokens,
-            eos_id=eos,
-            pad_id=pad,
-            unk_id=found.ids.get(self.unk_token),
-            language_ids=frozenset(languages),
-        )
 
     def tokenizer(
         self,

@@ -15,6 +15,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     Words,
     checkpoint,
     language_ids,
+    make_vocab,
     start_id,
 )
 from onmt_lite.checkpoints.record import Checkpoint, Languages
@@ -46,7 +47,7 @@ def load(directory: Directory) -> Checkpoint:
     first = len(words.pieces)
     if first + n <= model.vocab_size:
         tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
-    vocab = words.vocab(tokens, model.vocab_size)
+    vocab = make_vocab(config, tokens, model.vocab_size, words.file_of, words.unk_token)
     start = start_id(directory, config.number("pad_token_id"))
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(
