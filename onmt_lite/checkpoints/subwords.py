@@ -89,6 +89,32 @@ def cuts_text(folders: Sequence[Path]) -> bool:
     return any((folder / name).is_file() for folder in folders for name in (*SIDES, *PIECES, FAST))
 
 
+def find_pieces(
+    folder: Path, names: Sequence[str] = (*PIECES, FAST), unk_token: str = "<unk>"
+) -> tuple[str, spm.SentencePieceProcessor] | None:
+    """Read the first of these files that a directory has: a sentencepiece model, or a
+    tokenizer.json that does the same.
+
+    Args:
+        folder: the directory.
+        names: of the files.
+        unk_token: the token of unknown characters, which a tokenizer.json can have wrong.
+
+    Returns:
+        The file's name and the model; None if the directory has none of the files.
+
+    Raises:
+        CheckpointError: for a damaged file, or a tokenizer that sentencepiece cannot be.
+    """
+    for name in names:
+        file = folder / name
+        if file.is_file():
+            if name != FAST:
+                return name, read_pieces(str(file))
+            return name, processor(pieces.as_sentencepiece(read_json(file), unk_token, file), file)
+    return None
+
+
 def pieces_beside(
     folders: Sequence[Path],
     tokens: Sequence[str],
@@ -106,14 +132,8 @@ def pieces_beside(
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
-        for name in PIECES:
-            if (folder / name).is_file():
-                tokenizer = PieceTokenizer(read_pieces(str(folder / name)), silent=silent)
-                return {"sentencepiece": tokenizer}, ()
-        fast = folder / FAST
-        if of_pieces and fast.is_file():
-            data = pieces.as_sentencepiece(read_json(fast), "<unk>", fast)
-            return {"sentencepiece": PieceTokenizer(processor(data, fast), silent=silent)}, ()
+        if found := find_pieces(folder, (*PIECES, FAST) if of_pieces else PIECES):
+            return {"sentencepiece": PieceTokenizer(found[1], silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
 

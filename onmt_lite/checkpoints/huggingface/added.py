@@ -35,7 +35,6 @@ class AddedFiles:
     config: Description  # tokenizer_config.json
 
     def __post_init__(self) -> None:
-        self.fast = described(self.path / FAST)
         self.special = described(self.path / SPECIAL)
         self.lists_all = self.config.get(LISTED) is not None
 
@@ -47,10 +46,11 @@ class AddedFiles:
             if file == TOKENIZER:
                 listed = (self.config.get(LISTED) or {}).items()
             elif file == FAST:
-                listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
+                tokens = described(path).get("added_tokens") or []
+                listed = [(token["id"], token) for token in tokens]
             else:
                 listed = [(i, text) for text, i in described(path).values.items()]
-            tokens = {}
+            found = {}
             for i, token in listed:
                 # The name of an entry in JSON is a string
                 number = int(i) if type(i) is str and i.isdecimal() else i
@@ -58,8 +58,8 @@ class AddedFiles:
                     raise CheckpointError(
                         f"{path}: the ID {shown(i)} of an added token is not an integer"
                     )
-                tokens[number] = read_token(token, path)
-            return tokens
+                found[number] = read_token(token, path)
+            return found
         except (ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(
                 f"{path}: added tokens must be a list of tokens and IDs"

@@ -31,9 +31,8 @@ from onmt_lite.checkpoints.generation_config import (
     token_rules,
 )
 from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
-from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.record import Checkpoint, Languages
-from onmt_lite.checkpoints.subwords import FAST, PIECES, processor, read_pieces
+from onmt_lite.checkpoints.subwords import FAST, PIECES, find_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, Message
 from onmt_lite.models.transformer import Transformer
@@ -264,20 +263,15 @@ class Words:
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.added = AddedFiles(self.path, directory.tokenizer)
         self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
-        file = next((name for name in PIECES if (self.path / name).is_file()), None)
-        self.files: dict[int, str] = {}  # that list an added token, by its ID
-        self.file = file or FAST  # that lists the other tokens
-        self.own_ids = file is None  # those of tokenizer.json, for whatever family
-        if file is not None:
-            self.processor = read_pieces(str(self.path / file))
-        elif (self.path / FAST).is_file():
-            data = as_sentencepiece(self.added.fast.values, self.unk_token, self.path / FAST)
-            self.processor = processor(data, self.path / FAST)
-        else:
+        found = find_pieces(self.path, unk_token=self.unk_token)
+        if found is None:
             raise CheckpointError(
                 f"{self.path}: the directory has neither {' nor '.join((*PIECES, FAST))}, by which "
                 "the model cuts lines into tokens"
             )
+        self.file, self.processor = found
+        self.files: dict[int, str] = {}  # that list an added token instead, by its ID
+        self.own_ids = self.file == FAST  # those of tokenizer.json, for whatever family
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
     def file_of(self, i: int) -> Path:
