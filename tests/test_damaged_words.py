@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.huggingface.bart import read_vocab
+from onmt_lite.checkpoints.huggingface.directory import read_ids
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.pieces import as_sentencepiece
 from onmt_lite.checkpoints.subwords import read_pieces
@@ -129,9 +128,8 @@ def test_ids_of_added_tokens(file, value, copy):
 
 def test_an_id_that_is_a_list(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
-    config = Description(dict(eos_token_id=0, pad_token_id=0), tmp_path / "config.json")
-    with pytest.raises(CheckpointError, match="id a list of 'a' cannot be"):
-        read_vocab(tmp_path / "vocab.json", 2, config)
+    with pytest.raises(CheckpointError, match="vocab.json: its ids are not 0, 1, ... once each"):
+        read_ids(tmp_path / "vocab.json")
 
 
 SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}
