@@ -169,7 +169,7 @@ class TestFiles:
 
     def test_that_are_not_one_model(self, opus, student):
         change_decoder(opus, models=[OPUS, OPUS])
-        assert_refused(opus, "2 models")
+        assert_refused(opus, "decoder.yml", "not one .npz file", "each .npz file of an ensemble")
         change_decoder(opus, models=["other.npz"])
         assert_refused(opus, "other.npz")
         (opus / "decoder.yml").unlink()
@@ -281,7 +281,7 @@ class TestRefused:
         "key, value, words",
         [
             ("word-penalty", 0.5, "word-penalty"),
-            ("models", ["model.intgemm8.bin"], ".npz files"),
+            ("models", ["model.intgemm8.bin"], "model.intgemm8.bin"),
             ("vocabs", ["v.src.fsv"], "factors"),
         ],
     )

@@ -140,33 +140,25 @@ def _find(path: Path) -> tuple[Path, Path, Path, Description]:
         decoder.get(name)  # refuses a name that is misspelt
     models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
     if models and (path.is_dir() or path.name in models):
-        if len(models) > 1 or not vocabs:
-            raise CheckpointError(
-                f"{said}: names {len(models)} models and {len(vocabs)} vocabularies; of an "
-                "ensemble, give each .npz file to -model"
-            )
-        model, source, target = (folder / name for name in (models[0], vocabs[0], vocabs[-1]))
-        if model.suffix != ".npz" or ".fsv" in (source.suffix, target.suffix):
-            raise CheckpointError(
-                f"{said}: names {model.name[:80]!r} and {target.name[:80]!r}; .npz files are read, "
-                "and vocabularies without factors"
-            )
-        for file in (model, source, target):
-            if not file.is_file():
-                raise CheckpointError(f"{said}: there is no {file.name[:80]!r} beside it")
-        return model, source, target, decoder
-    found = [path] if path.is_file() else sorted(path.glob("*.npz"))
-    words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
-    words = words or sorted(folder.glob("*.spm"))
-    targets = [f for f in words if TARGET.search(f.name)] if len(words) > 1 else words
-    sources = [f for f in words if f not in targets] if len(words) > 1 else words
-    if [len(found), len(sources), len(targets)] != [1, 1, 1]:
-        names = ", ".join(f.name for f in (*found, *words))[:200]
+        found = [folder / name for name in models]
+        sources, targets = ([folder / name for name in x] for x in (vocabs[:1], vocabs[-1:]))
+    else:
+        decoder = Description({}, said)
+        found = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
+        words = words or sorted(folder.glob("*.spm"))
+        targets = [f for f in words if TARGET.search(f.name)] if len(words) > 1 else words
+        sources = [f for f in words if f not in targets] if len(words) > 1 else words
+    files = [*found, *dict.fromkeys((*sources, *targets))]
+    is_one = [len(found), len(sources), len(targets)] == [1, 1, 1] and found[0].suffix == ".npz"
+    if not is_one or not all(f.is_file() and f.suffix != ".fsv" for f in files):
+        listed = ", ".join(f.name for f in files)[:200] or "no files"
         raise CheckpointError(
-            f"{path}: {names or 'nothing'}: not one .npz file with one vocabulary for each side; "
-            f"name them in a {DECODER}"
+            f"{said if decoder.values else path}: {listed}: not one .npz file with a vocabulary "
+            f"without factors for each side; name them in a {DECODER}, or give each .npz file of "
+            "an ensemble to -model"
         )
-    return found[0], sources[0], targets[0], Description({}, said)
+    return found[0], sources[0], targets[0], decoder
 
 
 def _names(decoder: Description, key: str) -> list[str]:
