@@ -35,8 +35,8 @@ PYTHON_2 = {
     "copy_reg.": "copyreg.",
 }
 DEFAULTDICT = "collections.defaultdict"
-# Instructions, and values that calls copy; 256,000 tokens, stored three times, take 3 million
-MAX_OPERATIONS = 4_000_000
+MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
+COPIED = 16  # values, or characters, that calls copy in the time of an operation
 MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
 SCALARS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 SCALARS |= {"BINUNICODE", "SHORT_BINSTRING"}
@@ -198,7 +198,8 @@ class _Checker:
                 raise ValueError(f"its pickle makes a {function} of another object")
             if function == "_codecs.encode" and args[1:] != ("latin1",):
                 raise ValueError("its pickle has bytes in a form that no model needs")
-            self.spend(sum(len(arg) for arg in args if isinstance(arg, (list, tuple, str))))
+            n_copied = sum(len(arg) for arg in args if isinstance(arg, (list, tuple, str)))
+            self.spend(n_copied // COPIED)
         return Made(function)
 
     def build(self, target: Any, state: Any) -> Any:

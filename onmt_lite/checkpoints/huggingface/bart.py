@@ -8,10 +8,8 @@ starts with.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from torch import Tensor
 
 from onmt_lite.checkpoints.description import Description
@@ -33,6 +31,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     start_id,
     token_id,
 )
+from onmt_lite.checkpoints.huggingface.kinds import facts
 from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
 from onmt_lite.checkpoints.weights import (
@@ -250,8 +249,8 @@ def load_mbart(directory: Directory) -> Checkpoint:
 
 def usual_codes(name: str) -> list[str]:
     """Languages in the order of their ids, for directories that do not list them."""
-    lists = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_bytes())
-    return lists[name].split()
+    codes: str = facts("languages")[name]
+    return codes.split()
 
 
 def _fairseq_ids(words: Words) -> dict[int, str]:

@@ -31,6 +31,7 @@ from onmt_lite.checkpoints.generation_config import (
     token_rules,
 )
 from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
+from onmt_lite.checkpoints.huggingface.kinds import facts
 from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.subwords import FAST, PIECES, find_pieces
 from onmt_lite.checkpoints.weights import Weights
@@ -50,13 +51,6 @@ ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
     **dict.fromkeys(("gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     "quick_gelu": "gelu_sigmoid",
 }
-# What a family's description need not say
-OF_FAIRSEQ: dict[str, Any] = dict(eos_token_id=2, pad_token_id=1)
-USUAL: dict[str, dict[str, Any]] = {
-    "m2m_100": OF_FAIRSEQ | dict(scale_embedding=True, activation_function="relu"),
-    "mbart": OF_FAIRSEQ | dict(scale_embedding=False, activation_function="gelu"),
-    **dict.fromkeys(("t5", "mt5"), dict(eos_token_id=1, pad_token_id=0)),
-}
 
 
 class Directory:
@@ -74,7 +68,7 @@ class Directory:
         self.generation = described(path / GENERATION)
         self.tokenizer = described(path / TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
-        usual = USUAL.get(self.family, {})
+        usual = facts("usual").get(self.family, {})
         # A default would stand in for a name that is misspelt
         for name in (*usual, *names_of("generation_config"), *names_of("tokens")):
             self.model.get(name), self.generation.get(name)

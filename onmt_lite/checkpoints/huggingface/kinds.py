@@ -1,11 +1,13 @@
 """Tells Hugging Face directories that are not read by their descriptions, before weights, which may
 have to be fetched."""
 
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from onmt_lite.checkpoints.description import Description, described
+from onmt_lite.checkpoints.description import described
 from onmt_lite.checkpoints.generation_config import FAMILIES
 from onmt_lite.errors import CheckpointError
 
@@ -14,8 +16,15 @@ CONVERTER = (
     "convert it with `ct2-transformers-converter --model DIR --output_dir OUT`, then give "
     "-model OUT, -tokenizer space and lines of the model's tokens with </s> at the end"
 )
-FAMILY_NAMES = Path(__file__).with_name("families.yaml")
+FAMILY_FACTS = Path(__file__).with_name("families.yaml")
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
+
+
+@lru_cache
+def facts(table: str) -> dict[str, Any]:
+    """Return a table of families.yaml."""
+    tables: dict[str, dict[str, Any]] = yaml.safe_load(FAMILY_FACTS.read_bytes())
+    return tables[table]
 
 
 def refuse_unread(path: Path) -> None:
@@ -35,23 +44,10 @@ def refuse_unread(path: Path) -> None:
         what, remedy = "ByT5, a model that reads bytes,", TRANSFORMERS
     elif family in FAMILIES:
         return
-    elif known := {**_table("converted"), **_table("others")}.get(family):
-        what = f"{known} (type {family!r})"
-        remedy = CONVERTER if family in _table("converted") else TRANSFORMERS
-    elif _is_language_model(model):
-        what = f"a language model without an encoder (type {family[:50]!r})"
+    elif family in facts("converted"):
+        what, remedy = f"{facts('converted')[family]} (type {family!r})", CONVERTER
+    elif family in facts("others"):
+        what, remedy = f"{facts('others')[family]} (type {family!r})", TRANSFORMERS
     else:
         what = f"a model of type {family[:50]!r}"
     raise CheckpointError(f"{model.path}: {what} is not supported; {remedy}")
-
-
-def _table(name: str) -> dict[str, str]:
-    """Return names of families by type."""
-    tables: dict[str, dict[str, str]] = yaml.safe_load(FAMILY_NAMES.read_bytes())
-    return tables[name]
-
-
-def _is_language_model(model: Description) -> bool:
-    names = model.get("architectures")
-    ends = ("ForCausalLM", "LMHeadModel")
-    return isinstance(names, list) and any(str(name)[:100].endswith(ends) for name in names)
