@@ -132,22 +132,13 @@ def _varint(value: int) -> bytes:
 
 
 # The names that the package tokenizers writes; another one is damage that would pass unseen
-TOP = (
-    "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model"
-)
-OF_MODEL = {
-    "Unigram": "type unk_id vocab byte_fallback",
-    "BPE": "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
-    "byte_fallback ignore_merges vocab merges",
-}
-OF_ADDED = "id content single_word lstrip rstrip normalized special"
-OF_STEP = {
-    "Sequence": "type normalizers pretokenizers",
-    "Precompiled": "type precompiled_charsmap",
-    "Replace": "type pattern content",
-    "Strip": "type strip_left strip_right",
-    "Metaspace": "type replacement add_prefix_space prepend_scheme str_rep split",
-    "WhitespaceSplit": "type",
+NAMES = {
+    *"version truncation padding added_tokens normalizer pre_tokenizer post_processor".split(),
+    *"decoder model type unk_id vocab byte_fallback dropout unk_token merges fuse_unk".split(),
+    *"continuing_subword_prefix end_of_word_suffix ignore_merges id content single_word".split(),
+    *"lstrip rstrip normalized special normalizers pretokenizers precompiled_charsmap".split(),
+    *"pattern strip_left strip_right replacement add_prefix_space prepend_scheme".split(),
+    *"str_rep split".split(),
 }
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 SPACER = "▁"
@@ -160,12 +151,12 @@ def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes
     CheckpointError where the tokenizer does what sentencepiece cannot.
     """
     try:
-        _only(table, TOP)
+        _check_names(table)
         model = table["model"]
         kind = model.get("type", "BPE" if "merges" in model else None)
         if kind not in MODEL_TYPES:
             raise ValueError(f"its model is {_short(kind)}; read are {', '.join(MODEL_TYPES)}")
-        _only(model, OF_MODEL[kind])
+        _check_names(model)
         charsmap = _charsmap(table["normalizer"])
         prefix = _dummy_prefix(table["pre_tokenizer"])
         scores = _unigram_scores(model) if kind == "Unigram" else _bpe_scores(model)
@@ -197,7 +188,7 @@ def _by_id(
         plain = BYTE if by_bytes and BYTE_PIECE.fullmatch(text) else NORMAL
         by_id[i] = (text, score, UNKNOWN if text == unk_token else plain)
     for token in added:
-        _only(token, OF_ADDED)
+        _check_names(token)
         text, i = token["content"], token["id"]
         if type(text) is not str:
             raise ValueError("an added token without a text")
@@ -248,11 +239,7 @@ def _parts(step: Any, name: str) -> list[dict[str, Any]]:
     """The steps of a sequence, or the only one, or none."""
     if step is None:
         return []
-    kind = step["type"]
-    if kind not in OF_STEP:
-        raise ValueError(f"its {name.removesuffix('s')} has {_short(kind)}, which is not read")
-    _only(step, OF_STEP[kind])
-    if kind == "Sequence":
+    if step["type"] == "Sequence":
         return [part for inner in step[name] for part in _parts(inner, name)]
     return [step]
 
@@ -274,6 +261,7 @@ def _charsmap(normalizer: Any) -> bytes:
                 raise ValueError("its normalizer replaces more than blanks, which is not read")
         elif kind != "Strip":
             raise ValueError(f"its normalizer has {_short(kind)}, which is not read")
+        _check_names(step)
     return charsmap
 
 
@@ -287,12 +275,13 @@ def _dummy_prefix(pre_tokenizer: Any) -> bool:
             prefix = step.get("prepend_scheme", scheme) != "never"
         elif kind != "WhitespaceSplit":
             raise ValueError(f"its pre_tokenizer is {_short(kind)}, which is not read")
+        _check_names(step)
     return prefix
 
 
-def _only(table: dict[str, Any], known: str) -> None:
-    """ValueError where the table has a name that is not one of the known ones."""
-    if unknown := table.keys() - {*known.split()}:
+def _check_names(table: dict[str, Any]) -> None:
+    """Raise ValueError for a name that the package does not write."""
+    if unknown := table.keys() - NAMES:
         raise ValueError(f"{min(unknown)[:50]!r} is not known")
 
 
