@@ -26,7 +26,6 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-Entry = tuple[torch.dtype, list[int], list[int]]  # with shape, and offsets of start and end
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -70,11 +69,13 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
     n_body = n_bytes - 8 - n
     if n > MAX_HEADER or n_body < 0:
         raise ValueError("shorter than its header says")
-    entries = _read_header(stream.read(n))
+    header = parse_json(stream.read(n))
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise ValueError("its header is not a table of tensors, or of more than any model has")
+    header.pop("__metadata__", None)
     tensors, end = {}, 0
-    for name, (dtype, shape, (start, stop)) in sorted(entries.items(), key=lambda e: e[1][2]):
-        n_bytes = math.prod(shape) * dtype.itemsize
-        if start != end or stop - start != n_bytes or stop > n_body:
+    for start, stop, name, dtype, shape in sorted(map(_read_entry, header.items())):
+        if start != end or stop - start != math.prod(shape) * dtype.itemsize or stop > n_body:
             raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
         # Copied, since an offset in the file may not be aligned for the number type
         data = bytearray(stop - start)
@@ -87,21 +88,13 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_header(data: bytes) -> dict[str, Entry]:
-    """Read dtype, shape and offsets of each tensor, and check their types."""
+def _read_entry(item: tuple[str, Any]) -> tuple[int, int, str, torch.dtype, list[int]]:
+    """Read offsets of start and end, name, dtype and shape of a tensor, and check their types."""
+    name, entry = item
     try:
-        header = parse_json(data)
-        header.pop("__metadata__", None)
-        entries = {
-            name: (DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"])
-            for name, entry in header.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its header is not understood: {error}") from None
-    if len(entries) > MAX_TENSORS:
-        raise ValueError(f"it lists {len(entries):,} tensors, more than any model has")
-    for name, (_, shape, offsets) in entries.items():
-        lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-        if not lists or not is_shape(shape) or not all(map(is_size, offsets)):
-            raise ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
-    return entries
+        dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if isinstance(shape, list) and is_shape(shape) and is_size(start) and is_size(stop):
+            return start, stop, name, dtype, shape
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
