@@ -5,7 +5,8 @@ and are never opened.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,29 +91,29 @@ def cuts_text(folders: Sequence[Path]) -> bool:
 
 
 def find_pieces(
-    folder: Path, names: Sequence[str] = (*PIECES, FAST), unk_token: str = "<unk>"
+    folder: Path, fast: Callable[[], dict[str, Any]] | None, unk_token: str = "<unk>"
 ) -> tuple[str, spm.SentencePieceProcessor] | None:
-    """Read the first of these files that a directory has: a sentencepiece model, or a
-    tokenizer.json that does the same.
+    """Read the file of a directory that says how lines are cut into pieces.
 
     Args:
         folder: the directory.
-        names: of the files.
+        fast: returns the content of its tokenizer.json, which counts if there is no sentencepiece
+            model; None if it is not to count.
         unk_token: the token of unknown characters, which a tokenizer.json can have wrong.
 
     Returns:
-        The file's name and the model; None if the directory has none of the files.
+        The file's name and the sentencepiece model; None if the directory has no such file.
 
     Raises:
         CheckpointError: for a damaged file, or a tokenizer that sentencepiece cannot be.
     """
-    for name in names:
-        file = folder / name
-        if file.is_file():
-            if name != FAST:
-                return name, read_pieces(str(file))
-            return name, processor(pieces.as_sentencepiece(read_json(file), unk_token, file), file)
-    return None
+    for name in PIECES:
+        if (folder / name).is_file():
+            return name, read_pieces(str(folder / name))
+    file = folder / FAST
+    if fast is None or not file.is_file():
+        return None
+    return FAST, processor(pieces.as_sentencepiece(fast(), unk_token, file), file)
 
 
 def pieces_beside(
@@ -132,7 +133,8 @@ def pieces_beside(
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
-        if found := find_pieces(folder, (*PIECES, FAST) if of_pieces else PIECES):
+        fast = partial(read_json, folder / FAST)
+        if found := find_pieces(folder, fast if of_pieces else None):
             return {"sentencepiece": PieceTokenizer(found[1], silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 

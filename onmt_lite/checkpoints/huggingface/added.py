@@ -6,6 +6,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class AddedFiles:
         self.special = described(self.path / SPECIAL)
         self.lists_all = self.config.get(LISTED) is not None
 
+    @cached_property
+    def fast(self) -> Description:
+        """The content of tokenizer.json, which may be large."""
+        return described(self.path / FAST)
+
     def by_id(self, file: str) -> dict[int, AddedToken]:
         """Return the tokens that one of the files lists."""
         listed: Any  # objects by ID, a list of objects, or IDs by text
@@ -46,8 +52,7 @@ class AddedFiles:
             if file == TOKENIZER:
                 listed = (self.config.get(LISTED) or {}).items()
             elif file == FAST:
-                tokens = described(path).get("added_tokens") or []
-                listed = [(token["id"], token) for token in tokens]
+                listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
             else:
                 listed = [(i, text) for text, i in described(path).values.items()]
             found = {}

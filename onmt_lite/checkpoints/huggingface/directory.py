@@ -257,7 +257,7 @@ class Words:
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.added = AddedFiles(self.path, directory.tokenizer)
         self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
-        found = find_pieces(self.path, unk_token=self.unk_token)
+        found = find_pieces(self.path, lambda: self.added.fast.values, self.unk_token)
         if found is None:
             raise CheckpointError(
                 f"{self.path}: the directory has neither {' nor '.join((*PIECES, FAST))}, by which "
