@@ -346,6 +346,18 @@ def test_a_hub_that_is_down_is_told_unless_the_cache_has_the_model(hub, run, src
     assert "503" in err and err.endswith("and try again: files that have arrived are kept\n")
 
 
+def test_revision_that_is_gone_from_the_hub_is_taken_from_the_cache_with_a_note(hub, run, src):
+    repository = hub.add("team/model", marian())
+    repository.refs["v1"] = repository.refs["main"]
+    known = run("-src", src, "-model", "team/model@v1")
+    assert known[0] == 0
+    del repository.refs["v1"]
+    code, out, err = run("-src", src, "-model", "team/model@v1")
+    note, rest = err.split("\n", 1)
+    assert note.startswith("NOTE: team/model@v1 is taken as the cache has it: RevisionNotFound")
+    assert (code, out, rest) == known
+
+
 def test_a_download_that_is_cut_off_goes_on_later(hub, run, src):
     hub.add("team/model", marian())
     hub.cut = "model.safetensors"
