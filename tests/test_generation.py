@@ -305,7 +305,7 @@ CHANGES = {
           for name in ("umt5", "longt5", "led", "fsmt", "blenderbot", "prophetnet", "whisper",
                        "encoder-decoder")),
         (dict(tokenizer_class="ByT5Tokenizer"), "ByT5.* is not supported; run it"),
-        (dict(model_type="llama"), "a model of type 'llama' is not supported; give a model of type"),
+        (dict(model_type="llama"), "a model of type 'llama' is not supported; give a model of"),
         (dict(model_type="xlm-roberta", architectures=None), "type 'xlm-roberta' is not supported"),
         (dict(quantization_config={"load_in_8bit": True}), "quantised"),
         (dict(model_type="x\ny"), "'x\\\\ny'"),

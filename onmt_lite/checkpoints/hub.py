@@ -122,7 +122,9 @@ def _find(name: str) -> Snapshot | None:
             if not hub.constants.HF_HUB_OFFLINE:
                 LOG.info("NOTE: %s is taken as the cache has it: %s", name, _shown(error))
         found = Snapshot(repository, folder.absolute(), files)
-        _download(hub, found, filter(is_description, files))
+        top = [file for file in files if "/" not in file]
+        files = [file for each in DESCRIPTIONS for file in fnmatch.filter(top, each)]
+        _download(hub, found, files)
     return SNAPSHOTS.setdefault(found.name, found)
 
 
@@ -130,10 +132,6 @@ def _download(hub: Any, snapshot: Snapshot, files: Iterable[str]) -> None:
     """One by one: snapshot_download waits for its threads if a signal arrives."""
     for file in files:
         hub.hf_hub_download(snapshot.repository, file, revision=snapshot.folder.name)
-
-
-def is_description(file: str) -> bool:
-    return "/" not in file and any(fnmatch.fnmatch(file, each) for each in DESCRIPTIONS)
 
 
 def weights(names: Iterable[str], folder: Path) -> list[str]:

@@ -34,7 +34,6 @@ PYTHON_2 = {
     "__builtin__.": "builtins.",
     "copy_reg.": "copyreg.",
 }
-DEFAULTDICT = "collections.defaultdict"
 MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
 COPIED = 16  # values, or characters, that calls copy in the time of an operation
 MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
@@ -66,15 +65,14 @@ class Record:
         return self.state.get(attribute, default)
 
 
-def _make_dict(*_: Any) -> dict:
-    """Stands for defaultdict, whose items torch would not set."""
-    return {}
-
-
 def stand_ins(names: set[str]) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """What torch is to use for each inert name."""
-    classes = {name: type("Record", (Record,), {"name": name}) for name in names}
-    return [(_make_dict if n == DEFAULTDICT else kind, n) for n, kind in classes.items()]
+    """Return what torch is to use for each inert name."""
+    found: dict[str, Callable[..., Any]] = {
+        name: type("Record", (Record,), {"name": name}) for name in names
+    }
+    if "collections.defaultdict" in found:  # torch would not set its items
+        found["collections.defaultdict"] = lambda *_: {}
+    return [(stand_in, name) for name, stand_in in found.items()]
 
 
 # -- the check ------------------------------------------------------------------------------------
