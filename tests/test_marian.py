@@ -331,7 +331,7 @@ CONFIGURATIONS = [
 ]
 GENERATION = [
     *(dict(decoder_start_token_id=i) for i in (-1, 120)),
-    *(dict(forced_eos_token_id=5), dict(forced_bos_token_id=5), dict(eos_token_id=[0, 5])),
+    *(dict(forced_eos_token_id=5), dict(forced_bos_token_id=5)),
     *(dict(bad_words_ids=ids) for ids in ([[5, 120]], [[120]], 64)),
 ]
 
