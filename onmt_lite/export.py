@@ -35,24 +35,9 @@ class ExportOptions:
 
     title: ClassVar[str] = "Export"
 
-    model: str = opt(
-        "",
-        "Export this Transformer, of any kind that onmt_lite -model reads",
-        value="PATH",
-        example="data/de-en",
-    )
-    to: Literal["opennmt-py", "marian"] | None = opt(
-        None,
-        "Write a .pt file of OpenNMT-py 3 (`opennmt-py`) or a Marian directory of transformers "
-        "(`marian`)",
-        example="opennmt-py",
-    )
-    output: str = opt(
-        "",
-        "Write to this .pt file or directory, which must not exist yet",
-        value="PATH",
-        example="de-en.pt",
-    )
+    model: str = opt("", value="PATH")
+    to: Literal["opennmt-py", "marian"] | None = None
+    output: str = opt("", value="PATH")
 
 
 CTRANSLATE2 = (
@@ -67,7 +52,7 @@ RULES = (
         "{output} must end in .pt for opennmt-py",
     ),
 )
-OPTIONS: dict[str, Option] = options_of((ExportOptions, *META))
+OPTIONS: dict[str, Option] = options_of((ExportOptions, *META), ("export",))
 PROGRAM = Program(
     "onmt_lite_export",
     USAGE,

@@ -12,7 +12,7 @@ import translate
 from onmt_lite import export
 from onmt_lite.config.help import by_group, help_on, help_text
 from onmt_lite.config.help import example as example_of
-from onmt_lite.config.option import META_NAMES
+from onmt_lite.config.option import META_NAMES, read_help
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
 from onmt_lite.config.sources import Resolver
@@ -23,6 +23,7 @@ from onmt_lite.ray.__main__ import main as ray_main
 from onmt_lite.ray.options import PROGRAM as RAY
 from onmt_lite.ray.options import load_ray_options
 from onmt_lite.train import __main__ as train
+from onmt_lite.train.calibrate import PROGRAM as CALIBRATE
 from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 
@@ -227,3 +228,25 @@ def test_values_of_yaml_are_taken_or_refused_one_by_one(texts, taken):
         else:
             with pytest.raises(OptionError):
                 resolver.result()
+
+
+def test_help_yaml_has_the_texts_of_the_options_there_are():
+    """No entry is left over, and the first section that has an option decides."""
+    programs = {
+        "common": OPTIONS,
+        "translate": OPTIONS,
+        "train": TRAIN.options,
+        "calibrate": CALIBRATE.options,
+        "export": EXPORT.options,
+        "ray": RAY.options,
+    }
+    texts = read_help()
+    assert texts.keys() == programs.keys()
+    for section, options in programs.items():
+        assert texts[section].keys() <= options.keys()
+        for name, entry in texts[section].items():
+            assert entry.keys() <= {"help", "example"}
+            assert {"help": options[name].help, "example": options[name].example} == {
+                "example": "",
+                **entry,
+            }

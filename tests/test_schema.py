@@ -18,20 +18,20 @@ from onmt_lite.errors import OptionError
 class Shape:
     title: ClassVar[str] = "Shape"
 
-    count: int = opt(5, "how many", min=1, max=10)
-    cap: int | None = opt(None, "no more than this", min=-1)
-    flag: bool = opt(False, "switch")
-    mode: Literal["none", "wu", "avg"] = opt("avg", "which form")
+    count: int = opt(5, help="how many", min=1, max=10)
+    cap: int | None = opt(None, help="no more than this", min=-1)
+    flag: bool = opt(False, help="switch")
+    mode: Literal["none", "wu", "avg"] = opt("avg", help="which form")
 
 
 @dataclass(frozen=True)
 class Words:
     title: ClassVar[str] = "Words"
 
-    rate: float = opt(1.0, "how fast", min=-2, max=2)
-    share: float = opt(0.5, "part of the whole", above=0, max=1)
-    name: str = opt("", "what it is called")
-    names: tuple[str, ...] = opt((), "all it is called")
+    rate: float = opt(1.0, help="how fast", min=-2, max=2)
+    share: float = opt(0.5, help="part of the whole", above=0, max=1)
+    name: str = opt("", help="what it is called")
+    names: tuple[str, ...] = opt((), help="all it is called")
 
 
 OPTIONS = options_of((Shape, Words))
@@ -377,7 +377,7 @@ def test_groups_must_not_share_a_name():
     class Again:
         title: ClassVar[str] = "Again"
 
-        count: int = opt(1, "again")
+        count: int = opt(1, help="again")
 
     with pytest.raises(AssertionError, match="count"):
         options_of((Shape, Again))

@@ -37,7 +37,8 @@ def help_text(options: Options, usage: str, columns: int = 80, page: Sequence[st
     listings = [_listing(title, group, width) for title, group in by_group(options).items()]
     end = f"-help NAME ... describes options and groups, with examples: -help {[*options][0]}"
     if page:
-        listings = [_listing("The most used options", [in_short(options[n]) for n in page], width)]
+        members = [in_short(options[n]) for n in page]
+        listings = [_listing("The most used options", members, width, description_in_short)]
         end = f"-help all lists all {len(options)} options by group; {end}"
     paragraphs = [
         text if text.startswith(" ") else "\n".join(_wrap(text, width))
@@ -47,13 +48,10 @@ def help_text(options: Options, usage: str, columns: int = 80, page: Sequence[st
 
 
 def in_short(option: Option) -> Option:
-    """The option with the first clause of its help, one value, and a default that is none by
-    itself."""
+    """The option with one value and a default that is none by itself."""
     default = None if not option.default or option.default == "-" else option.default
     value = option.value or "NAME" * bool(option.choices)
-    clause = re.split(r"[:;.](?=\s)", option.help, maxsplit=1)[0]
-    short: dict[str, Any] = dict(default=default, value=value, help=clause, remark="")
-    return replace(option, many=False, choices=(), **short)
+    return replace(option, many=False, choices=(), default=default, value=value, remark="")
 
 
 def help_on(
@@ -87,11 +85,16 @@ def help_on(
     return "\n\n".join(parts)
 
 
-def _listing(title: str, members: Sequence[Option], width: int) -> str:
+def _listing(
+    title: str,
+    members: Sequence[Option],
+    width: int,
+    describe: Callable[[Option], str] = lambda option: description(option),
+) -> str:
     """A group: options on the left, what they do on the right."""
     lines = [f"{title}:"]
     for option in members:
-        head, body = f"  {head_of(option)}", _wrap(description(option), width, COLUMN)
+        head, body = f"  {head_of(option)}", _wrap(describe(option), width, COLUMN)
         if len(head) < COLUMN - 1:
             body[0] = head.ljust(COLUMN) + body[0].lstrip()
         else:
@@ -144,9 +147,14 @@ def head_of(option: Option) -> str:
     return f"-{option.name} {f'{word} [{word} ...]' if several else word}".rstrip()
 
 
-def description(option: Option, with_default: bool = True) -> str:
+def description_in_short(option: Option) -> str:
+    """Return the first clause of an option's help, and its default."""
+    return description(option, of=re.split(r"[:;.](?=\s)", option.help, maxsplit=1)[0])
+
+
+def description(option: Option, with_default: bool = True, of: str = "") -> str:
     """Return sentences: what the option does, its choices, its default, what it needs."""
-    sentences = [option.help]
+    sentences = [of or option.help]
     if option.choices and "{" not in head_of(option):
         sentences.append(f"One of {', '.join(option.choices)}")
     if with_default and option.default not in UNSET and option.default is not False:

@@ -10,8 +10,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import yaml
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
@@ -31,17 +34,26 @@ DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a
 Group = TypeVar("Group")
 
 
-def opt(default: Any, help: str, within: tuple[Any, Any] = (None, None), **more: Any) -> Any:
-    """Declare an option as a field, whose annotation is its type; `more` is as in `Option`, and
-    `within` are the bounds of a number, `min` and `max`."""
-    least, most = within
-    bounds = {"min": least, "max": most}
-    return dataclasses.field(default=default, metadata={"help": help, **bounds, **more})
+def opt(
+    default: Any,
+    within: tuple[Any, Any] = (None, None),
+    help: str = "",
+    example: str = "",
+    **more: Any,
+) -> Any:
+    """Declare an option as a field of a group; its annotation is its type.  A field without `opt`
+    is an option with a default alone.
 
-
-def switch(help: str, example: str = "") -> Any:
-    """Declare an option that is off by default."""
-    return opt(False, help, example=example)
+    Args:
+        default: the value if none is given.
+        within: the inclusive bounds of a number, or None.
+        help: what it does, for programs outside of the package; help.yaml has it for the others.
+        example: the words after the option in an example, likewise.
+        more: other fields of `Option`.
+    """
+    texts = {"help": help, "example": example} if help else None
+    bounds = dict(zip(("min", "max"), within))
+    return dataclasses.field(default=default, metadata={"texts": texts, **bounds, **more})
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,7 @@ class ConfigOptions:
 
     title: ClassVar[str] = "Jobs"
 
-    config: tuple[File, ...] = opt(
-        (),
-        "Read options from YAML files, or from a shipped one by its name, such as `nbest`; a later "
-        "file wins over an earlier one",
-        example="my.yaml",
-    )
+    config: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,20 +71,10 @@ class MetaOptions:
 
     title: ClassVar[str] = "Information"
 
-    print_config: bool = opt(
-        False, "Print the resolved options as YAML, each with where its value came from, and exit"
-    )
-    save_config: File | None = opt(
-        None, "Write what print_config prints to this file, and exit", example="my.yaml"
-    )
-    help: tuple[str, ...] = opt(
-        (),
-        "Print the most used options and exit; `-help all` has all; with names of options or "
-        "groups, describe those with examples",
-        value="[NAME ...]",
-        example="beam_size sampling",
-    )
-    version: bool = switch("Print the versions of onmt_lite, Python and torch, and exit")
+    print_config: bool = False
+    save_config: File | None = None
+    help: tuple[str, ...] = opt((), value="[NAME ...]")
+    version: bool = False
 
 
 # Groups that every program has, and that are never part of a configuration
@@ -91,9 +88,9 @@ class Option:
 
     name: str
     group: str  # the title of the group that help shows it in
+    sections: tuple[str, ...]  # of help.yaml, the first that has the name counts
     kind: type  # of one value: bool, int, float or str
     default: Any
-    help: str
     many: bool = False  # takes a list of values
     choices: tuple[str, ...] = ()  # values of a text
     min: float | None = None  # bounds of a number, inclusive
@@ -102,8 +99,25 @@ class Option:
     form: tuple[str, str] = (".*", "")  # what a text must match, and how messages describe that
     table: bool = False  # a text; a table in YAML becomes what Python would write
     value: str = ""  # what help calls a value; FILE and PATH name what is on disk
-    example: str = ""  # the words after the option in the example of -help NAME
+    texts: Mapping[str, str] | None = None  # its help and example, if help.yaml has none
     remark: str = ""  # what help says besides, such as what the option needs
+
+    @property
+    def help(self) -> str:
+        """What the option does."""
+        return self._texts["help"]
+
+    @property
+    def example(self) -> str:
+        """The words after the option in the example of -help NAME."""
+        return self._texts.get("example", "")
+
+    @property
+    def _texts(self) -> Mapping[str, str]:
+        if self.texts is not None:
+            return self.texts
+        texts = read_help()
+        return next(texts[name][self.name] for name in self.sections if self.name in texts[name])
 
     @property
     def is_path(self) -> bool:
@@ -125,6 +139,15 @@ class Option:
         return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
 
 
+@cache
+def read_help() -> dict[str, dict[str, dict[str, str]]]:
+    """Return help.yaml: the texts of each option, by section and name.  Read when first needed,
+    as a job needs none."""
+    path = Path(__file__).with_name("help.yaml")
+    texts: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(path.read_bytes())
+    return texts
+
+
 def _limit(bound: float) -> str:
     """Write a bound readably: 1000, 100,000, 2^63 - 1."""
     if bound == 2**63 - 1:
@@ -133,17 +156,25 @@ def _limit(bound: float) -> str:
 
 
 def options_of(
-    groups: tuple[type[Any], ...], remark: Callable[[str], str] = lambda name: ""
+    groups: tuple[type[Any], ...],
+    sections: tuple[str, ...] = (),
+    remark: Callable[[str], str] = lambda name: "",
 ) -> dict[str, Option]:
-    """Return the options of all groups by name, in order.  Each group has a `title`, and `remark`
-    says what help adds about the option of a name."""
+    """Return the options of all groups by name, in order.
+
+    Args:
+        groups: dataclasses with a `title`, whose fields are options.
+        sections: of help.yaml, where the texts are looked up.
+        remark: returns what help adds about the option of a name.
+    """
+    sections = (*sections, "common")
     found: dict[str, Option] = {}
     for group in groups:
         hints = typing.get_type_hints(group, include_extras=True)
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
             more = {**_read_type(hints[f.name]), **f.metadata, "remark": remark(f.name)}
-            found[f.name] = Option(f.name, group.title, default=f.default, **more)
+            found[f.name] = Option(f.name, group.title, sections, default=f.default, **more)
     return found
 
 

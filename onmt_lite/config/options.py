@@ -256,7 +256,7 @@ def build_options(resolved: Resolved) -> TranslateOptions:
     return TranslateOptions(**groups, resolved=resolved)
 
 
-OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), help_besides)
+OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), ("translate",), help_besides)
 PROGRAM = Program(
     name="onmt_lite",
     usage=USAGE,

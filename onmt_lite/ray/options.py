@@ -40,32 +40,10 @@ class ClusterOptions:
 
     title: ClassVar[str] = "Cluster"
 
-    address: str | None = opt(
-        None,
-        "Run on the Ray cluster at this address, `auto` for the one of this machine; without it, "
-        "on the one that RAY_ADDRESS names, or else on a Ray that ends with the job",
-        value="ADDRESS",
-        example="auto",
-    )
-    actors: int | None = opt(
-        None,
-        "Load the model N times, in a process each; without it, as often as the cluster has room "
-        "for at the start",
-        within=(1, 100_000),
-        example="8",
-    )
-    cpus_per_actor: int = opt(
-        1,
-        "Reserve N CPUs for each actor, which uses as many threads",
-        within=(1, 1024),
-        example="4",
-    )
-    gpus_per_actor: float = opt(
-        0.0,
-        "Reserve this share of a GPU for each actor; with 0 the model runs on the CPU",
-        within=(0, 1),
-        example="1",
-    )
+    address: str | None = opt(None, value="ADDRESS")
+    actors: int | None = opt(None, within=(1, 100_000))
+    cpus_per_actor: int = opt(1, within=(1, 1024))
+    gpus_per_actor: float = opt(0.0, within=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -81,39 +59,21 @@ SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOption
 LACKING = ("gpu", "workers", "shard")
 SHARED_NAMES = [f.name for g in SHARED for f in fields(g) if f.name not in LACKING]
 FILES = ("output", "input_format", "output_format", "text_field")
+HELP = ("ray",)  # the section of help.yaml
 OPTIONS: dict[str, Option] = {
-    "src": replace(
-        TRANSLATE["src"],
-        many=True,
-        default=(),
-        help="Translate these files, in this order: files, folders (the files in them, sorted) and "
-        "patterns (what matches, sorted)",
-        example="'text/*.de'",
-    ),
+    "src": replace(TRANSLATE["src"], sections=HELP, many=True, default=()),
     **{name: TRANSLATE[name] for name in FILES},
-    **options_of((ClusterOptions,)),
+    **options_of((ClusterOptions,), HELP),
     **{name: TRANSLATE[name] for name in SHARED_NAMES},
     **options_of(META),
+    "output": replace(TRANSLATE["output"], sections=HELP, default=""),
+    "output_format": replace(
+        TRANSLATE["output_format"], sections=HELP, choices=("text", "jsonl"), default=None
+    ),
+    "device": replace(
+        TRANSLATE["device"], sections=HELP, form=("auto|cpu|cuda", "auto, cpu or cuda")
+    ),
 }
-OPTIONS["output"] = replace(
-    OPTIONS["output"],
-    default="",
-    help="Write to this file, which appears when it is complete, and keep its parts beside it "
-    "until then",
-)
-OPTIONS["output_format"] = replace(
-    OPTIONS["output_format"],
-    choices=("text", "jsonl"),
-    default=None,
-    help="Write translations (`text`) or JSON objects (`jsonl`); without it, what the name of the "
-    "output ends in, .jsonl or .tsv, or else what the input is",
-)
-OPTIONS["device"] = replace(
-    OPTIONS["device"],
-    help="Run on `cpu` or `cuda`, or (`auto`) on a GPU if gpus_per_actor reserves one",
-    form=("auto|cpu|cuda", "auto, cpu or cuda"),
-    example="cuda -gpus_per_actor 1",
-)
 NOT_HERE = {
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",

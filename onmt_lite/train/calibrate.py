@@ -60,44 +60,15 @@ class CalibrateOptions:
 
     title: ClassVar[str] = "Calibrate"
 
-    model: str = opt("", "Calibrate the model of our format in this directory", value="PATH")
-    valid: tuple[File, ...] = opt(
-        (),
-        "Learn from these held-out pairs, one `source<TAB>target` per line, plain or .gz; the "
-        "model must not have been trained on them",
-    )
-    train: tuple[File, ...] = opt(
-        (),
-        "Treat marks as unknown that are rare in these pairs, on which the model was trained",
-    )
-    unknown: Literal["copy", "drop", "model"] | None = opt(
-        None, "Set what -unknown auto means with the model; by default unchanged"
-    )
-    names: tuple[str, ...] = opt(
-        (),
-        "Use these names as placeholders for unknown words, names that the model copies, the best "
-        "first; by default unchanged",
-        example="Tom Boston",
-    )
-    numbers: tuple[str, ...] = opt(
-        (), "Use these as placeholders for unknown numbers", example="14 17"
-    )
-    words: tuple[str, ...] = opt(
-        (), "Read marks that stand alone as words, such as `&=und`", example="&=und"
-    )
-    split_longer: int | None = opt(
-        None,
-        "Set the default of -split_longer for the model; by default unchanged",
-        min=0,
-        example="100",
-    )
-    languages: tuple[str, ...] = opt(
-        (),
-        "Say the codes of source and target, so that -src_lang and -tgt_lang of another language "
-        "are refused; by default unchanged",
-        value="CODE",
-        example="de en",
-    )
+    model: str = opt("", value="PATH")
+    valid: tuple[File, ...] = ()
+    train: tuple[File, ...] = ()
+    unknown: Literal["copy", "drop", "model"] | None = None
+    names: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    split_longer: int | None = opt(None, min=0)
+    languages: tuple[str, ...] = opt((), value="CODE")
 
 
 def wrong_words(v: Values) -> list[str]:
@@ -115,7 +86,7 @@ def wrong_words(v: Values) -> list[str]:
     return problems
 
 
-OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META))
+OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META), ("calibrate",))
 RULES = (
     missing("model", "valid"),
     refuse_all(wrong_words),

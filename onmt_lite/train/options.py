@@ -29,60 +29,17 @@ class DataOptions:
 
     title: ClassVar[str] = "Data"
 
-    train: tuple[File, ...] = opt(
-        (),
-        "Learn from these files, one pair `source<TAB>target` per line in UTF-8, plain or .gz; "
-        "further columns and blank lines are skipped",
-        example="my.train.tsv",
-    )
-    train_weights: tuple[float, ...] = opt(
-        (),
-        "Use each file so many times per epoch (0.5: a random half of its pairs); by default once",
-        example="2 0.5 -train small.tsv large.tsv",
-    )
-    valid: tuple[File, ...] = opt(
-        (),
-        "Validate on these held-out pairs and keep the model with the lowest loss, averaged over "
-        "the files; by default every fiftieth pair of train is held out, at most 500, with all "
-        "pairs that share a side with one of them",
-        example="my.dev.tsv",
-    )
-    output: str = opt(
-        "",
-        "Write the model to this directory, with log, table, plot and the state for -resume",
-        value="PATH",
-        example="runs/mine",
-    )
-    init_from: str | None = opt(
-        None,
-        "Start from the model in this directory, with its pieces and sizes",
-        value="PATH",
-        example="data/de-en",
-    )
-    save_bits: int = opt(
-        16,
-        "Write weights in 16 or 8 bits; 8 halves the file: integers with a scale per row",
-        example="8",
-    )
-    reverse: bool = opt(False, "Learn the other direction: the second column is the source")
-    vocab_size: int | None = opt(
-        None,
-        "Make N pieces, in one sentencepiece model for both sides; by default the number grows "
-        "with the text: about 1,200 for 10,000 short pairs, 4,600 for 150,000",
-        within=(16, 500_000),
-        example="8000",
-    )
-    all_characters: bool = opt(
-        False,
-        "Make pieces for European letters, common symbols and emoji, and for the bytes of all "
-        "other characters, so that none is unknown",
-    )
-    src_sampling: float = opt(
-        0.2, "Segment this fraction of sources at random (Kudo 2018)", within=(0, 1), example="0.1"
-    )
-    tgt_sampling: float = opt(
-        0.0, "Segment this fraction of targets at random", within=(0, 1), example="0.1"
-    )
+    train: tuple[File, ...] = ()
+    train_weights: tuple[float, ...] = ()
+    valid: tuple[File, ...] = ()
+    output: str = opt("", value="PATH")
+    init_from: str | None = opt(None, value="PATH")
+    save_bits: int = 16
+    reverse: bool = False
+    vocab_size: int | None = opt(None, within=(16, 500_000))
+    all_characters: bool = False
+    src_sampling: float = opt(0.2, within=(0, 1))
+    tgt_sampling: float = opt(0.0, within=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -91,32 +48,14 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    d_model: int = opt(192, "Set the width of the model", within=(8, 65_536), example="256")
-    heads: int = opt(
-        4,
-        "Set the number of attention heads, which must divide d_model",
-        within=(1, 1024),
-        example="8",
-    )
-    d_ff: int = opt(
-        768, "Set the width inside feed-forward layers", within=(8, 1_000_000), example="1024"
-    )
-    enc_layers: int = opt(3, "Set the number of encoder layers", within=(1, 1000), example="6")
-    dec_layers: int = opt(1, "Set the number of decoder layers", within=(1, 1000), example="3")
-    norm: Literal["before", "after"] = opt(
-        "before",
-        "Normalize before each sublayer, or after it as in Marian, for export to its format",
-        example="after",
-    )
-    max_positions: int = opt(
-        512,
-        "Leave out pairs with a line of more than N tokens",
-        within=(8, 1_000_000),
-        example="256",
-    )
-    dropout: float = opt(
-        0.1, "Zero this fraction of the activations", within=(0, 0.9), example="0.3"
-    )
+    d_model: int = opt(192, within=(8, 65_536))
+    heads: int = opt(4, within=(1, 1024))
+    d_ff: int = opt(768, within=(8, 1_000_000))
+    enc_layers: int = opt(3, within=(1, 1000))
+    dec_layers: int = opt(1, within=(1, 1000))
+    norm: Literal["before", "after"] = "before"
+    max_positions: int = opt(512, within=(8, 1_000_000))
+    dropout: float = opt(0.1, within=(0, 0.9))
 
 
 @dataclass(frozen=True)
@@ -125,90 +64,23 @@ class LearningOptions:
 
     title: ClassVar[str] = "Learning"
 
-    train_steps: int = opt(
-        0,
-        "Stop after N steps, counting earlier runs with -resume; 0 sets no limit",
-        min=0,
-        example="20000",
-    )
-    train_minutes: float = opt(
-        0.0,
-        "Stop after X minutes by the clock, counting earlier runs with -resume but not "
-        "validations; 0 sets no limit",
-        min=0,
-        example="40",
-    )
-    batch_tokens: int = opt(
-        1500,
-        "Use at most N padded tokens per step and side",
-        within=(16, 100_000_000),
-        example="7200",
-    )
-    matrix_lr: float = opt(
-        0.02, "Set the peak learning rate of weight matrices (Muon)", above=0, example="0.01"
-    )
-    vector_lr: float = opt(
-        0.002,
-        "Set the peak learning rate of embeddings, norms and biases (Adam)",
-        above=0,
-        example="0.001",
-    )
-    warmup_steps: int = opt(
-        40, "Increase the learning rates over the first N steps", min=1, example="400"
-    )
-    cooldown: float = opt(
-        0.8,
-        "Decrease the learning rates to zero over this last fraction of the run",
-        above=0,
-        max=1,
-        example="0.5",
-    )
-    label_smoothing: float = opt(
-        0.1,
-        "Spread this fraction of the target probability over all tokens",
-        within=(0, 0.9),
-        example="0",
-    )
-    clip_norm: float = opt(
-        1.0, "Clip the norm of each gradient to this value", above=0, example="5"
-    )
-    mean_steps: int = opt(
-        0,
-        "Validate and save the running mean of the weights over about the last N steps; 0 takes "
-        "the weights themselves",
-        min=0,
-        example="500",
-    )
-    valid_minutes: float | None = opt(
-        None,
-        "Validate and save every X minutes; by default a tenth of train_minutes, from 1 to 10",
-        above=0,
-        example="10",
-    )
-    seed: int = opt(
-        1,
-        "Seed random weights, the order of pairs, and dropout",
-        within=(0, 2**63 - 1),
-        example="2",
-    )
-    device: str = opt(
-        "auto",
-        "Run on `cpu`, `cuda` or `cuda:N`; `auto` is a GPU if there is one",
-        form=DEVICE,
-        value="DEVICE",
-        example="cuda:1",
-    )
-    precision: Literal["auto", "fp32", "bf16"] = opt(
-        "auto",
-        "Compute in this number type; bf16 is faster if the processor supports it; `auto` is "
-        "bf16 on a GPU that supports it, else fp32",
-        example="bf16",
-    )
-    threads: int | None = opt(
-        None, "Use N CPU threads; by default one per core", within=(1, 256), example="4"
-    )
-    resume: bool = opt(False, "Continue the run in the output directory")
-    log_file: File | None = opt(None, "Also write the log to this file", example="train.log")
+    train_steps: int = opt(0, min=0)
+    train_minutes: float = opt(0.0, min=0)
+    batch_tokens: int = opt(1500, within=(16, 100_000_000))
+    matrix_lr: float = opt(0.02, above=0)
+    vector_lr: float = opt(0.002, above=0)
+    warmup_steps: int = opt(40, min=1)
+    cooldown: float = opt(0.8, above=0, max=1)
+    label_smoothing: float = opt(0.1, within=(0, 0.9))
+    clip_norm: float = opt(1.0, above=0)
+    mean_steps: int = opt(0, min=0)
+    valid_minutes: float | None = opt(None, above=0)
+    seed: int = opt(1, within=(0, 2**63 - 1))
+    device: str = opt("auto", form=DEVICE, value="DEVICE")
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    threads: int | None = opt(None, within=(1, 256))
+    resume: bool = False
+    log_file: File | None = None
 
     @property
     def minutes_between_validations(self) -> float:
@@ -258,7 +130,7 @@ RULES = (
         "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)",
     ),
 )
-OPTIONS: dict[str, Option] = options_of((*GROUPS, *META), partial(help_of, RULES))
+OPTIONS: dict[str, Option] = options_of((*GROUPS, *META), ("train",), partial(help_of, RULES))
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:

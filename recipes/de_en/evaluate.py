@@ -118,24 +118,24 @@ class EvaluateOptions:
 
     title: ClassVar[str] = "Evaluate"
 
-    model: str = opt("data/de-en", "Evaluate this model", value="PATH", example="runs/de-en-5")
+    model: str = opt("data/de-en", help="Evaluate this model", value="PATH", example="runs/de-en-5")
     test: tuple[str, ...] = opt(
-        (), "Translate the sources of these held-out pairs, plain or .gz", value="FILE"
+        (), help="Translate the sources of these held-out pairs, plain or .gz", value="FILE"
     )
     lines: int = opt(
-        0, "Take the first N pairs of each file; 0 takes all", min=0, value="N", example="500"
+        0, help="Take the first N pairs of each file; 0 takes all", min=0, value="N", example="500"
     )
     strings: int = opt(
-        60, "Make N lines with each kind of string to copy", min=0, value="N", example="30"
+        60, help="Make N lines with each kind of string to copy", min=0, value="N", example="30"
     )
-    seed: int = opt(1, "Seed the strings to copy", min=0, example="2")
+    seed: int = opt(1, help="Seed the strings to copy", min=0, example="2")
     output: str | None = opt(
         None,
-        "Write `source<TAB>reference<TAB>output` lines of each set to this directory",
+        help="Write `source<TAB>reference<TAB>output` lines of each set to this directory",
         value="PATH",
         example="runs/read",
     )
-    threads: int = opt(1, "Use N CPU threads", min=1, example="2")
+    threads: int = opt(1, help="Use N CPU threads", min=1, example="2")
 
 
 RULES = (

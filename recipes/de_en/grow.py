@@ -55,39 +55,52 @@ class GrowOptions:
 
     title: ClassVar[str] = "Grow"
 
-    model: str = opt("", "Start from this model directory", value="PATH", example="runs/de-en-1")
+    model: str = opt(
+        "", help="Start from this model directory", value="PATH", example="runs/de-en-1"
+    )
     enc_layers: int = opt(
-        0, "Put encoder layers on top, N in all; fewer than there are change nothing", example="8"
+        0,
+        help="Put encoder layers on top, N in all; fewer than there are change nothing",
+        example="8",
     )
     dec_layers: int = opt(
-        0, "Put decoder layers on top, N in all; fewer than there are change nothing", example="3"
+        0,
+        help="Put decoder layers on top, N in all; fewer than there are change nothing",
+        example="3",
     )
     d_model: int = opt(
-        0, "Widen the model to N dimensions; fewer than there are change nothing", example="256"
+        0,
+        help="Widen the model to N dimensions; fewer than there are change nothing",
+        example="256",
     )
     heads: int = opt(
-        0, "Have N heads, at least as wide as before; fewer than there are change nothing"
+        0, help="Have N heads, at least as wide as before; fewer than there are change nothing"
     )
-    d_ff: int = opt(0, "Widen feed-forward layers to N; a smaller N changes nothing", example="768")
+    d_ff: int = opt(
+        0, help="Widen feed-forward layers to N; a smaller N changes nothing", example="768"
+    )
     train: tuple[str, ...] = opt(
         (),
-        "Make new pieces of the words in these files of pairs, plain or .gz; a piece that the "
+        help="Make new pieces of the words in these files of pairs, plain or .gz; a piece that the "
         "model has keeps its embedding",
         value="FILE",
         example="runs/text-4/01.tsv.gz",
     )
     vocab_size: int | None = opt(
-        None, "Make N new pieces", min=16, example="8000 -train my.train.tsv"
+        None, help="Make N new pieces", min=16, example="8000 -train my.train.tsv"
     )
     all_characters: bool = opt(
         False,
-        "Have pieces for the letters of Europe and for common signs and emoji, and 256 for the "
-        "bytes of any other character; without -train they are added to the model's pieces",
+        help="Have pieces for the letters of Europe and for common signs and emoji, and 256 for "
+        "the bytes of any other character; without -train they are added to the model's pieces",
     )
-    save_bits: int = opt(16, "Write weights in 16 or 8 bits, as the trainer does", example="8")
-    seed: int = opt(1, "Seed new weights", min=0, example="2")
+    save_bits: int = opt(16, help="Write weights in 16 or 8 bits, as the trainer does", example="8")
+    seed: int = opt(1, help="Seed new weights", min=0, example="2")
     output: str = opt(
-        "", "Write to this directory, which must not exist yet", value="PATH", example="runs/start"
+        "",
+        help="Write to this directory, which must not exist yet",
+        value="PATH",
+        example="runs/start",
     )
 
 
@@ -96,7 +109,7 @@ RULES = (
     requires("vocab_size", given("train")),
     refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
 )
-OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), partial(help_of, RULES))
+OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), (), partial(help_of, RULES))
 PROGRAM = Program(
     "onmt_grow", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(GrowOptions)
 )

@@ -35,16 +35,19 @@ class MeanOptions:
 
     title: ClassVar[str] = "Mean"
 
-    models: tuple[str, ...] = opt((), "Average these models", value="PATH")
+    models: tuple[str, ...] = opt((), help="Average these models", value="PATH")
     weights: tuple[float, ...] = opt(
         (),
-        "Weigh the models so; the sum does not matter; without weights, each counts the same",
+        help="Weigh the models so; the sum does not matter; without weights, each counts the same",
         example="0.4 0.4 0.2",
     )
     output: str = opt(
-        "", "Write to this directory, which must not exist yet", value="PATH", example="runs/mean"
+        "",
+        help="Write to this directory, which must not exist yet",
+        value="PATH",
+        example="runs/mean",
     )
-    save_bits: int = opt(16, "Write weights in 16 or 8 bits, as the trainer does", example="8")
+    save_bits: int = opt(16, help="Write weights in 16 or 8 bits, as the trainer does", example="8")
 
 
 RULES = (

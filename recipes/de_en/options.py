@@ -22,48 +22,53 @@ class FileOptions:
     title: ClassVar[str] = "Files"
 
     train: tuple[str, ...] = opt(
-        (), "Read pairs from these files, plain or .gz", value="FILE", example="my.train.tsv"
+        (), help="Read pairs from these files, plain or .gz", value="FILE", example="my.train.tsv"
     )
     train_weights: tuple[float, ...] = opt(
-        (), "Have the pairs of each file so often in an epoch; without weights, once", example="2 1"
+        (),
+        help="Have the pairs of each file so often in an epoch; without weights, once",
+        example="2 1",
     )
     train_same: tuple[str, ...] = opt(
         (),
-        "Read lines that a translation leaves as they are from these files",
+        help="Read lines that a translation leaves as they are from these files",
         value="FILE",
         example="names.txt",
     )
-    same_lines: int = opt(0, "Take N lines of train_same in each epoch", min=0, example="500")
+    same_lines: int = opt(0, help="Take N lines of train_same in each epoch", min=0, example="500")
     made: tuple[str, ...] = opt(
         (),
-        "Read pairs of which a machine made one side from these files; no names, numbers or "
+        help="Read pairs of which a machine made one side from these files; no names, numbers or "
         "words are taken from them",
         value="FILE",
         example="back.tsv.gz",
     )
-    made_lines: int = opt(0, "Take N pairs of made in each epoch", min=0, example="1000")
+    made_lines: int = opt(0, help="Take N pairs of made in each epoch", min=0, example="1000")
     held_out: tuple[str, ...] = opt(
         (),
-        "Leave out every pair that shares a side with one of these files' pairs, small letters and "
-        "marks not compared, as a line that a machine made may be one of the test set",
+        help="Leave out every pair that shares a side with one of these files' pairs, small "
+        "letters and marks not compared, as a line that a machine made may be one of the test set",
         value="FILE",
         example="test.tsv.gz",
     )
     slots: str | None = opt(
         None,
-        "Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds are "
-        "name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, "
-        "field",
+        help="Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds "
+        "are name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, "
+        "script, field",
         value="FILE",
         example="recipes/de_en/slots.tsv",
     )
     slot_lines: int = opt(
-        0, "Make N lines in each epoch by filling the pairs of slots", min=0, example="2000"
+        0, help="Make N lines in each epoch by filling the pairs of slots", min=0, example="2000"
     )
-    epochs: int = opt(8, "Write N files", min=1, max=99, example="10")
-    seed: int = opt(1, "Start the random choices here", min=0, example="2")
+    epochs: int = opt(8, help="Write N files", min=1, max=99, example="10")
+    seed: int = opt(1, help="Start the random choices here", min=0, example="2")
     output: str = opt(
-        "", "Write to this directory, which must not exist yet", value="PATH", example="runs/text"
+        "",
+        help="Write to this directory, which must not exist yet",
+        value="PATH",
+        example="runs/text",
     )
 
 
@@ -75,42 +80,44 @@ class ChangeOptions:
 
     join: float = opt(
         0.0,
-        "Join this share of lines with those that follow, up to 8 sentences",
+        help="Join this share of lines with those that follow, up to 8 sentences",
         min=0,
         max=1,
         example="0.1",
     )
     join_bare: float = opt(
         0.0,
-        "Take the marks between the sentences off the source in this share of the joins",
+        help="Take the marks between the sentences off the source in this share of the joins",
         min=0,
         max=1,
         example="0.5 -join 0.1",
     )
     conjunctions: tuple[str, ...] = opt(
         (),
-        "Join by these pairs `source|target`, such as `, und |, and `",
+        help="Join by these pairs `source|target`, such as `, und |, and `",
         example='", und |, and "',
     )
     conjunction: float = opt(
-        0.0, "Make this share of the joins with a conjunction", min=0, max=1, example="0.5"
+        0.0, help="Make this share of the joins with a conjunction", min=0, max=1, example="0.5"
     )
     quotes: tuple[str, ...] = opt(
-        (), 'Quote by these pairs, such as `„…“|"…"`', example="'„…“|\"…\"'"
+        (), help='Quote by these pairs, such as `„…“|"…"`', example="'„…“|\"…\"'"
     )
     quote: float = opt(
-        0.0, "Put this share of lines into quotation marks", min=0, max=1, example="0.02"
+        0.0, help="Put this share of lines into quotation marks", min=0, max=1, example="0.02"
     )
     no_final: float = opt(
-        0.0, "Take the final mark off this share of lines", min=0, max=1, example="0.1"
+        0.0, help="Take the final mark off this share of lines", min=0, max=1, example="0.1"
     )
-    upper: float = opt(0.0, "Put this share of lines into capitals", min=0, max=1, example="0.02")
+    upper: float = opt(
+        0.0, help="Put this share of lines into capitals", min=0, max=1, example="0.02"
+    )
     lower_src: float = opt(
-        0.0, "Put this share of sources into small letters", min=0, max=1, example="0.05"
+        0.0, help="Put this share of sources into small letters", min=0, max=1, example="0.05"
     )
     typos: float = opt(
         0.0,
-        "Have one to three slips of the fingers in this share of sources: letters swapped, "
+        help="Have one to three slips of the fingers in this share of sources: letters swapped, "
         "dropped, doubled, or those of a neighbouring key",
         min=0,
         max=1,
@@ -118,17 +125,17 @@ class ChangeOptions:
     )
     plain_letters: float = opt(
         0.0,
-        "Spell umlauts as ae, oe, ue or without dots, and ß as ss, in this share of sources",
+        help="Spell umlauts as ae, oe, ue or without dots, and ß as ss, in this share of sources",
         min=0,
         max=1,
         example="0.05",
     )
     no_commas: float = opt(
-        0.0, "Take the commas off this share of sources", min=0, max=1, example="0.05"
+        0.0, help="Take the commas off this share of sources", min=0, max=1, example="0.05"
     )
     names: float = opt(
         0.0,
-        "Put another name, known or made up, in the place of a name that both sides share, in "
+        help="Put another name, known or made up, in the place of a name that both sides share, in "
         "this share of lines",
         min=0,
         max=1,
@@ -136,25 +143,29 @@ class ChangeOptions:
     )
     marks: float = opt(
         0.0,
-        "Add bullets, emoji, markup, signs or placeholders to both sides of this share of lines",
+        help="Add bullets, emoji, markup, signs or placeholders to both sides of this share of "
+        "lines",
         min=0,
         max=1,
         example="0.05",
     )
     rare: int = opt(
         0,
-        "Have pairs twice whose source has a word that N pairs have, or fewer",
+        help="Have pairs twice whose source has a word that N pairs have, or fewer",
         min=0,
         example="3",
     )
     words: int = opt(
         0,
-        "Add N copies of each pair of words that are sure to translate each other",
+        help="Add N copies of each pair of words that are sure to translate each other",
         min=0,
         example="2",
     )
     numbers: int = opt(
-        0, "Add N copies with other numbers of each pair that shares numbers", min=0, example="4"
+        0,
+        help="Add N copies with other numbers of each pair that shares numbers",
+        min=0,
+        example="4",
     )
 
 
@@ -201,7 +212,7 @@ RULES = (
     refuse_all(wrong_pairs),
 )
 OPTIONS: dict[str, Option] = options_of(
-    (FileOptions, ChangeOptions, *META), partial(help_of, RULES)
+    (FileOptions, ChangeOptions, *META), (), partial(help_of, RULES)
 )
 PROGRAM = Program(
     "onmt_text",
