@@ -36,7 +36,8 @@ FILE = re.compile(r"[^@]*\.(pt|npz|json|bin)")  # rather a mistyped path
 # What readers look at besides the weights
 DESCRIPTIONS = (
     *("config.json", "generation_config.json", "quant*_config.json", "quant_strategy.json"),
-    *("tokenizer_config.json", "tokenizer.json", "added_tokens.json", "tokenization_small100.py"),
+    *("tokenizer_config.json", "tokenizer.json", "added_tokens.json"),
+    *("special_tokens_map.json", "tokenization_small100.py"),
     *("vocab.json", "target_vocab.json", "*_vocabulary.json", "*_vocabulary.txt", "dict.*.txt"),
     *("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model", "bpe.model", "*.spm"),
     *("model.json", "decoder.yml", "*vocab*.yml"),
