@@ -327,7 +327,7 @@ def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
     [
         (None, "no such file or directory"),
         (b"", "the file is empty"),
-        (b"PK\x03\x04", "not a zip file"),
+        (b"PK\x03\x04", "zip archive"),
         (b"{}", "not a table model"),
         (b"[" * 100_000, "unknown kind"),
         (b'{"a":' + b"[" * 100_000, "not a table model"),

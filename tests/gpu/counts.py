@@ -154,7 +154,8 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
     with torch.no_grad(), counter:
         recorded = with_graphs(model, counter.record)
         batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
-        batch.fill_slots()
+        encoded, _ = batch.scheduler.join(n_sentences)
+        batch.rows.fill(encoded)
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
             chosen = batch.step(*recorded.step(batch.rows.table.tokens.flatten(), batch.rows.state))
