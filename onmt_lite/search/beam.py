@@ -193,14 +193,13 @@ class Beam:
     def _advance_pool(
         self, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> None:
+        """Add the hypotheses that ended to a pool, then check its stop rule."""
         spec, policy = self.spec, self.spec.policy
         at_max = self.n_steps >= self.limits.max_steps
-        first = candidates.ended[: policy.ends_within * spec.group_size]
-        if any(first) or at_max:
-            all_finish = at_max and policy.at_max == "rows"
-            for rank, ended in enumerate(first):
-                if ended or all_finish:
-                    self._finish(pool, candidates, rank)
+        all_finish = at_max and policy.at_max == "rows"
+        for rank, ended in enumerate(candidates.ended[: policy.ends_within * spec.group_size]):
+            if ended or all_finish:
+                self._finish(pool, candidates, rank)
         pool.top_ended = pool.top_ended or candidates.has_ended(0)
         enough = len(pool.finished) >= self.min_finished
         stopped = enough and spec.stop.holds(self, pool, candidates, rows)
@@ -257,23 +256,23 @@ class Beam:
                     hyp.score = sum(self.hypothesis(hyp)[1])
 
     def _close(self, rows: CandidateList) -> None:
-        """End the search if no row is left."""
+        """Close groups that are done, end the search if no row is left, and decide whether the next
+        steps must be checked without an event."""
         scores = rows.open_scores()
         if len(self.pools) > 1 and any(pool.done for pool in self.pools):
-            # A group that is done leaves the race to the others
             closed = [pool.done for pool in self.pools for _ in range(self.spec.group_size)]
             scores = [-math.inf if c else score for score, c in zip(scores, closed)]
             self.correction = scores
         if max(scores) == -math.inf:
             if not self.finished:
-                self._end_where_it_is()
+                self._finish_best_row()
             for pool in self.pools:
                 pool.done = True
         if self.spec.stop.checks_every_step:
             enough = [len(p.finished) >= self.min_finished and not p.done for p in self.pools]
             self.checks_every_step = any(enough)
 
-    def _end_where_it_is(self) -> None:
+    def _finish_best_row(self) -> None:
         """Finish the best row as it is: the model allows no continuation of any."""
         self.note = SEARCH_EMPTY
         step = self.n_steps - 1
@@ -300,9 +299,7 @@ class Beam:
 
     def best(self) -> list[Finished]:
         """Return all finished hypotheses, best first."""
-        finished = self.finished
-        if self.spec.policy.ties == "later":
-            finished.reverse()
+        finished = self.finished[:: -1 if self.spec.policy.ties == "later" else 1]
         return sorted(finished, key=lambda hyp: -hyp.score)
 
     def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
