@@ -1,6 +1,6 @@
 """Stop rules: when is the search of a sentence over?
 
-A new rule is one class here, and its entry in the presets that use it.
+A new rule is one subclass of `StopRule` here, and its entry in the presets that use it.
 """
 
 import math
