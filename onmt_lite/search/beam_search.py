@@ -17,7 +17,7 @@ from onmt_lite.search.sampling import draw
 from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
 from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
-from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_places
+from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_ranks
 from onmt_lite.system.clock import Clock
 
 # Called after each step
@@ -147,63 +147,65 @@ class BeamBatch:
         """
         context = step_context(self.rows, self.n_steps + 1, attn, self.constraints)
         logits = logits.float()
-        model = TokenScores(logits, self._log_z(logits))
+        model_scores = TokenScores(logits, self._log_z(logits))
         trace = None
         if self.on_step is not None:
-            before = TokenScores(logits.clone(), model.log_z)  # masks write into `logits`
-            trace = TraceInputs(before, model, context.scores, attn.float().clone(), [])
-        tokens, block_max = self.process(model, context, trace)
-        candidates = self.select(tokens, context, block_max)
-        if tokens is not model or self.spec.beam_groups > 1:  # ranked by other numbers
-            candidates = candidates.with_log_probs_of(model)
+            unmasked = TokenScores(logits.clone(), model_scores.log_z)  # masks write in place
+            trace = TraceInputs(unmasked, model_scores, context.scores, attn.float().clone(), [])
+        token_scores, block_max = self.process(model_scores, context, trace)
+        candidates = self.select(token_scores, context, block_max)
+        if token_scores is not model_scores or self.spec.beam_groups > 1:
+            candidates = candidates.with_log_probs_of(model_scores)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
             attended = most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
         if trace is not None:
-            chosen = replace(chosen, trace=replace(trace, tokens=tokens))
+            chosen = replace(chosen, trace=replace(trace, ranked=token_scores))
         return chosen
 
     def process(
-        self, model: TokenScores, context: StepContext, trace: TraceInputs | None
+        self, model_scores: TokenScores, context: StepContext, trace: TraceInputs | None
     ) -> tuple[TokenScores, Tensor | None]:
         """Apply the logits processors in order.
 
         Args:
-            model: TokenScores of the model; masks write into them.
+            model_scores: TokenScores of the model; masks write into them.
             context: StepContext.
             trace: TraceInputs, whose `forbidden` is filled.
 
         Returns:
-            The scores, `model` itself if only masks applied; and the maxima of blocks of logits
-            that the model's output layer has found, if the columns of masks are all that changed.
+            The scores, `model_scores` itself if only masks applied; and the block maxima of logits
+            from the model's output layer, if only the columns of masks have changed.
         """
-        stats, tokens = self.rows.state.logit_stats, model
+        stats, token_scores = self.rows.state.logit_stats, model_scores
         block_max = stats.block_max if stats else None
         if trace is not None:
-            trace.forbidden.append(("the model does not allow it", tokens.logits == -math.inf))
+            trace.forbidden.append(
+                ("the model does not allow it", model_scores.logits == -math.inf)
+            )
         for processor in self.processors:
             if not processor.applies(context):
                 continue
-            tokens = processor(tokens, context)
+            token_scores = processor(token_scores, context)
             if processor.columns is None:
                 block_max = None
             if trace is not None and processor.reason:
-                trace.forbidden.append((processor.reason, tokens.logits == -math.inf))
-        return tokens, block_max
+                trace.forbidden.append((processor.reason, token_scores.logits == -math.inf))
+        return token_scores, block_max
 
     def select(
-        self, tokens: TokenScores, context: StepContext, block_max: Tensor | None
+        self, token_scores: TokenScores, context: StepContext, block_max: Tensor | None
     ) -> Candidates:
         """Rank the continuations of each sentence's rows, or draw them."""
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
             seeds, steps = self.rows.table.seed[:, 0], context.steps[:, 0]  # (B,)
-            return draw(tokens, scores, seeds, steps, self.model.vocab_size, spec)
-        is_first = context.steps[:, 0] == 1 if spec.policy.spares_one else None  # (B,)
-        candidates = self.top_k.select(tokens, scores, is_first, block_max)
+            return draw(token_scores, scores, seeds, steps, self.model.vocab_size, spec)
+        is_first = context.steps[:, 0] == 1 if spec.policy.drop_last_candidate else None  # (B,)
+        candidates = self.top_k.select(token_scores, scores, is_first, block_max)
         if context.phrases is not None:
-            context.phrases.allocate(candidates, tokens, scores, spec)
+            context.phrases.allocate(candidates, token_scores, scores, spec)
         return candidates
 
     def choose_rows(self, candidates: Candidates, context: StepContext) -> ChosenRows:
@@ -216,9 +218,9 @@ class BeamBatch:
             candidates = candidates.without(beyond_open_rows(context, just_forced))
         rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
         if makes_room:  # candidates that ended take no row if enough others are left
-            rows = candidates.take(continuing_places(self.spec, candidates))
+            rows = candidates.take(continuing_ranks(self.spec, candidates))
             rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
-        if penalties is not None and self.spec.stepwise_penalty:  # which steers and is not paid
+        if penalties is not None and self.spec.stepwise_penalty:  # it only ranks
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))
         open_scores = rows.score if makes_room else rows.score.masked_fill(rows.ended, -math.inf)
         return ChosenRows(rows, candidates, open_scores, penalties)
@@ -233,8 +235,8 @@ class BeamBatch:
     # ---- Finished sentences: on the host ----
 
     def finish_sentences(self, chosen: ChosenRows) -> Iterator[tuple[int, Beam]]:
-        """Let beams see what happened in the newest step; yield the sentences that it finished."""
-        events = self.log.has_event()
+        """Wait for the newest step, let beams see its events; yield finished sentences."""
+        events = self.log.wait_for_events()
         if self.constraints is not None:
             self.constraints.follow(self.slots, self.n_steps, self.log.newest_rows())
         any_event = False
@@ -242,7 +244,7 @@ class BeamBatch:
             at_limit = slot.limit_step <= self.n_steps
             if not (events[b] or at_limit or slot.beam.checks_every_step):
                 continue
-            if self.n_steps > slot.started:  # others take start tokens
+            if self.n_steps > slot.started:  # until then it takes start tokens
                 self._advance(b, slot, at_limit)
                 any_event = True
         if self.on_step is not None:

@@ -42,30 +42,31 @@ class PhraseMask:
     # (P, 3) rows, tokens that bring a phrase further, banks then
     steered: list[tuple[int, Tensor, Tensor]]
 
-    def forbid(self, tokens: TokenScores) -> None:
+    def forbid(self, token_scores: TokenScores) -> None:
         """Write -inf into the logits (R, V) of tokens that may not follow."""
-        logits = tokens.logits
+        logits = token_scores.logits
         if len(self.bound):
             rows, joined, must, firm = self.bound.unbind(1)
             found = logits[rows, : self.goes_on.size(1)]  # (N, V)
             closed = self.goes_on[joined] != must[:, None].bool()
-            closed |= (found < tokens.log_z[rows, None] + DOUBTFUL) & firm[:, None].bool()
+            closed |= (found < token_scores.log_z[rows, None] + DOUBTFUL) & firm[:, None].bool()
             logits[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
         logits[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
     def allocate(
-        self, candidates: Candidates, tokens: TokenScores, scores: Tensor, spec: SearchSpec
+        self, candidates: Candidates, token_scores: TokenScores, scores: Tensor, spec: SearchSpec
     ) -> None:
         """Replace the candidates (B, N) of sentences with forced phrases: dealt out among banks.
 
         Args:
             candidates: Candidates as ranked; overwritten.
-            tokens: TokenScores of R rows.
+            token_scores: TokenScores of R rows.
             scores: (B, K), of the rows.
             spec: SearchSpec.
         """
         (b, k), n, v = scores.shape, candidates.score.size(1), self.goes_on.size(1)
-        values, norm = tokens.logits.view(b, k, -1), tokens.log_z.view(b, k)  # (B, K, V), (B, K)
+        values = token_scores.logits.view(b, k, -1)  # (B, K, V)
+        norm = token_scores.log_z.view(b, k)  # (B, K)
         rows = torch.arange(k, device=scores.device)[:, None]  # (K, 1)
         for b, banks, wanted in self.steered:
             row, token, then = wanted.unbind(1)  # (P,)

@@ -36,7 +36,7 @@ class LogitsProcessor:
         """Return True if the rule concerns any row in this step."""
         return True
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         """Return new scores of the tokens; the logits given may be needed later, see `Mask`."""
         raise NotImplementedError
 
@@ -47,19 +47,20 @@ class Mask(LogitsProcessor):
     A forced token stays as it is, whatever the rules.
     """
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         forced = context.forced
         if forced is None:
-            self.forbid(tokens, context)
-            return tokens
-        before = tokens.logits.gather(1, forced.columns)  # (R, 1)
-        self.forbid(tokens, context)
-        after = tokens.logits.gather(1, forced.columns)
-        tokens.logits.scatter_(1, forced.columns, before.where(forced.tokens != NO_TOKEN, after))
-        return tokens
+            self.forbid(token_scores, context)
+            return token_scores
+        before = token_scores.logits.gather(1, forced.columns)  # (R, 1)
+        self.forbid(token_scores, context)
+        after = token_scores.logits.gather(1, forced.columns)
+        kept = before.where(forced.tokens != NO_TOKEN, after)
+        token_scores.logits.scatter_(1, forced.columns, kept)
+        return token_scores
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        """Write -inf into `tokens.logits` (R, V)."""
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
+        """Write -inf into `token_scores.logits` (R, V)."""
         raise NotImplementedError
 
 
@@ -73,27 +74,23 @@ def logits_processors(
     """
     rules, temperature = spec.rules, spec.sampling.temperature if spec.sampling else ""
     masks_logits = spec.policy.masks == "logits"
+    n_source = rules.encoder_no_repeat_ngram_size
     banned = spec.banned_ids if masks_logits else spec.banned_ids + spec.banned_after_softmax
-    penalty_on_logits = spec.policy.repetition == "logits"
+    banned_late = spec.banned_after_softmax if masks_logits else ()
+    penalty, on_logits = spec.repetition_penalty, spec.policy.repetition == "logits"
     processors = [
         Temperature(spec.temperature, True) if temperature == "logits" else None,
         SequenceBias(spec, vocab_size, device) if rules.sequence_bias else None,
-        RepetitionPenalty(spec.repetition_penalty, penalty_on_logits)
-        if spec.repetition_penalty != 1.0
-        else None,
+        RepetitionPenalty(penalty, on_logits) if penalty != 1.0 else None,
         MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
         BannedPhrases(spec, device) if rules.phrases else None,
         BeginSuppress(rules.begin_suppress_tokens, device) if rules.begin_suppress_tokens else None,
         PhraseConstraints(),
         NoRepeatNgram(spec, vocab_size, device) if spec.blocks_ngrams else None,
-        NoSourceNgram(rules.encoder_no_repeat_ngram_size)
-        if rules.encoder_no_repeat_ngram_size
-        else None,
+        NoSourceNgram(n_source) if n_source else None,
         Renormalize() if masks_logits else None,
-        BannedTokens(spec.banned_after_softmax, device)
-        if masks_logits and spec.banned_after_softmax
-        else None,
+        BannedTokens(banned_late, device) if banned_late else None,
         OnlyForced(spec.beam_groups > 1),
         LengthDecay(spec, device) if rules.exponential_decay_length_penalty else None,
         Renormalize() if rules.renormalize else None,
@@ -108,10 +105,10 @@ class Temperature(LogitsProcessor):
     def __init__(self, temperature: float, on_logits: bool):
         self.temperature, self.on_logits = temperature, on_logits
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        logits = tokens.logits / self.temperature
-        log_z = log_sum_exp(logits) if self.on_logits else tokens.log_z / self.temperature
-        return replace(tokens, logits=logits, log_z=log_z)
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
+        logits = token_scores.logits / self.temperature
+        log_z = log_sum_exp(logits) if self.on_logits else token_scores.log_z / self.temperature
+        return replace(token_scores, logits=logits, log_z=log_z)
 
 
 class Renormalize(LogitsProcessor):
@@ -119,8 +116,8 @@ class Renormalize(LogitsProcessor):
 
     columns = ()
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        return replace(tokens, log_z=log_sum_exp(tokens.logits))
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
+        return replace(token_scores, log_z=log_sum_exp(token_scores.logits))
 
 
 class RepetitionPenalty(LogitsProcessor):
@@ -131,8 +128,9 @@ class RepetitionPenalty(LogitsProcessor):
     def __init__(self, penalty: float, on_logits: bool):
         self.penalty, self.on_logits = penalty, on_logits
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        logits, log_z, history = tokens.logits.clone(), tokens.log_z[:, None], context.history
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
+        logits, log_z = token_scores.logits.clone(), token_scores.log_z[:, None]
+        history = context.history
         seen = history.clamp(min=0)  # (R, T)
         before = logits.gather(1, seen) - (0.0 if self.on_logits else log_z)  # (R, T)
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
@@ -143,12 +141,12 @@ class RepetitionPenalty(LogitsProcessor):
         after = after.where(history >= 0, math.inf if lower else -math.inf)
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
-            return with_logits(tokens, logits, normalize=True)
+            return with_logits(token_scores, logits, normalize=True)
         # transformers multiplies what diverse groups pay, too
         weight = torch.ones_like(logits)
         share = torch.full_like(after, self.penalty).where(history >= 0, 1.0)
         weight.scatter_reduce_(1, seen, share, "amax" if lower else "amin")
-        return replace(tokens, logits=logits, diversity_weight=weight)
+        return replace(token_scores, logits=logits, diversity_weight=weight)
 
 
 class MinLength(Mask):
@@ -162,11 +160,11 @@ class MinLength(Mask):
     def applies(self, context: StepContext) -> bool:
         return context.n_steps < max(slot.eos_from for slot in context.rows.slots)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         rows = context.rows
         too_early = rows.per_row(context.steps < rows.table.min_eos_step)  # (R,)
         for column in self.columns or ():
-            tokens.logits[:, column].masked_fill_(too_early, -math.inf)
+            token_scores.logits[:, column].masked_fill_(too_early, -math.inf)
 
 
 class BannedTokens(Mask):
@@ -178,8 +176,8 @@ class BannedTokens(Mask):
         self.columns = tuple(ids)
         self.ids = torch.tensor(self.columns, dtype=torch.long, device=device)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        tokens.logits.index_fill_(1, self.ids, -math.inf)
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
+        token_scores.logits.index_fill_(1, self.ids, -math.inf)
 
 
 class BannedPhrases(Mask):
@@ -192,10 +190,10 @@ class BannedPhrases(Mask):
         self.see_start = spec.phrases_see_start
         self.phrases = by_length([(phrase, -math.inf) for phrase in spec.rules.phrases], device)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         for phrases, _ in self.phrases:
             matches = follows(context.history, phrases, self.see_start)  # (R, N)
-            forbid_where(tokens.logits, phrases[:, -1].expand_as(matches), matches)
+            forbid_where(token_scores.logits, phrases[:, -1].expand_as(matches), matches)
 
 
 class SequenceBias(LogitsProcessor):
@@ -214,12 +212,12 @@ class SequenceBias(LogitsProcessor):
         self.longer = by_length(longer, device)
         self.needs_history = bool(self.longer)
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        logits = tokens.logits + self.always  # (R, V)
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
+        logits = token_scores.logits + self.always  # (R, V)
         for phrases, biases in self.longer:
             matches = follows(context.history, phrases, self.see_start)  # (R, N)
             logits.index_add_(1, phrases[:, -1], biases.where(matches, 0.0))
-        return with_logits(tokens, logits, self.on_logits)
+        return with_logits(token_scores, logits, self.on_logits)
 
 
 class BeginSuppress(Mask):
@@ -234,10 +232,10 @@ class BeginSuppress(Mask):
     def applies(self, context: StepContext) -> bool:
         return any(slot.forced_until + 1 == context.n_steps for slot in context.rows.slots)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
         is_first = context.rows.per_row(first)[:, None].expand(-1, len(self.ids))  # (R, N)
-        forbid_where(tokens.logits, self.ids.expand_as(is_first), is_first)
+        forbid_where(token_scores.logits, self.ids.expand_as(is_first), is_first)
 
 
 class NoSourceNgram(Mask):
@@ -250,7 +248,7 @@ class NoSourceNgram(Mask):
         copied = "a token" if n == 1 else f"{n} tokens in a row"
         self.reason = f"it would repeat {copied} of the source (encoder_no_repeat_ngram_size)"
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         source, history, n = context.rows.table.source, context.history, self.n
         assert source is not None
         if min(source.size(1), history.size(1) + 1) < n:
@@ -259,7 +257,7 @@ class NoSourceNgram(Mask):
         windows = windows.repeat_interleave(len(history) // len(source), 0)  # (R, W, n)
         ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
         repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & (windows[:, :, -1] >= 0)
-        forbid_where(tokens.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
+        forbid_where(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
 
 
 class LengthDecay(LogitsProcessor):
@@ -272,17 +270,17 @@ class LengthDecay(LogitsProcessor):
         self.on_logits = spec.policy.repetition == "logits"
         self.ids = torch.tensor(spec.eos_ids, device=device)  # (E,)
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         n_prefix = context.rows.table.n_prefix  # (B, 1)
         n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)
         beyond = context.steps - 1 + n_before - self.start  # (B, 1)
         growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=HUGE) - 1
-        logits = tokens.logits.clone()
+        logits = token_scores.logits.clone()
         before = logits[:, self.ids]  # (R, E)
-        values = before if self.on_logits else before - tokens.log_z[:, None]
+        values = before if self.on_logits else before - token_scores.log_z[:, None]
         more = values.abs() * context.rows.per_row(growth)[:, None]
         logits[:, self.ids] = before + more.masked_fill(values == -math.inf, 0.0)
-        return with_logits(tokens, logits, self.on_logits)
+        return with_logits(token_scores, logits, self.on_logits)
 
 
 class PhraseConstraints(Mask):
@@ -293,9 +291,9 @@ class PhraseConstraints(Mask):
     def applies(self, context: StepContext) -> bool:
         return context.phrases is not None
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         assert context.phrases is not None
-        context.phrases.forbid(tokens)
+        context.phrases.forbid(token_scores)
 
 
 class NoRepeatNgram(Mask):
@@ -318,8 +316,8 @@ class NoRepeatNgram(Mask):
         exempt[list(spec.exempt_ids)] = True
         self.exempt = exempt.to(device)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
-        logits, history, n = tokens.logits, context.history, self.n
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
+        logits, history, n = token_scores.logits, context.history, self.n
         if history.size(1) < n + self.by_row:
             return
         windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
@@ -352,21 +350,21 @@ class OnlyForced(Mask):
     def applies(self, context: StepContext) -> bool:
         return context.forced is not None
 
-    def __call__(self, tokens: TokenScores, context: StepContext) -> TokenScores:
-        forced, weight = context.forced, tokens.diversity_weight
+    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
+        forced, weight = context.forced, token_scores.diversity_weight
         assert forced is not None
-        tokens = super().__call__(tokens, context)
-        logit = tokens.logits.gather(1, forced.columns)[:, 0]  # (R,)
-        is_possible = logit - tokens.log_z > -math.inf  # not for NaN, which must not be lost
-        log_z = logit.where(forced.is_free & is_possible, tokens.log_z)
+        token_scores = super().__call__(token_scores, context)
+        logit = token_scores.logits.gather(1, forced.columns)[:, 0]  # (R,)
+        is_possible = logit - token_scores.log_z > -math.inf  # not for NaN, which must not be lost
+        log_z = logit.where(forced.is_free & is_possible, token_scores.log_z)
         if self.has_groups:  # nor does a group pay for agreeing with another
-            share = torch.ones_like(tokens.logits) if weight is None else weight
+            share = torch.ones_like(token_scores.logits) if weight is None else weight
             weight = share.masked_fill(forced.is_free[:, None], 0.0)  # (R, V)
-        return TokenScores(tokens.logits, log_z, weight)
+        return TokenScores(token_scores.logits, log_z, weight)
 
-    def forbid(self, tokens: TokenScores, context: StepContext) -> None:
+    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         assert context.forced is not None
-        tokens.logits.masked_fill_(context.forced.tokens != NO_TOKEN, -math.inf)
+        token_scores.logits.masked_fill_(context.forced.tokens != NO_TOKEN, -math.inf)
 
 
 def by_length(
@@ -392,9 +390,10 @@ def follows(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
     return matches if see_start else matches & (history[:, -n - 1] >= 0)[:, None]
 
 
-def with_logits(tokens: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
-    """Return tokens with other logits (R, V), whose probabilities sum to 1 if `normalize`."""
-    return replace(tokens, logits=logits, log_z=log_sum_exp(logits) if normalize else tokens.log_z)
+def with_logits(token_scores: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
+    """Return scores with other logits (R, V), whose probabilities sum to 1 if `normalize`."""
+    log_z = log_sum_exp(logits) if normalize else token_scores.log_z
+    return replace(token_scores, logits=logits, log_z=log_z)
 
 
 def forbid_where(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:

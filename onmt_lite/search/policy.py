@@ -14,14 +14,14 @@ class StopRule:
     """Decide when the search of one sentence is over; the rules are in `onmt_lite.search.stopping`.
 
     Each pool of finished hypotheses (one per sentence, or one per diverse group that finishes on
-    its own) asks its rule at every event, and at every step if `checks_every_step`.
+    its own) checks its rule at every event, and at every step if `checks_every_step`.
     """
 
     why: ClassVar[str] = ""  # how -dump_beam continues "3 hypotheses had finished, "
     checks_every_step: ClassVar[bool] = False  # once enough hypotheses have finished
 
     def min_finished(self, spec: Any) -> int:
-        """Return how many hypotheses must have finished before `holds` is asked."""
+        """Return how many hypotheses must have finished before `holds` is called."""
         return int(spec.group_size)
 
     def holds(self, beam: Any, pool: Any, candidates: Any, rows: Any) -> bool:
@@ -30,7 +30,8 @@ class StopRule:
         Args:
             beam: Beam of the sentence.
             pool: FinishedPool; `min_finished` hypotheses are in it.
-            candidates: CandidateList of this step, best first.
+            candidates: CandidateList of this step, best first.  Its scores are sums: compare
+                `Beam.complete(...).score` with the scores in the pool.
             rows: CandidateList, the candidates that became the new rows.
         """
         raise NotImplementedError
@@ -53,7 +54,7 @@ class Sampling:
     draws: Literal["rows", "beam"]
     # Divides logits, so that probabilities are normalised again, or log-probabilities
     temperature: Literal["logits", "log_probs"]
-    filters: tuple[str, ...] = FILTERS  # in this order
+    filters: tuple[str, ...] = FILTERS  # in this order; a preset's `options` must have the same
     ranked_by: Literal["score", "draw"] = "score"  # in `beam`; `draw`: the order of drawing
     keep: int = 1  # in `beam`: minimum number of tokens of a row that filters leave
     rows_start: Literal["one", "equal"] = "one"  # in `beam`: first from one row, or k equal ones
@@ -82,7 +83,7 @@ class Policy:
     # Candidates of a step
     candidates: int = 2  # number that is ranked, in beam sizes
     idle_score: float = -math.inf  # of rows that do not exist yet, in the first step
-    spares_one: bool = False  # the worst of all candidates is never taken
+    drop_last_candidate: bool = False  # the worst of all candidates is never taken
     masks: Literal["log_probs", "logits"] = "log_probs"  # `logits`: the rest is normalised again
     # What rules that change scores, such as a penalty for repetition, are applied to
     repetition: Literal["log_probs", "logits"] = "log_probs"
@@ -168,11 +169,11 @@ class Preset:
 
     def stop_with(self, values: Mapping[str, Any]) -> StopRule:
         """Return the stop rule for these option values."""
-        return next(stop for text, stop in self.stops.items() if holds(text, values))
+        return next(stop for text, stop in self.stops.items() if is_met(text, values))
 
 
-def holds(condition: str, values: Mapping[str, Any]) -> bool:
-    """Whether "name=value name=value" holds; "" does.  Numbers are compared as numbers."""
+def is_met(condition: str, values: Mapping[str, Any]) -> bool:
+    """Return True if "name=value name=value" is met, numbers by value; "" always is."""
     wanted = (pair.split("=") for pair in condition.split())
     return all(
         value == float(text) if isinstance(value, (int, float)) else str(value) == text

@@ -198,7 +198,7 @@ PRESETS = {
     "fairseq": Preset(
         "fairseq 0.12.2, n-gram blocking by the rule of 0.10.2",
         Policy(
-            spares_one=True,
+            drop_last_candidate=True,
             ngrams_of_one=False,
             groups="interleaved",
             pool="first",

@@ -35,7 +35,7 @@ def gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
 
 
 def draw(
-    tokens: TokenScores,
+    token_scores: TokenScores,
     scores: Tensor,
     seeds: Tensor,
     steps: Tensor,
@@ -45,7 +45,7 @@ def draw(
     """Draw candidates: one per row, or those of a sentence together.
 
     Args:
-        tokens: TokenScores of R rows.
+        token_scores: TokenScores of R rows.
         scores: (B, K), of the rows.
         seeds: (B,), of the sentences.
         steps: (B,), their own steps.
@@ -54,16 +54,16 @@ def draw(
     """
     sampling, (b, k) = spec.sampling, scores.shape
     assert sampling is not None
-    logits, v = tokens.logits, tokens.logits.size(1)
+    logits, v = token_scores.logits, token_scores.logits.size(1)
     for name, limit in spec.filters:
         logits = KEEP[name](logits, limit, sampling.keep)
-    log_z = logits.logsumexp(1) if spec.rules.renormalize else tokens.log_z  # (R,)
+    log_z = logits.logsumexp(1) if spec.rules.renormalize else token_scores.log_z  # (R,)
     # The noise of the vocabulary does not depend on how many words others copy
     noise = gumbel(seeds, steps, k * v)  # (B, K*V)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = of_tokens.view(b, k, n_tokens), of_words.view(b, v - n_tokens, k).transpose(1, 2)
     noise = torch.cat(parts, 2).flatten(1)
-    log_probs = (tokens.logits - log_z[:, None]).view(b, k, v)  # (B, K, V)
+    log_probs = (token_scores.logits - log_z[:, None]).view(b, k, v)  # (B, K, V)
     totals = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*V)
     if sampling.draws == "rows":
         token = (logits.double() + noise.view(-1, v)).argmax(1).view(b, k)  # (B, K)

@@ -18,7 +18,7 @@ class TraceInputs:
     """What a step chose from, kept only for an observer of the loop."""
 
     model: TokenScores  # of the model itself, before any rule
-    tokens: TokenScores  # that were ranked
+    ranked: TokenScores  # after all rules
     scores: Tensor  # (B, K): of the rows that were continued
     attn: Tensor  # (R, S): of these rows
     forbidden: list[tuple[str, Tensor]]  # reason of each rule, and tokens (R, V) forbidden after it
@@ -84,9 +84,9 @@ class StepLog:
         grown[: self.n_steps] = self.steps.view(self.n_steps, *shape[1:])
         self.steps = grown
 
-    def has_event(self) -> list[bool]:
-        """Return for each slot whether a candidate ended in the newest step, none is left, or the
-        model returned NaN.  Waits until the step has arrived."""
+    def wait_for_events(self) -> list[bool]:
+        """Wait until the newest step has arrived; return for each slot whether a candidate ended in
+        it, none is left, or the model returned NaN."""
         self.wait()
         side = "candidate" if "candidate_score" in self.columns else "row"
         ended = self.newest[:, self.columns[f"{side}_ended"]].amax(1)  # (B,)

@@ -85,7 +85,7 @@ class TopK:
 
     def select(
         self,
-        tokens: TokenScores,
+        token_scores: TokenScores,
         scores: Tensor,
         is_first_step: Tensor | None = None,
         block_max: Tensor | None = None,
@@ -93,15 +93,15 @@ class TopK:
         """Rank the continuations of rows.
 
         Args:
-            tokens: TokenScores of R rows.
+            token_scores: TokenScores of R rows.
             scores: (B, K), of the rows.
             is_first_step: (B,), whether a sentence is at its first step; for fairseq only.
             block_max: (R, blocks), maxima of the logits before some `columns` changed; overwritten.
         """
         b, k = scores.shape
-        logits, log_z = tokens.logits.view(b, k, -1), tokens.log_z.view(b, k)
+        logits, log_z = token_scores.logits.view(b, k, -1), token_scores.log_z.view(b, k)
         if self.spec.beam_groups > 1:
-            return self._select_diverse(tokens, logits, log_z, scores, is_first_step)
+            return self._select_diverse(token_scores, logits, log_z, scores, is_first_step)
         n = min(self.spec.n_candidates, k * self.vocab_size)
         if block_max is not None:
             block_max = block_max.view(b, k, -1)
@@ -201,7 +201,7 @@ class TopK:
 
     def _select_diverse(
         self,
-        tokens: TokenScores,
+        token_scores: TokenScores,
         logits: Tensor,
         log_z: Tensor,
         scores: Tensor,
@@ -215,7 +215,7 @@ class TopK:
         """
         (b, k, v), spec, n_groups = logits.shape, self.spec, self.spec.beam_groups
         size, apart = k // n_groups, spec.policy.groups == "apart"
-        weight = tokens.diversity_weight
+        weight = token_scores.diversity_weight
         taken = logits.new_zeros(b, v)  # how many earlier groups have each token
         of_batch = torch.arange(b * k, device=self.device).view(b, k)  # rows
         groups = []
@@ -247,7 +247,7 @@ def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
     return ended
 
 
-def continuing_places(spec: SearchSpec, candidates: Candidates) -> Tensor:
+def continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
     """Return the ranks (B, K) of the candidates that become rows if ended ones make room.
 
     refill   the best that did not end, in whatever order they were drawn

@@ -172,7 +172,7 @@ def left_out(
     of_slot, scores = slice(b * k, (b + 1) * k), inputs.scores[b][:, None]  # (K, 1)
     log_probs = inputs.model.logits[of_slot] - inputs.model.log_z[of_slot, None]  # (K, V)
     plain = log_probs + scores
-    totals = inputs.tokens.logits[of_slot] - inputs.tokens.log_z[of_slot, None] + scores  # (K, V)
+    totals = inputs.ranked.logits[of_slot] - inputs.ranked.log_z[of_slot, None] + scores  # (K, V)
 
     def best_of(totals: Tensor, n: int, why: str = "") -> list[Continuation]:
         """Of the n largest, those whose row exists and that are not `here`."""

@@ -144,7 +144,7 @@ class TestSearches:
         """One transfer to the host per step; all others are made when sentences join, or for
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
-        waiting = [(StepLog, "send"), (StepLog, "has_event")]
+        waiting = [(StepLog, "send"), (StepLog, "wait_for_events")]
         waiting += [(Scheduler, "join"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
             waiting += [(Rows, "correct_scores")]
