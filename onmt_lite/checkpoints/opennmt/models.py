@@ -43,6 +43,7 @@ def build_transformer(weights: Weights, opt: Description) -> Transformer:
         heads=opt.number("heads", 8),
         activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         norm_eps=opt.real("norm_eps", 1e-6),
+        output_bias=True,
         **relation,
         **_alignment(opt, weights.count_layers("decoder.")),
         **_positions(weights, opt),
@@ -81,7 +82,7 @@ def _positions(weights: Weights, opt: Description) -> dict[str, Any]:
             return dict(positions="none", scale_embedding=False, max_positions=MAX_POSITIONS)
         layout = opt.choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
         return dict(positions=layout, max_positions=MAX_POSITIONS)
-    for name in names:
+    for name in ("src_embedding.position", "tgt_embedding.position"):  # neither or both
         weights.shape(name, n_dims=3)  # (P, 1, E)
         weights.tensors[name] = weights.tensors[name][:, 0]
     layouts = {layout_of(weights.tensors[name]) for name in names}
