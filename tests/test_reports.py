@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference import postprocess
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import Summary, averages, build_writer, sentence_log, sentences
+from onmt_lite.jobs.reports import SENTENCES, Summary, averages, build_writer, sentence_log
 from onmt_lite.system.log import LOG
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
@@ -256,7 +256,7 @@ def test_summary_of_one_unknown_token_is_singular(log):
 def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
     rows = re.findall(r"^  of .*: (.*)$", postprocess.__doc__ or "", re.M)
     notes = [note for row in rows for note in row.split(", ")]
-    assert sorted(notes) == sorted(sentences()), "each note needs its sentence in notes.yaml"
+    assert sorted(notes) == sorted(SENTENCES), "each note needs its sentence in notes.yaml"
     for note in notes:
         log.clear()
         Summary.of([Translation(4, "x", [hyp()], (note,))]).log(scores=False)

@@ -282,7 +282,7 @@ class Resolver:
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
         if not (near := near_names(name, self.options, self.program.page)):
-            return f"unknown option {shown}; {self.program.name} -help all lists all"
+            return f"unknown option {shown}; -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
     def _note(self, name: str, known: Foreign, words: str, origin: str) -> None:

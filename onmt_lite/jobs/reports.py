@@ -1,6 +1,5 @@
 """Translations to text: the formats of the output, the lines of the log."""
 
-import functools
 import json
 import math
 import re
@@ -38,11 +37,8 @@ Format = Callable[[Translation, DataOptions, int], str]  # n_best last; whole li
 Overlaps = list[list[int]]  # of each metric of -report_bleu
 
 
-@functools.cache
-def sentences() -> dict[str, str]:
-    """Read the sentence of each note."""
-    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("notes.yaml").read_bytes())
-    return found
+# The sentence of each note, read before a job begins: an upgrade meanwhile must not end it
+SENTENCES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("notes.yaml").read_bytes())
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:
@@ -169,7 +165,7 @@ class Noted:
         s = "" if self.n_lines == 1 else "s"
         tokens = "token" if self.n_unknown == 1 else "tokens"
         count = f" ({self.n_unknown:,} {tokens})" if note == "unknown-tokens" else ""
-        return f"line{s} {self.shown()}: {sentences().get(note, note)}{count} [{note}]"
+        return f"line{s} {self.shown()}: {SENTENCES.get(note, note)}{count} [{note}]"
 
 
 @dataclass
