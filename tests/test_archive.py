@@ -298,6 +298,8 @@ def doubled(value, before, after, n=60):
 DEEP = 100_000
 TUPLES = doubled(b")", b"", b"\x86")
 LISTS = doubled(b"]", b"](", b"e")
+MANY = b"(" + b"N" * 990 + b"tq\1"  # a large tuple, which costs two instructions from then on
+KEYS = b"}q\1(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(200_000)) + b"u"
 STORAGE = b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
 ORDERED = name("collections.OrderedDict") + b")R"
 NAMESPACE = name("argparse.Namespace") + b")\x81"
@@ -332,6 +334,17 @@ class TestBombs:
             "a hidden method": (ORDERED + b"}" + text("keys") + REBUILD + b"sb", "attributes"),
             "sets without end": (b"]q\0(" + b"N" * DEEP + b"e" + name("builtins.set") + b"q\1"
             + b"](" + b"h\1h\0\x85R" * 1000 + b"e\x86", "copies"),
+            "calls of many values": (b"](" + name("builtins.set") + b"q\2" + MANY
+            + b"h\2h\1R" * 20_000 + b"e", "copies"),
+            "objects of many values": (b"](" + name("argparse.Namespace") + b"q\2" + MANY
+            + b"h\2h\1R" * 20_000 + b"e", "copies"),
+            "storages of many values": (b"](" + MANY + b"h\1Q" * 20_000 + b"e", "copies"),
+            "many attributes again and again": (b"](" + NAMESPACE + b"q\2" + KEYS
+            + b"h\2h\1b" * 1000 + b"e", "copies"),
+            "the same of a dict": (b"](" + ORDERED + b"q\2}q\1(" + text("_metadata") + b"q\3N"
+            + b"h\3N" * 500_000 + b"uh\2h\1b" + b"h\2h\1b" * 1000 + b"e", "copies"),
+            "the same from what was made": (b"](" + NAMESPACE + b"q\2" + ORDERED + b"q\1"
+            + KEYS[KEYS.index(b"("):] + b"h\2h\1b" * 1000 + b"e", "copies"),
             "attributes from a dict": (ORDERED + ORDERED + b"b", "attributes"),
             "attributes of a tensor": (TENSOR + b"}b", "attributes"),
             "attributes of a list": (b"]}b", "attributes"),

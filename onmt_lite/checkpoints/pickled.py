@@ -35,7 +35,7 @@ PYTHON_2 = {
     "copy_reg.": "copyreg.",
 }
 MAX_OPERATIONS = 4_000_000  # a vocabulary of 256,000 tokens, stored three times, takes 3 million
-COPIED = 16  # values, or characters, that calls copy in the time of an operation
+COPIED = 16  # values, or characters, that are copied in the time of an operation
 MAX_TUPLE = 1000  # values in a tuple and in the tuples inside it
 SCALARS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
 SCALARS |= {"BINUNICODE", "SHORT_BINSTRING"}
@@ -182,6 +182,7 @@ class _Checker:
     def storage(self, description: Any) -> Made:
         if not isinstance(description, Tuple):
             raise ValueError("a storage has a description that is not understood")
+        self.spend(len(description))
         if any(isinstance(n, int) and n > self.n_bytes for n in description):
             raise ValueError("a storage is larger than the file")
         return Made("storage")
@@ -191,6 +192,7 @@ class _Checker:
         not become a set."""
         if not isinstance(function, Name) or not isinstance(args, Tuple):
             raise ValueError(f"{DAMAGED}: it calls what is no function")
+        self.spend(len(args))
         if not function.startswith("torch._utils.") and not INERT.fullmatch(function):
             if any(isinstance(arg, Made) for arg in args):
                 raise ValueError(f"its pickle makes a {function} of another object")
@@ -200,8 +202,16 @@ class _Checker:
             self.spend(n_copied // COPIED)
         return Made(function)
 
+    def n_most(self, value: Any) -> int:
+        """How many attributes a value sets at most: what a call has made is not known."""
+        if isinstance(value, Made):
+            return MAX_OPERATIONS - self.n_left
+        return len(value) if isinstance(value, Keys) else 1
+
     def build(self, target: Any, state: Any) -> Any:
         """Of a dict's attributes, only the one that torch gives the weights of a model is read."""
+        parts = state if isinstance(state, Tuple) else (state,)
+        self.spend(sum(map(self.n_most, parts)) // COPIED)
         if not isinstance(target, Made) or not INERT.fullmatch(target):
             known = isinstance(state, Keys) and all(key == "_metadata" for key in state)
             if target != "collections.OrderedDict" or not known:
