@@ -290,7 +290,10 @@ class TestLanguages:
         "name, options, words",
         [
             ("nllb", dict(tgt_lang=None), ["tgt_lang is missing", "202 languages"]),
-            ("nllb", dict(tgt_lang="eng"), ["tgt_lang", "'eng'", "eng_Latn"]),
+            ("nllb", dict(tgt_lang="eng"), ["tgt_lang", "'eng'", "nearest are eng_Latn"]),
+            ("nllb", dict(tgt_lang="en"), ["nearest are eng_Latn"]),
+            ("nllb", dict(tgt_lang="de_DE"), ["nearest are deu_Latn"]),
+            ("m2m", dict(tgt_lang="en_US"), ["nearest are en"]),
             ("nllb", dict(src_lang="de"), ["src_lang", "'de'", "deu_Latn"]),
             ("m2m", dict(tgt_lang="__en__"), ["tgt_lang", "en"]),
             ("t5", dict(tgt_lang="en"), ["tgt_lang", "no languages"]),

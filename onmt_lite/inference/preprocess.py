@@ -271,8 +271,14 @@ def choose_languages(
 
 
 def near(code: str, languages: Languages) -> str:
-    """Known codes that are perhaps meant."""
-    found = difflib.get_close_matches(code[:50].lower(), languages.ids, N_NEAR, cutoff=0.0)
+    """Known codes that are perhaps meant: first those that begin alike, then the most similar."""
+    code = code[:50].lower()
+
+    def distance(known: str) -> tuple[bool, float]:
+        alike = difflib.SequenceMatcher(None, code, known.lower()).ratio()
+        return known[:2].lower() != code[:2], -alike
+
+    found = sorted(languages.ids, key=distance)[:N_NEAR]
     return f"nearest are {', '.join(found)} (onmt_lite -print_model lists all)"
 
 
