@@ -89,6 +89,14 @@ def test_marian_of_several_languages_tgt_lang_is_put_before_the_line(tmp_path):
         translator.translate(["w3"], tgt_lang="frb")
 
 
+@pytest.mark.parametrize("name", ["marian_int8", "old_float32"])
+def test_a_vocabulary_that_is_missing_is_named(tmp_path, name):
+    path = shutil.copytree(CT2 / name, tmp_path / "copy")
+    for file in path.glob("shared_vocabulary.*"):
+        file.unlink()
+    assert_refused(path, "shared_vocabulary.json nor shared_vocabulary.txt", "; download")
+
+
 def flag(value):
     return [], INT8, struct.pack("<b", value)
 

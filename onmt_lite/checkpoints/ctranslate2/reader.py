@@ -147,7 +147,9 @@ def _read_vocabularies(
 def _read_tokens(folder: Path, side: str) -> list[str]:
     """The tokens of a side: a list in JSON, or one token per line."""
     names = [f"{kind}_vocabulary.{form}" for kind in ("shared", side) for form in ("json", "txt")]
-    path = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise CheckpointError(f"{folder}: the directory has neither {' nor '.join(names)}")
     try:
         data = read_whole(path, MAX_VOCABULARY)
         listed = parse_json(data) if path.suffix == ".json" else None
