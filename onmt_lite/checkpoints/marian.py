@@ -150,6 +150,9 @@ def _find(path: Path) -> tuple[Path, Path, Path, Description]:
         targets = [f for f in words if TARGET.search(f.name)] if len(words) > 1 else words
         sources = [f for f in words if f not in targets] if len(words) > 1 else words
     files = [*found, *dict.fromkeys((*sources, *targets))]
+    absent = [f.name for f in files if not f.is_file() and f.suffix != ".fsv"]
+    if decoder.values and absent:
+        raise CheckpointError(f"{said}: there is no {absent[0][:100]!r} beside it")
     is_one = [len(found), len(sources), len(targets)] == [1, 1, 1] and found[0].suffix == ".npz"
     if not is_one or not all(f.is_file() and f.suffix != ".fsv" for f in files):
         listed = ", ".join(f.name for f in files)[:200] or "no files"
