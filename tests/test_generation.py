@@ -239,6 +239,8 @@ class TestDefaults:
             *(dict(exponential_decay_length_penalty=x) for x in ([5, "1"], [5, 1.1, 1], {"a": 1})),
             *(dict(sequence_bias=x) for x in (5, [[5, 1.0]], [[[], 1.0]], [[[10**9], 1.0]])),
             *(dict(sequence_bias=x) for x in ([[[5], "1"]], [[[5], float("nan")]], [[[5]]])),
+            *(dict(sequence_bias=[[[5], x]]) for x in (10**400, 1e300, -1e300)),
+            *(dict(exponential_decay_length_penalty=[x, 10**400]) for x in (5, 10**400)),
         ],
         ids=str,
     )
@@ -246,6 +248,17 @@ class TestDefaults:
         change(copy / "generation_config.json", **said)
         with pytest.raises(CheckpointError, match=f"{next(iter(said))}|forces"):
             load_checkpoint(copy)
+
+    @pytest.mark.parametrize("decay", [[10**30, 1.5], [0, 10**38], [3, 0]])
+    def test_any_decay_can_be_computed(self, copy, decay):
+        change(copy / "generation_config.json", exponential_decay_length_penalty=decay)
+        found = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
+        assert found.translate(["a"], max_length=5)[0].hyps
+
+    def test_a_forced_end_token_may_be_written_with_a_decimal_point(self, copy):
+        change(copy / "generation_config.json", forced_eos_token_id=[2.0])
+        found = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
+        assert found.translate(["a"], max_length=5)[0].hyps
 
     @settings(max_examples=150)
     @given(

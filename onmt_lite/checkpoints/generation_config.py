@@ -21,6 +21,8 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 VERSIONS = ("transformers-4", "transformers-5")  # whose `generate` read these files differently
 TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
+MAX_LENGTH = 1 << 30  # no output is longer
+MAX_FLOAT = 3.4028234663852886e38  # the largest number of 32 bits
 
 # What their values are here, if it is not the same
 VALUES: dict[str, Callable[[Any], Any]] = {
@@ -53,14 +55,15 @@ def _is_biases(value: Any, n: int) -> bool:
     return (
         pairs
         and _is_phrases([tokens for tokens, _ in value], n)
-        and all(type(bias) in (int, float) and bias < math.inf for _, bias in value)
+        and all(type(bias) in (int, float) for _, bias in value)
+        and all(abs(bias) <= MAX_FLOAT or bias == -math.inf for _, bias in value)
     )
 
 
 def _is_decay(value: Any, n: int) -> bool:
     types = [type(x) for x in value] if isinstance(value, list) else []
     is_pair = types in ([int, int], [int, float])
-    return is_pair and all(0 <= x < math.inf for x in value)
+    return is_pair and all(0 <= x <= MAX_FLOAT for x in value)
 
 
 # Rules about tokens: whether a value can be one, for a vocabulary of n tokens; what it must be
@@ -103,6 +106,7 @@ def token_rules(
         raise CheckpointError(
             f"{where('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
         )
+    forced = forced if forced is None else ends[ends.index(forced)]  # an int where it was 2.0
     if forced is not None and [forced] in never:
         raise CheckpointError(
             f"{where('suppress_tokens')}: suppress_tokens must not have the end token ({eos}), "
@@ -121,7 +125,7 @@ def token_rules(
         tuple(values["begin_suppress_tokens"] or ()),
         values["encoder_no_repeat_ngram_size"] or 0,
         tuple((tokens, bias) for tokens, bias in biases.items() if bias > -math.inf),
-        decay and (decay[0], decay[1]),
+        decay and (min(decay[0], MAX_LENGTH), float(decay[1])),
     )
 
 
