@@ -250,3 +250,10 @@ def test_help_yaml_has_the_texts_of_the_options_there_are():
                 "example": "",
                 **entry,
             }
+
+
+def test_help_yaml_is_not_read_for_options_without_help():
+    """A job starts without it."""
+    read_help.cache_clear()
+    load_options(["-beam_size", "3", "-src", "a.txt", "-n_best", "2"])
+    assert read_help.cache_info().currsize == 0

@@ -74,13 +74,6 @@ def described(name: str) -> str:
     return str(found.folder) if found else name
 
 
-def pinned(name: str) -> str:
-    """Return the name with the commit that it stands for, TEAM/NAME@COMMIT; another path as it is.
-    Raises CheckpointError."""
-    found = _find(name)
-    return found.name if found else name
-
-
 def fetched(name: str, quiet: bool = False) -> str:
     """Return where a model of the hub is, after a download of all that is needed of it; another
     path as it is.  Raises CheckpointError."""

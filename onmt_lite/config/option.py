@@ -203,11 +203,10 @@ def parse_words(option: Option, words: list[str]) -> Any:
     """Read the words of a command line.  Raises ValueError that says what was expected."""
     if option.kind is bool and not words:
         return True
-    shown = f"; for example: -{option.name} {option.example}" if option.example else ""
-    if option.many and not words:
-        raise ValueError(f"needs at least one value{shown}")
-    if not option.many and not words:
-        raise ValueError(f"takes one value, got none{shown}")
+    if not words:
+        problem = "needs at least one value" if option.many else "takes one value, got none"
+        shown = f"; for example: -{option.name} {option.example}" if option.example else ""
+        raise ValueError(problem + shown)
     if not option.many and len(words) != 1:
         raise ValueError(f"takes one value, got {len(words)}: {' '.join(words)}")
     values = [_parse_word(option, word) for word in words]
