@@ -152,7 +152,7 @@ def read_whole(path: str | Path, limit: int) -> bytes:
 @lru_cache
 def tables_in(name: str) -> dict[str, Any]:
     """Read a YAML file of this room."""
-    return LOADER(Path(__file__).with_name(name).read_bytes()).get_single_data()
+    return LOADER((Path(__file__).parent / name).read_bytes()).get_single_data()
 
 
 def described(path: Path) -> Description:

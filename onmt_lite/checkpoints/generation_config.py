@@ -3,12 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from onmt_lite.checkpoints.description import tables_in
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES
@@ -19,7 +17,6 @@ from onmt_lite.system.safe_parse import parse_json, parse_yaml
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 VERSIONS = ("transformers-4", "transformers-5")  # whose `generate` read these files differently
-TABLES = Path(__file__).with_suffix(".yaml")
 MAX_BYTES = 1 << 20
 MAX_LENGTH = 1 << 30  # no output is longer
 MAX_FLOAT = 3.4028234663852886e38  # the largest number of 32 bits
@@ -35,11 +32,9 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@lru_cache
 def names_of(table: str) -> dict[str, Any]:
     """A table of generation_config.yaml: our names by those of a file, for instance."""
-    tables: dict[str, dict[str, Any]] = yaml.safe_load(TABLES.read_bytes())
-    return tables[table]
+    return tables_in("generation_config.yaml")[table]
 
 
 def _is_tokens(value: Any, n: int) -> bool:

@@ -1,13 +1,10 @@
 """Tells Hugging Face directories that are not read by their descriptions, before weights, which may
 have to be fetched."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from onmt_lite.checkpoints.description import described
+from onmt_lite.checkpoints.description import described, tables_in
 from onmt_lite.checkpoints.generation_config import FAMILIES
 from onmt_lite.errors import CheckpointError
 
@@ -16,15 +13,12 @@ CONVERTER = (
     "convert it with `ct2-transformers-converter --model DIR --output_dir OUT`, then give "
     "-model OUT, -tokenizer space and lines of the model's tokens with </s> at the end"
 )
-FAMILY_FACTS = Path(__file__).with_name("families.yaml")
 QUANTISED = ("quantize_config.json", "quant_config.json", "quant_strategy.json")
 
 
-@lru_cache
 def facts(table: str) -> dict[str, Any]:
     """Return a table of families.yaml."""
-    tables: dict[str, dict[str, Any]] = yaml.safe_load(FAMILY_FACTS.read_bytes())
-    return tables[table]
+    return tables_in("huggingface/families.yaml")[table]
 
 
 def refuse_unread(path: Path) -> None:
