@@ -66,6 +66,8 @@ EXTRA_WORDS = [
     ("-device cuda 1", "device: takes one value", "leave '1' out"),
     ("-shard 1 8 -src in.de", "shard: takes one value", "leave '8' out"),
     ("-beam_size = 5", "beam_size: takes one value", "leave '5' out"),
+    ("-with_score=yes", "with_score: expected true or false", "did you mean true?"),
+    ("-replace_unk 0", "replace_unk: expected true or false", "did you mean false?"),
     ("-quiet out.en", "quiet: expected true or false", "did you mean -output out.en?"),
     ("-verbose in.de", "verbose: expected true or false", "did you mean -src in.de?"),
     ("-beam_size", "beam_size: takes one value, got none", "for example: -beam_size 8"),

@@ -239,7 +239,8 @@ def _reason(hub: Any, name: str, error: BaseException) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"{address} refuses access to {repository} ({status}); {token}"
-    remedy = "check name and network, and try again: files that have arrived are kept"
+    remedy = "there is no such path either; check name and network, and try again: files that have "
+    remedy += "arrived are kept"
     return f"{repository} cannot be fetched from {address}: {_shown(error)}; {remedy}"
 
 

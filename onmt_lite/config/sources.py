@@ -18,6 +18,7 @@ from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.guesses import about_extra, about_stray, near_names
 from onmt_lite.config.option import (
     META_NAMES,
+    SWITCHES,
     Group,
     Option,
     as_words,
@@ -264,6 +265,8 @@ class Resolver:
         """Return what to add if words follow an option that does not take them."""
         option = self.options[name]
         if option.kind is bool and words:
+            if len(words) == 1 and (switch := SWITCHES.get(words[0].lower())) is not None:
+                return f"; did you mean {as_words(switch)}?"
             words = ["true", *words]
         if option.many or len(words) < 2 or not any(words[1:]):
             return ""

@@ -364,6 +364,7 @@ def test_a_download_that_is_cut_off_goes_on_later(hub, run, src):
     code, out, err = run("-src", src, "-model", "team/model")
     assert (code, out) == (4, "") and err.count("\n") == 1
     assert err.startswith(f"onmt_lite: error: team/model cannot be fetched from {hub.address}: ")
+    assert "there is no such path either" in err
     assert err.endswith(" try again: files that have arrived are kept\n")
     code, _, err = run("-src", src, "-model", "team/model", HF_HUB_OFFLINE="1")
     assert code == 4 and "does not hold all of such a model of the hub; unset" in err
