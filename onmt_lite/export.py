@@ -54,7 +54,7 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((ExportOptions, *META), ("export",))
 PROGRAM = Program(
-    "onmt_lite_export",
+    "onmt_lite.export",
     USAGE,
     OPTIONS,
     RULES,

@@ -325,8 +325,8 @@ def test_options_are_read_without_torch():
 
 # -- an empty path is not given -------------------------------------------------------------------
 
-NEEDED = {"onmt_lite_train": {"train": "t.tsv", "output": "d", "train_steps": 1}}
-NEEDED["onmt_lite_export"] = {"model": "m", "output": "o.pt", "to": "opennmt-py"}
+NEEDED = {"onmt_lite.train": {"train": "t.tsv", "output": "d", "train_steps": 1}}
+NEEDED["onmt_lite.export"] = {"model": "m", "output": "o.pt", "to": "opennmt-py"}
 PATHS = [
     (program, name)
     for program in (PROGRAM, TRAINER, EXPORTER)

@@ -388,7 +388,7 @@ class TestWhatBelongsToOthers:
         (dict(data_type="img"), "data_type img: only text is translated"),
         (dict(n_best=9, beam_size=4), "n_best=9 is more than beam_size=4"),
         (dict(patience=2.0), "patience: search=opennmt has no such option"),
-        (dict(nothing=1), "unknown option nothing; onmt_lite -help all"),
+        (dict(nothing=1), "unknown option nothing; python -m onmt_lite -help all"),
     ],
 )
 def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):

@@ -16,7 +16,7 @@ import yaml
 
 from onmt_lite.config.option import as_words
 
-NOTHING = "nothing here does the same; -help all lists all"
+NOTHING = "nothing here does the same; python -m onmt_lite -help all lists all"
 FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
 
 

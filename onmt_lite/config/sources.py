@@ -41,7 +41,7 @@ Setting = tuple[Any, str]  # a value and its origin
 class Program(Generic[T]):
     """A program, as far as its options go; T is what it makes of their values."""
 
-    name: str
+    name: str  # of its module, for python -m
     usage: str  # what follows the command in the help
     options: Mapping[str, Option]
     rules: Sequence[Rule] = ()  # about options that do not go together
@@ -285,7 +285,7 @@ class Resolver:
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
         if not (near := near_names(name, self.options, self.program.page)):
-            return f"unknown option {shown}; -help all lists all"
+            return f"unknown option {shown}; python -m {self.program.name} -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
     def _note(self, name: str, known: Foreign, words: str, origin: str) -> None:

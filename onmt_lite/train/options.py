@@ -150,7 +150,7 @@ def build_options(resolved: Resolved) -> TrainOptions:
 
 
 PROGRAM = Program(
-    "onmt_lite_train",
+    "onmt_lite.train",
     USAGE,
     OPTIONS,
     RULES,

@@ -144,7 +144,11 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
 PROGRAM = Program(
-    "onmt_evaluate", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(EvaluateOptions)
+    "recipes.de_en.evaluate",
+    USAGE,
+    OPTIONS,
+    RULES,
+    build=lambda resolved: resolved.build(EvaluateOptions),
 )
 load_evaluate_options = PROGRAM.load
 

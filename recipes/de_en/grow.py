@@ -111,7 +111,7 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), (), partial(help_of, RULES))
 PROGRAM = Program(
-    "onmt_grow", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(GrowOptions)
+    "recipes.de_en.grow", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(GrowOptions)
 )
 load_grow_options = PROGRAM.load
 

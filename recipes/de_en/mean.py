@@ -65,7 +65,7 @@ RULES = (
 )
 OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
 PROGRAM = Program(
-    "onmt_mean", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(MeanOptions)
+    "recipes.de_en.mean", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(MeanOptions)
 )
 load_mean_options = PROGRAM.load
 

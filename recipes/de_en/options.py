@@ -215,7 +215,7 @@ OPTIONS: dict[str, Option] = options_of(
     (FileOptions, ChangeOptions, *META), (), partial(help_of, RULES)
 )
 PROGRAM = Program(
-    "onmt_text",
+    "recipes.de_en.text",
     USAGE,
     OPTIONS,
     RULES,
