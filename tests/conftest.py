@@ -14,7 +14,7 @@ from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import logging_to
 from onmt_lite.system.terminal import SIGNALS, pending
 from tests.support import tiny
-from tests.support.counting import write_pairs
+from tests.support.tiny_training import write_pairs
 
 # The same examples in every run: a failure comes from a change, not from the dice
 settings.register_profile("onmt_lite", deadline=None, derandomize=True, database=None)

@@ -9,7 +9,7 @@ them, and shapes come in few sizes:
     source        multiples of 32 tokens, see `onmt_lite.search.slots`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
-Not run on a GPU: the tests replay operations on a simulated one (tests/test_captured.py).
+Not run on a GPU: tests/unit/models/test_captured.py replays the operations on a simulated one.
 """
 
 import contextlib

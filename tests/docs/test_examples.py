@@ -9,7 +9,7 @@ import pytest
 
 from onmt_lite import Translator
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ["alternatives", "datasets_map", "draw_search", "pandas_column", "rerank", "score_pairs"]
 
 

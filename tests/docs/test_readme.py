@@ -1,7 +1,7 @@
 """What README.md and docs/ say is what happens: commands, Python, YAML, links, names, figures.
 
-`python -m tests.test_readme` writes the generated parts anew: option tables, exactness, and what
-commands print.  A command that cannot run here is marked above its block, with a reason:
+`python -m tests.docs.test_readme` writes the generated parts again: option tables, exactness, and
+the output of commands.  A command that cannot run here is marked above its block, with a reason:
 `<!-- not run: needs a GPU -->`; its options are checked all the same.
 """
 
@@ -42,9 +42,9 @@ from onmt_lite.train.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.train.calibrate import load_calibrate_options
 from onmt_lite.train.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.train.options import load_train_options
-from tests.test_architecture import ROOMS
+from tests.unit.test_architecture import ROOMS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "data/de-en/README.md", ROOT / "recipes/de_en/README.md"]
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt"
@@ -461,7 +461,7 @@ def exactness_table() -> str:
     """
     lists: Counter = Counter()
     originals: dict[str, list[str]] = {name: [] for name in PRESETS}
-    for path in sorted((ROOT / "tests/conformance/cases").glob("*.json")):
+    for path in sorted((ROOT / "tests/exactness/conformance/cases").glob("*.json")):
         file = json.loads(path.read_text(encoding="utf-8"))
         originals[file["preset"]].append(re.sub(r": rule.*| \(rule.*", "", file["system"]))
         for case in file["cases"]:
@@ -574,7 +574,7 @@ GENERATED = {  # what stands between comments -> the page that has it, and what 
 def test_tables_are_generated(name):
     path, make = GENERATED[name]
     page = path.read_text(encoding="utf-8")
-    assert between(page, name) == make(), "run `python -m tests.test_readme`"
+    assert between(page, name) == make(), "run `python -m tests.docs.test_readme`"
 
 
 def test_speed_chart_shows_the_recorded_ratios():

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.bench import Start
-from tests.jobs.warm import Warm
+from tests.support.forked_jobs import Warm
+from tests.support.job_runner import Start
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "translate.py"

@@ -16,7 +16,7 @@ from onmt_lite.jobs.progress import times
 from onmt_lite.models.table import TableModel
 from onmt_lite.system import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
-from tests.cli.conftest import names, write_table
+from tests.end_to_end.conftest import names, write_table
 
 ERROR = "onmt_lite: error: "
 MATCH = "they must match line by line"

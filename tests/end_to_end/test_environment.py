@@ -17,7 +17,7 @@ from onmt_lite.jobs.workers import PROGRAM
 from onmt_lite.system import resources
 from onmt_lite.system.resources import importing
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ALL = "torch, sentencepiece, PyYAML, tqdm"
 PROGRAMS = [
     ["translate.py"],

@@ -8,7 +8,7 @@ import pytest
 
 from onmt_lite import OptionError, Translator, load_options
 from onmt_lite.config.options import PROGRAM
-from tests.cli.conftest import ROOT, SCRIPT
+from tests.end_to_end.conftest import ROOT, SCRIPT
 
 FAMILIES = "tests/data/families"
 SURE = "Guten Morgen!"

@@ -20,7 +20,7 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.huggingface import kinds, reader
 from onmt_lite.errors import CheckpointError
-from tests.cli.test_terminal import Terminal
+from tests.end_to_end.test_terminal import Terminal
 from tests.support.hub import TOKEN, files_of, running
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import Done
-from tests.cli.conftest import ROOT
+from tests.end_to_end.conftest import ROOT
 
 LINE = "onmt_lite: error: a defect of the program ({}); please report the traceback below\n"
 

@@ -14,7 +14,7 @@ from onmt_lite import __version__
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import add_log_file, logging_to
 from onmt_lite.system.log import LOG
-from tests.cli.conftest import SCRIPT
+from tests.end_to_end.conftest import SCRIPT
 from tests.support.sweeps import swept
 
 JOBS = {

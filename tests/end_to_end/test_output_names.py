@@ -12,7 +12,7 @@ import yaml
 
 from onmt_lite import OptionWarning, Translator
 from onmt_lite.config.files import PACKED_AT_ONCE, Packer
-from tests.support.stops import stopped_before_part
+from tests.support.stop_signals import stopped_before_part
 
 OBJECTS = b'{"text": "one", "id": 7}\n{"id": 8, "text": "two"}\n'
 TEXTS = ["ein", "ü"]  # of OBJECTS

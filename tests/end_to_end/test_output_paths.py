@@ -10,9 +10,9 @@ import pytest
 
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.config.files import descriptor_of, is_device
-from tests.cli.conftest import redirected
+from tests.end_to_end.conftest import redirected
 from tests.support.files import DATA
-from tests.support.stops import stopped_before_part
+from tests.support.stop_signals import stopped_before_part
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 

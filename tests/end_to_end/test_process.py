@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import ROOT, names
+from tests.end_to_end.conftest import ROOT, names
 from tests.support.sweeps import swept
 
 

@@ -13,11 +13,11 @@ from onmt_lite import OptionError, Translator
 from onmt_lite.config.options import load_options
 from tests.support.files import DATA
 
-HERE = Path(__file__).parent / "data" / "transforms"
+HERE = Path(__file__).parents[1] / "data" / "transforms"
 SOURCE = "dog man\nman\n\ndog dog\n"
 TARGET = "DOG MAN\nMAN\n\nDOG DOG\n"
 
-PUBLIC = Path(__file__).parent / "data" / "public_lines"
+PUBLIC = Path(__file__).parents[1] / "data" / "public_lines"
 PLACES = "model: m.pt\nsrc: src.txt\noutput: out.txt\n"
 # line -> options that are noted
 LINES = dict(line.split("\t") for line in (PUBLIC / "lines.txt").read_text().split("\n")[1:-1])

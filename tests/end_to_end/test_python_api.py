@@ -33,10 +33,10 @@ from onmt_lite.errors import Message
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.jobs.job import run_job
 from onmt_lite.text import lines as text_lines
+from tests.end_to_end.test_translator import assert_same
 from tests.support import tiny
-from tests.test_translator import assert_same
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LINES = [*tiny.SENTENCES, "", "a", "das rote haus der stadt"]
 PREFIXES = ["the", "", "a dog", "", "the", *[""] * (len(LINES) - 5)]
 
@@ -334,7 +334,7 @@ OTHER_PROCESS = (
 )
 def test_fork_of_a_process_with_a_translator_raises_and_can_load_another(options):
     """Whatever torch did in the parent, no call waits for threads that a fork does not have."""
-    words = [sys.executable, "-m", "tests.support.forks", json.dumps(options)]
+    words = [sys.executable, "-m", "tests.support.fork_check", json.dumps(options)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

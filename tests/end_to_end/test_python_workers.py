@@ -18,9 +18,9 @@ from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, DataError, OptionError, OptionWarning
 from onmt_lite.jobs.engine import part_size
 from tests.support import tiny
-from tests.test_workers import alive, children, family, wait_until
+from tests.unit.jobs.test_workers import alive, children, family, wait_until
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOY = str(ROOT / "data" / "toy.json")
 WORDS = tiny.SENTENCES[0].split()
 LINES = [f"{a} {b}" if i % 7 else "" for i, a in enumerate(WORDS * 3) for b in "ab"]

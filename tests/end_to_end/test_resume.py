@@ -22,8 +22,8 @@ from onmt_lite.inference import loading
 from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs.store import EXEMPT, differences, fingerprint, unsealed
 from onmt_lite.system.terminal import Interrupted
-from tests.cli.conftest import ROOT, SCRIPT, names
-from tests.support.stops import stopped_before_part
+from tests.end_to_end.conftest import ROOT, SCRIPT, names
+from tests.support.stop_signals import stopped_before_part
 
 LINES = b"one\ntwo\n\nodd\n" * 10
 GOLD = "ein\nü\n\nx y z\n".encode() * 10

@@ -16,10 +16,10 @@ from onmt_lite import export
 from onmt_lite.system.terminal import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.train import __main__ as train
 from onmt_lite.train import data
-from tests.cli.conftest import ROOT, Forked, end
-from tests.jobs.bench import Start
-from tests.support.counting import write_pairs
+from tests.end_to_end.conftest import ROOT, Forked, end
+from tests.support.job_runner import Start
 from tests.support.sweeps import swept
+from tests.support.tiny_training import write_pairs
 
 TINY = (
     "-train my.tsv -output run -train_minutes 30 -vocab_size 26 -d_model 16 -heads 2 -d_ff 16 "

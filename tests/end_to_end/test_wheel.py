@@ -13,7 +13,7 @@ import pytest
 import onmt_lite
 from onmt_lite.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 IN_THE_WHEEL = ["pyproject.toml", "README.md", "LICENSE", "onmt_lite", "data", "configs"]
 # Packages and commands of the wheels of OpenNMT-py 1.2, 2.3 and 3.5.1
 OPENNMT_PACKAGE = "onmt"

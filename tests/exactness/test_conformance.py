@@ -1,7 +1,7 @@
 """Every search against what its original returned, case by case.
 
-`tests/conformance` holds small tables of logits and, per preset, the n-best lists of the system
-it reproduces.  Which version that was, and how it was run, each file says under `system`; marked
+`tests/exactness/conformance` contains small tables of logits and, per preset, the n-best
+lists of the system it reproduces.  Which version that was, and how it was run, each file says under `system`; marked
 `by: rule` is what was worked out from its source.
 """
 

@@ -19,8 +19,8 @@ from onmt_lite.search.context import StepContext
 from onmt_lite.search.logits import BeginSuppress, LengthDecay, NoSourceNgram, SequenceBias
 from onmt_lite.search.topk import TokenScores
 from onmt_lite.text.lines import Line
-from tests.peers.make_defaults import settle
-from tests.peers.make_generation_rules import RULES
+from tests.exactness.peers.make_defaults import settle
+from tests.exactness.peers.make_generation_rules import RULES
 from tests.support.sweeps import swept
 
 FILE = Path(__file__).parent / "conformance" / "generation_rules.json"

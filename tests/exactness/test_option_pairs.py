@@ -1,4 +1,4 @@
-"""All pairs of search options, under every preset, against `tests.support.reference`.
+"""All pairs of search options, under every preset, against `tests.support.reference_search`.
 
 The reference is proven first, on the stored results of the original systems.  Then every
 configuration of a covering array is searched for in a batch of random tables: some with scores
@@ -20,7 +20,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.models.table import TableSource
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.vocab import Vocab
-from tests.support.reference import Hyp, reference
+from tests.support.reference_search import Hyp, reference
 from tests.support.sweeps import swept
 from tests.support.tables import EOS, WORDS, logits, make_checkpoint, make_source
 

@@ -13,7 +13,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import load_options
 from tests.support.sweeps import swept
 
-ROOT = Path(__file__).parent / "data" / "checkpoints"
+ROOT = Path(__file__).parents[1] / "data" / "checkpoints"
 PATHS = {
     "hf_marian": "hf/marian",
     "onmt351_transformer": "onmt351_transformer.pt",

@@ -22,7 +22,7 @@ from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SearchSpec, SentenceLimits
-from tests.support.simulated import FREE
+from tests.support.simulated_gpu import FREE
 
 MODELS = {
     "tiny, 3+3 × 256, V 8k": (3, 256, 1024, 4, 8_000),

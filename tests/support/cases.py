@@ -12,8 +12,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables, tiny
 from tests.support.families import SRC_VOCAB, TGT_VOCAB
-from tests.test_state import MODELS
-from tests.test_transformer import ALL as TRANSFORMERS
+from tests.support.model_variants import MODELS, TRANSFORMERS
 
 BEAM, BATCH = 4, 4
 # More sentences than a batch holds, of many lengths, so that some end while others go on

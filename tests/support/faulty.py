@@ -59,7 +59,7 @@ def concerns_output(name: str, args: tuple) -> bool:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     install(os.environ["KIT_FAULT"])
     from onmt_lite.__main__ import main
 

@@ -17,8 +17,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from tests.jobs import faulty
-from tests.jobs.bench import ROOT, Job, Start, opened_streams, reap
+from tests.support import faulty
+from tests.support.job_runner import ROOT, Job, Start, opened_streams, reap
 
 
 class Warm:
@@ -29,7 +29,7 @@ class Warm:
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.jobs.warm", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.forked_jobs", str(theirs.fileno())],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(ROOT / "translate.py")]
 TIMEOUT = 200.0  # seconds after which a job hangs
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1

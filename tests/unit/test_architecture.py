@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "onmt_lite").rglob("*.py")) + [ROOT / "translate.py"]
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 

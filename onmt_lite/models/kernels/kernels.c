@@ -2,7 +2,7 @@
    called through ctypes.
 
    The layers that call them are Python; a restatement of each kernel in torch is in
-   tests/test_kernels.py.  Matrices are row-major float32 with a leading dimension (ld...), the
+   tests/unit/models/test_kernels.py.  Matrices are row-major float32 with a leading dimension (ld...), the
    number of floats from one row to the next; a row is a token, or a hypothesis at its newest step.
 
    Each row's result depends on that row alone, to the last bit: whatever the other rows of the

@@ -1,8 +1,8 @@
 """Tries the finished command line on everything that goes wrong with a job.
 
-    python -m tests.jobs.kit                       all kits; see docs/jobs-reference.md
-    python -m tests.jobs.kit -kits K1,K4 -n 10     some of them, with fewer trials
-    python -m tests.jobs.kit -warm                 jobs forked off a process that has loaded torch
+    python -m tests.end_to_end.kits                       all kits; see docs/jobs-reference.md
+    python -m tests.end_to_end.kits -kits K1,K4 -n 10     some of them, with fewer trials
+    python -m tests.end_to_end.kits -warm                 jobs forked from a process that loaded torch
 
 Prints a row for each kit; `-rows FILE` gets each trial as JSON.  Folders of trials that failed are
 kept.  The exit code is 1 if there are any.
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.jobs import damage, kills, places, texts
-from tests.jobs.bench import TOOL, Bench, Cold, Row
-from tests.jobs.warm import Warm
+from tests.end_to_end.kits import damage, kills, places, texts
+from tests.support.forked_jobs import Warm
+from tests.support.job_runner import TOOL, Bench, Cold, Row
 
 WORKERS = ("-workers", "2")
 

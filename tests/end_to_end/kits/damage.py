@@ -17,8 +17,8 @@ from random import Random
 import yaml
 
 from onmt_lite.checkpoints import native
-from tests.jobs.bench import ROOT, Bench, Row, expect, fail, sha
 from tests.support import tiny
+from tests.support.job_runner import ROOT, Bench, Row, expect, fail, sha
 
 CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints"
 LIMITS = {"RLIMIT_AS": 6 << 30}

@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from tests.jobs.bench import Bench, Ended, Job, Row, expect, fail, only, printed_command, processes
+from tests.support.job_runner import (
+    Bench,
+    Ended,
+    Job,
+    Row,
+    expect,
+    fail,
+    only,
+    printed_command,
+    processes,
+)
 
 POLITE = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 PATIENCE = 5.0  # seconds that a polite signal may take

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.jobs.bench import Bench, Ended, Row, expect, fail, only, sha
-from tests.jobs.kills import finish, resume
+from tests.end_to_end.kits.kills import finish, resume
+from tests.support.job_runner import Bench, Ended, Row, expect, fail, only, sha
 
 SMALL_DISKS = ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3")
 FULL = ("No space left", "File too large")

@@ -1,7 +1,7 @@
 """The matrix of what can go wrong with a job: for each row, tests that show what happens.
 
 The tests are checked to exist; what they show is written in them.  `kit` stands for the samples of
-the kits in test_kit.py.
+the kits in test_kits.py.
 """
 
 import ast
@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent.parent
-KIT = "jobs/test_kit.py::test_a_sample_finds_nothing"
+TESTS = Path(__file__).resolve().parents[2]
+KIT = "test_kits.py::test_a_sample_finds_nothing"
 
 # Number, what goes wrong, tests
 MATRIX = """\
 # A: input text
-1 bytes that are not UTF-8: cli/test_cli.py::test_odd_bytes_keep_their_line, kit
+1 bytes that are not UTF-8: test_command_line.py::test_odd_bytes_keep_their_line, kit
 2 a byte order mark: test_lines.py::test_a_file_has_the_lines_of_split
-3 UTF-16, with a mark and without: cli/test_inputs.py::test_kinds_are_told_by_their_first_bytes,
-    test_kinds.py::test_a_quarter_of_nuls_is_no_text
+3 UTF-16, with a mark and without: test_inputs.py::test_kinds_are_told_by_their_first_bytes,
+    test_file_types.py::test_a_quarter_of_nuls_is_no_text
 4 CRLF: test_lines.py::test_a_file_has_the_lines_of_split, kit
 5 a CR inside a line: test_lines.py::test_a_file_has_the_lines_of_split, kit
 6 other line separators inside a line:
@@ -28,146 +28,147 @@ MATRIX = """\
 7 line separators in a translation:
     test_reports.py::test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl,
     test_reports.py::test_nothing_in_a_hypothesis_ends_a_line
-8 a NUL inside a line: test_kinds.py::test_odd_text_is_text, kit
+8 a NUL inside a line: test_file_types.py::test_odd_text_is_text, kit
 9 half a character, from JSON: test_lines.py::test_text_with_half_a_character_is_mended
 10 an empty line: test_translator.py::test_blank_lines_never_reach_the_model
 11 a blank line: test_translator.py::test_blank_lines_never_reach_the_model, kit
 12 no line feed at the end: test_lines.py::test_a_file_has_the_lines_of_split, kit
-13 an empty file: cli/test_cli.py::test_an_empty_file_gives_an_empty_file
+13 an empty file: test_command_line.py::test_an_empty_file_gives_an_empty_file
 14 a line of a megabyte: test_translator.py::test_a_line_that_is_too_long_is_cut_and_noted,
     test_lines.py::test_a_line_above_the_limit_is_cut_and_says_so
-15 millions of lines: jobs/test_kit.py::test_memory_does_not_grow_with_the_input,
+15 millions of lines: test_kits.py::test_memory_does_not_grow_with_the_input,
     test_lines.py::test_memory_is_bounded_by_bytes_too
-16 gzip, whole and damaged: cli/test_inputs.py::test_gzip_is_unpacked_whatever_its_name,
-    cli/test_inputs.py::test_damaged_gzip_data, kit
+16 gzip, whole and damaged: test_inputs.py::test_gzip_is_unpacked_whatever_its_name,
+    test_inputs.py::test_damaged_gzip_data, kit
 17 gzip that unpacks to gigabytes:
     test_lines.py::test_memory_does_not_grow_with_what_gzip_data_unpacks_to
-18 standard input, a FIFO: cli/test_resume.py::test_a_pipe_is_not_read_to_compare,
-    cli/test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
+18 standard input, a FIFO: test_resume.py::test_a_pipe_is_not_read_to_compare,
+    test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
 19 the writer of a FIFO dies:
     test_lines.py::test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut
-20 an input that cannot be read: cli/test_cli.py::test_unreadable_inputs
+20 an input that cannot be read: test_command_line.py::test_unreadable_inputs
 21 an input that changes meanwhile: test_lines.py::test_a_file_that_changes_while_it_is_read
 22 the output is an input, the model, a configuration:
-    cli/test_outputs.py::test_no_file_that_is_read_is_written_to, kit
+    test_output_paths.py::test_no_file_that_is_read_is_written_to, kit
 23 special tokens in the text: test_translator.py::test_of_a_line_never_become_control_ids
-24 files of different lengths: cli/test_cli.py::test_src_and_tgt_of_different_length,
-    test_buckets.py::test_targets_that_do_not_match
+24 files of different lengths: test_command_line.py::test_src_and_tgt_of_different_length,
+    test_tasks.py::test_targets_that_do_not_match
 25 emoji, bidi controls, unassigned characters: kit
 # B: options and YAML
-26 an unknown key: test_schema.py::test_unknown_names_say_what_to_write, kit
-27 a wrong type: test_schema.py::test_wrong_yaml_values_are_refused_with_key_and_line
-28 surprises of YAML: test_schema.py::test_yaml_values,
-    test_schema.py::test_wrong_yaml_values_are_refused_with_key_and_line, kit
-29 a key twice: test_schema.py::test_what_a_flat_configuration_cannot_mean
-30 tags that run code: test_schema.py::test_tags_are_refused,
-    test_schema.py::test_what_a_flat_configuration_cannot_mean
-31 deep nesting: test_schema.py::test_what_a_flat_configuration_cannot_mean
-32 anchors and aliases: test_schema.py::test_what_a_flat_configuration_cannot_mean
+26 an unknown key: test_sources.py::test_unknown_names_say_what_to_write, kit
+27 a wrong type: test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line
+28 surprises of YAML: test_sources.py::test_yaml_values,
+    test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line, kit
+29 a key twice: test_sources.py::test_what_a_flat_configuration_cannot_mean
+30 tags that run code: test_sources.py::test_tags_are_refused,
+    test_sources.py::test_what_a_flat_configuration_cannot_mean
+31 deep nesting: test_sources.py::test_what_a_flat_configuration_cannot_mean
+32 anchors and aliases: test_sources.py::test_what_a_flat_configuration_cannot_mean
 33 documents, lists, tabs, nothing at all:
-    test_schema.py::test_what_a_flat_configuration_cannot_mean,
-    test_schema.py::test_an_empty_file_sets_nothing,
-    test_schema.py::test_any_file_gives_values_or_an_option_error
-34 infinity and NaN: test_schema.py::test_wrong_yaml_values_are_refused_with_key_and_line,
-    test_schema.py::test_numbers_too_long_for_a_float_are_refused
+    test_sources.py::test_what_a_flat_configuration_cannot_mean,
+    test_sources.py::test_an_empty_file_sets_nothing,
+    test_sources.py::test_any_file_gives_values_or_an_option_error
+34 infinity and NaN: test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line,
+    test_sources.py::test_numbers_too_long_for_a_float_are_refused
 35 values out of range, all told at once: test_options.py::test_every_refusal_says_what_to_do,
     test_options.py::test_problems_of_all_sources_and_cross_checks_come_together
 36 a beam larger than the vocabulary:
-    test_search.py::test_a_beam_that_drops_nothing_finds_all_in_order
+    test_brute_force.py::test_a_beam_that_drops_nothing_finds_all_in_order
 37 command line against YAML: test_options.py::test_precedence_from_left_to_right
 38 options that do not go together, a GPU that is absent:
     test_options.py::test_every_refusal_says_what_to_do,
-    cli/test_cli.py::test_a_missing_gpu_is_told_before_the_model_is_loaded
-39 a configuration that cannot be read: test_schema.py::test_missing_file_and_directory,
-    test_schema.py::test_files_that_are_no_text
-40 an output that cannot be written: cli/test_cli.py::test_outputs_that_cannot_be_written, kit
-41 variables of the environment: test_schema.py::test_yaml_values
+    test_command_line.py::test_a_missing_gpu_is_told_before_the_model_is_loaded
+39 a configuration that cannot be read: test_sources.py::test_missing_file_and_directory,
+    test_sources.py::test_files_that_are_no_text
+40 an output that cannot be written: test_command_line.py::test_outputs_that_cannot_be_written, kit
+41 variables of the environment: test_sources.py::test_yaml_values
 # C: models
-42 missing and unexpected weights: test_mutations.py::test_a_weight_is_not_what_it_should_be,
-    test_checkpoints.py::test_missing_keys_are_refused
-43 a wrong shape or type: test_mutations.py::test_a_weight_is_not_what_it_should_be,
+42 missing and unexpected weights: test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be,
+    test_loading.py::test_missing_keys_are_refused
+43 a wrong shape or type: test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be,
     test_archive.py::test_tensors_that_are_not_there
-44 a file that is cut off: test_opennmt.py::test_a_file_cut_anywhere_is_refused, kit
-45 a flipped bit: test_mutations.py::test_bytes_changed_cut_out_and_repeated, kit
-46 weights that are NaN or infinite: test_checkpoints.py::test_numbers_that_are_not_finite,
-    test_mutations.py::test_a_weight_is_not_what_it_should_be
+44 a file that is cut off: test_opennmt_reader.py::test_a_file_cut_anywhere_is_refused, kit
+45 a flipped bit: test_corrupted_checkpoints.py::test_bytes_changed_cut_out_and_repeated, kit
+46 weights that are NaN or infinite: test_loading.py::test_numbers_that_are_not_finite,
+    test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be
 47 pickles that run something: test_archive.py::test_files_that_would_run_something, kit
 48 bombs: test_archive.py::test_compressed_parts, test_archive.py::test_tensors_that_are_not_there,
     test_archive.py::test_deep_nesting_and_values_that_hold_themselves_are_harmless
 49 a member twice: test_archive.py::test_parts_that_torch_does_not_write
-50 a file of another kind: test_checkpoints.py::test_files_are_refused_by_kind
-51 a later format: test_checkpoints.py::test_a_later_format
-52 vocabularies that do not fit: test_checkpoints.py::test_pieces_of_another_size,
-    test_checkpoints.py::test_files_of_another_model,
-    test_opennmt.py::test_of_another_size_than_the_tables
+50 a file of another kind: test_loading.py::test_files_are_refused_by_kind
+51 a later format: test_loading.py::test_a_later_format
+52 vocabularies that do not fit: test_loading.py::test_pieces_of_another_size,
+    test_loading.py::test_files_of_another_model,
+    test_opennmt_reader.py::test_of_another_size_than_the_tables
 53 an ensemble that does not fit: test_ensemble.py::test_what_differs_is_told_with_the_models
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
-55 another model when a job goes on: test_output.py::test_what_changed_is_refused_by_name
+55 another model when a job goes on: test_store.py::test_what_changed_is_refused_by_name
 56 sizes that the weights do not have:
-    test_checkpoints.py::test_a_description_that_does_not_fit_though_its_checksum_does, kit
+    test_loading.py::test_a_description_that_does_not_fit_though_its_checksum_does, kit
 # D: search
-57 nothing is possible: cli/test_cli.py::test_a_line_for_which_nothing_is_possible,
-    test_not_a_number.py::test_a_note_says_so
-58 a vocabulary smaller than twice the beam: test_search.py::test_equals_the_reference,
-    test_search.py::test_a_beam_that_drops_nothing_finds_all_in_order
+57 nothing is possible: test_command_line.py::test_a_line_for_which_nothing_is_possible,
+    test_nan.py::test_a_note_says_so
+58 a vocabulary smaller than twice the beam: test_brute_force.py::test_equals_the_reference,
+    test_brute_force.py::test_a_beam_that_drops_nothing_finds_all_in_order
 59 min_length above max_length: test_options.py::test_every_refusal_says_what_to_do
 60 n-gram blocking leaves nothing:
-    test_search.py::test_where_nothing_else_is_left_the_least_bad_survives
-61 the end comes first: cli/test_cli.py::test_a_translation_that_ends_at_once
-62 NaN from the model: test_not_a_number.py::test_in_every_search,
-    cli/test_untranslated.py::test_the_output_is_complete
-63 max_length 1: test_search.py::test_max_length_counts_all_tokens
+    test_brute_force.py::test_where_nothing_else_is_left_the_least_bad_survives
+61 the end comes first: test_command_line.py::test_a_translation_that_ends_at_once
+62 NaN from the model: test_nan.py::test_in_every_search,
+    test_untranslated_lines.py::test_the_output_is_complete
+63 max_length 1: test_brute_force.py::test_max_length_counts_all_tokens
 64 a prefix longer than the limit, an unknown word in one:
-    test_prefixes.py::test_one_beyond_the_limit_is_kept_and_noted,
-    test_prefixes.py::test_an_unknown_word_says_whose_it_is
+    test_tgt_file_prefix.py::test_one_beyond_the_limit_is_kept_and_noted,
+    test_tgt_file_prefix.py::test_an_unknown_word_says_whose_it_is
 65 some sentences are done, others not:
-    test_search.py::test_a_finished_sentence_stays_as_it_is_beside_a_slow_one,
-    test_search.py::test_do_not_depend_on_the_batch
+    test_brute_force.py::test_a_finished_sentence_stays_as_it_is_beside_a_slow_one,
+    test_brute_force.py::test_do_not_depend_on_the_batch
 66 fewer hypotheses than n_best: test_reports.py::test_text_has_n_best_lines_whatever_was_found,
     test_reports.py::test_moses_has_n_best_lines_of_four_fields
-67 ties: test_search.py::test_lower_row_then_lower_token_first,
-    test_search.py::test_equals_the_reference
-68 a hypothesis of no tokens: test_search.py::test_worked_scores,
-    cli/test_cli.py::test_a_translation_that_ends_at_once
+67 ties: test_brute_force.py::test_lower_row_then_lower_token_first,
+    test_brute_force.py::test_equals_the_reference
+68 a hypothesis of no tokens: test_brute_force.py::test_worked_scores,
+    test_command_line.py::test_a_translation_that_ends_at_once
 # E: resources and processes
-69 a batch that does not fit into memory: test_memory.py::test_nothing_is_lost_and_failures_are_few,
-    test_memory.py::test_one_sentence_that_does_not_fit_is_named
+69 a batch that does not fit into memory: test_out_of_memory.py::test_nothing_is_lost_and_failures_are_few,
+    test_out_of_memory.py::test_one_sentence_that_does_not_fit_is_named
 70 a worker that fails: test_workers.py::test_a_bucket_is_done_again
-71 memory of the CPU is out: test_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
+71 memory of the CPU is out: test_out_of_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
 72 the kernel kills a process: test_workers.py::test_a_bucket_is_done_again, kit
-73 a full disk: cli/test_cli.py::test_a_full_disk, test_output.py::test_each_call_that_fails, kit
-74 Ctrl-C: cli/test_process.py::test_two_signals_at_once, kit
+73 a full disk: test_command_line.py::test_a_full_disk, test_store.py::test_each_call_that_fails, kit
+74 Ctrl-C: test_process.py::test_two_signals_at_once, kit
 75 SIGTERM, SIGHUP: test_workers.py::test_signals_to_the_whole_group, kit
-76 SIGKILL, power cuts: test_output.py::test_each_call_before_which_the_job_is_killed,
-    test_output.py::test_a_power_cut_after_each_call, test_output.py::test_damaged_stores, kit
-77 the reader of a pipe leaves: cli/test_process.py::test_a_pipe_as_output_whose_reader_leaves,
-    cli/test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
-78 standard output is closed or full: cli/test_process.py::test_a_closed_standard_output_or_input,
-    cli/test_process.py::test_a_full_standard_output
-79 two jobs on one output: cli/test_cli.py::test_two_jobs_cannot_write_one_output, kit
+76 SIGKILL, power cuts: test_store.py::test_each_call_before_which_the_job_is_killed,
+    test_store.py::test_a_power_cut_after_each_call, test_store.py::test_damaged_stores, kit
+77 the reader of a pipe leaves: test_process.py::test_a_pipe_as_output_whose_reader_leaves,
+    test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
+78 standard output is closed or full: test_process.py::test_a_closed_standard_output_or_input,
+    test_process.py::test_a_full_standard_output
+79 two jobs on one output: test_command_line.py::test_two_jobs_cannot_write_one_output, kit
 80 a worker dies or hangs: test_workers.py::test_a_bucket_is_done_again,
     test_workers.py::test_idle_workers_and_the_fork_server_die
 81 the parent is killed: test_workers.py::test_no_process_outlives_the_parent
 82 the clock jumps: test_architecture.py::test_durations_do_not_look_at_the_calendar
-83 odd environments: cli/test_process.py::test_the_environment_does_not_change_a_byte,
-    cli/test_process.py::test_a_closed_stderr_does_not_matter
-84 no terminal: cli/test_terminal.py::test_lines_from_time_to_time
-85 few open files, little memory: cli/test_process.py::test_few_open_files,
-    cli/test_process.py::test_a_limit_of_memory_that_torch_does_not_fit_into
+83 odd environments: test_process.py::test_the_environment_does_not_change_a_byte,
+    test_process.py::test_a_closed_stderr_does_not_matter
+84 no terminal: test_terminal.py::test_lines_from_time_to_time
+85 few open files, little memory: test_process.py::test_few_open_files,
+    test_process.py::test_a_limit_of_memory_that_torch_does_not_fit_into
 # F: the same again
 86 the same job again, and with kills:
     test_deterministic.py::test_batches_order_and_threads_change_no_bit, kit
 87 other batches: test_translator.py::test_in_batches_of_any_size,
-    test_buckets.py::test_the_size_of_buckets_does_not_show_in_the_output
+    test_tasks.py::test_the_size_of_buckets_does_not_show_in_the_output
 88 another order: test_translator.py::test_in_any_order
-89 shards: test_buckets.py::test_joined_shards_are_the_output_of_the_whole
+89 shards: test_tasks.py::test_joined_shards_are_the_output_of_the_whole
 """
 ROWS = re.findall(r"^(\d+) ([^:]+):\s+((?:[^\s,]+(?:,\s+)?)+)$", MATRIX, re.M)
 
 
 @cache
 def named_in(file: str) -> set[str]:
-    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    (path,) = TESTS.rglob(file)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from tests.jobs import kills, places, texts
-from tests.jobs.bench import Bench, Cold
-from tests.jobs.kit import KITS
-from tests.jobs.warm import Warm
+from tests.end_to_end.kits import kills, places, texts
+from tests.end_to_end.kits.__main__ import KITS
+from tests.support.forked_jobs import Warm
+from tests.support.job_runner import Bench, Cold
 from tests.support.sweeps import swept
 
 TOY = Path(__file__).parent / "toy.py"

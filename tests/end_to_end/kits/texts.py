@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from tests.jobs.bench import Bench, Row, expect, fail, only
 from tests.support import tiny
+from tests.support.job_runner import Bench, Row, expect, fail, only
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r"
 ODD = [

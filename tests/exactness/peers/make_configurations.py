@@ -1,10 +1,10 @@
 """Records what OpenNMT-py 3.5.1 writes for whole configurations, as users have them.
 
-    python -m tests.peers.make_configurations      (OpenNMT-py 3.5.1)
+    python -m tests.exactness.peers.make_configurations      (OpenNMT-py 3.5.1)
 
 Writes `tests/data/opennmt/configurations.json` and the models that it names, which
-`tests/test_configurations.py` reads.  Each line is translated alone, as 3.5.1 lets the longest line
-of a batch say how long the others' output may be.  It needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 with
+`tests/unit/config/test_opennmt_yaml.py` reads.  Each line is translated in a batch by
+itself: in 3.5.1 the longest line of a batch limits the output of all its lines.  It needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 with
 a torch of today.
 """
 
@@ -23,7 +23,7 @@ from onmt.inputters.inputter import dict_to_vocabs
 from onmt.transforms.misc import SuffixTransform
 from onmt.utils.parse import ArgumentParser
 
-ROOT = Path(__file__).resolve().parents[1] / "data"
+ROOT = Path(__file__).resolve().parents[2] / "data"
 HERE = ROOT / "opennmt"
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
 NEVER = -50.0  # added to the logit of what no model says

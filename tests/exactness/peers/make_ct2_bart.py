@@ -1,6 +1,6 @@
 """Converts a small BART and a small Pegasus with CTranslate2, and records what that returns.
 
-    python -m tests.peers.make_ct2_bart      (ctranslate2 4.8.5, transformers 5.24.0)
+    python -m tests.exactness.peers.make_ct2_bart      (ctranslate2 4.8.5, transformers 5.24.0)
 
 The converter needs switches in config.json that published models have and transformers 5 does not
 write.
@@ -15,7 +15,7 @@ import ctranslate2
 import torch
 import transformers as hf
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 OUT = DATA / "ct2_bart"
 SIZES = dict(d_model=16, encoder_layers=1, decoder_layers=1, max_position_embeddings=32)
 SIZES |= dict(encoder_ffn_dim=24, decoder_ffn_dim=24)

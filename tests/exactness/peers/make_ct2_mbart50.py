@@ -1,6 +1,6 @@
 """Converts the mBART-50 of tests/data/families with CTranslate2, and records what that says.
 
-python -m tests.peers.make_ct2_mbart50      (ctranslate2 4.8.5, transformers 4.46.3)
+python -m tests.exactness.peers.make_ct2_mbart50      (ctranslate2 4.8.5, transformers 4.46.3)
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import ctranslate2
 import transformers
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 OUT = DATA / "ct2_mbart50"
 LINES = ["Das Haus steht in Flammen!", "a", "Wann passt es euch?", "Ich habe zu tun. 12 %"]
 CASES = [

@@ -1,6 +1,6 @@
 """Records what `generate` says with nothing but a model's own defaults.
 
-    python -m tests.peers.make_defaults      (transformers 4.46.3, then 5.23.0)
+    python -m tests.exactness.peers.make_defaults      (transformers 4.46.3, then 5.23.0)
 
 tests/data/families/defaults.json has a row for each directory: one of tests/data with other
 settings in config.json (`own`) and generation_config.json (`said`, null for no such file), the ids
@@ -16,7 +16,7 @@ import torch
 
 from onmt_lite.checkpoints import safetensors
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 FILE = DATA / "families" / "defaults.json"
 MODELS = ("marian", "m2m", "nllb", "mbart50", "mbart25", "t5", "madlad")
 TARGETS = {"m2m": "__en__", "nllb": "eng_Latn", "mbart50": "en_XX"}

@@ -1,6 +1,6 @@
 """Makes the models of tests/data/families with Hugging Face transformers, and records what it says.
 
-    python -m tests.peers.make_families CORPUS.tsv      (transformers 4.46.3, then 5.23.0)
+    python -m tests.exactness.peers.make_families CORPUS.tsv      (transformers 4.46.3, then 5.23.0)
 
 The first run makes directories with random weights and small sentencepiece models, trained on the
 first column of CORPUS; each run records n-best lists for a grid of settings.
@@ -16,7 +16,7 @@ import sentencepiece as spm
 import torch
 import transformers as hf
 
-ROOT = Path(__file__).resolve().parents[1] / "data" / "families"
+ROOT = Path(__file__).resolve().parents[2] / "data" / "families"
 OLD = hf.__version__.startswith("4.")
 SIZES = dict(d_model=16, encoder_layers=2, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=24)
 SIZES |= dict(encoder_attention_heads=2, decoder_attention_heads=4, max_position_embeddings=64)

@@ -1,9 +1,9 @@
 """Records what `generate` returns with the rules of generation_config.json that no option sets.
 
-    python -m tests.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
+    python -m tests.exactness.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
 
-tests/conformance/generation_rules.json has a row for each model of tests/data and each setting: its
-generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
+tests/exactness/conformance/generation_rules.json has a row for each model of tests/data
+and each setting: its generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.peers.make_defaults import folder, inputs, settle
+from tests.exactness.peers.make_defaults import folder, inputs, settle
 
 FILE = Path(__file__).resolve().parents[1] / "conformance" / "generation_rules.json"
 MODELS = ("marian", "mbart50", "t5")

@@ -1,9 +1,10 @@
 """Records what transformers and CTranslate2 find behind forced beginnings of the output.
 
-    python -m tests.peers.make_prefixes      (transformers 5.23.0, ctranslate2 4.8.5)
+    python -m tests.exactness.peers.make_prefixes      (transformers 5.23.0, ctranslate2 4.8.5)
 
 Writes `tests/data/checkpoints/references/MODEL.PRESET-prefixes.json`, which
-`tests/test_references.py` reads.  Each line is translated alone; its prefix is that of `tgt`.
+`tests/exactness/test_references.py` reads.  Each line is translated in a batch by itself; its prefix is that
+of `tgt`.
 """
 
 import json
@@ -13,7 +14,7 @@ import ctranslate2
 import torch
 import transformers as hf
 
-ROOT = Path(__file__).resolve().parents[1] / "data" / "checkpoints"
+ROOT = Path(__file__).resolve().parents[2] / "data" / "checkpoints"
 N = 3  # hypotheses of a line
 HF_SOURCES = ["▁w37 ▁w3 ▁w90 ▁w24", "▁w53 ▁w6", "▁w17 ▁w0 ▁w64 ▁w4 ▁w99 ▁w1", "▁w1 ▁w41 ▁w24"]
 HF_PREFIXES = ["▁w78", "▁w24 ▁w34", "▁w10 ▁w20 ▁w41", ""]

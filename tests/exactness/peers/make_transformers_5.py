@@ -1,6 +1,6 @@
 """Records what transformers 5 makes of directories whose files disagree or are laid out otherwise.
 
-    python -m tests.peers.make_transformers_5      (transformers 5.24.0)
+    python -m tests.exactness.peers.make_transformers_5      (transformers 5.24.0)
 
 Writes `tests/data/families/transformers_5.json`. `lay_out` changes a copy of a directory of
 tests/data, here and in the tests.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sentencepiece
 
-ROOT = Path(__file__).resolve().parents[1] / "data"
+ROOT = Path(__file__).resolve().parents[2] / "data"
 FILE = ROOT / "families" / "transformers_5.json"
 FAMILIES = {"m2m": "en", "nllb": "eng_Latn", "mbart50": "en_XX", "mbart25": "en_XX"}
 FAMILIES |= {"t5": "", "madlad": "", "marian": ""}

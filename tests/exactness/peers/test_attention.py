@@ -11,7 +11,7 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.search.teacher_forcing import attend_targets
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 SIZES = [(3, 2), (7, 5), (1, 1), (12, 6)]  # of the source, and of the target
 DEEP = 5
 

@@ -264,7 +264,7 @@ def test_target_language(tmp_path):
 @pytest.mark.parametrize("name", ["opus", "student"])
 def test_conversions_of_marian(name, tmp_path):
     """The conversion of Marian's own files translates as the files do."""
-    from tests.test_marian_npz import NPZ
+    from tests.unit.checkpoints.test_marian import NPZ
 
     converter = ctranslate2.converters.OpusMTConverter(str(NPZ / name))
     converter.convert(str(tmp_path / "ct2"), quantization="int8" if name == "opus" else None)

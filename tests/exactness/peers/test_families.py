@@ -15,7 +15,7 @@ pytest.importorskip("sentencepiece")
 
 OLD = transformers.__version__.startswith("4.")
 PRESET = "transformers" if OLD else "transformers-5"
-ROOT = Path(__file__).resolve().parents[1] / "data" / "families"
+ROOT = Path(__file__).resolve().parents[2] / "data" / "families"
 NAMES = ["m2m", "nllb", "mbart50", "mbart25", "t5", "madlad"]
 LINES = ["Das Haus steht in Flammen!", "Wann passt es euch zeitlich?", "Ich habe zu tun", "a b c"]
 OURS = {

@@ -1,6 +1,6 @@
 """Random tables through `generate` of the transformers that is installed, 4.46 or 5.
 
-pip install transformers==4.46.3 && python -m pytest tests/peers
+pip install transformers==4.46.3 && python -m pytest tests/exactness/peers
 """
 
 import math

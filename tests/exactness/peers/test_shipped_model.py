@@ -1,6 +1,6 @@
 """The shipped model's weights in other systems translate as our `-search` of their name does.
 
-pip install ctranslate2 transformers && python -m pytest tests/peers
+pip install ctranslate2 transformers && python -m pytest tests/exactness/peers
 """
 
 import os
@@ -14,7 +14,7 @@ from benchmarks.workloads import make_workload, write_formats
 from onmt_lite import Translator
 from onmt_lite.export import main as export
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample.de.txt"
+SAMPLE = Path(__file__).parents[3] / "data" / "sample.de.txt"
 MAX_LENGTH = 250
 NAMES = {"ctranslate2": "CTranslate2", "transformers": "transformers"}
 

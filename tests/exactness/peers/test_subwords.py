@@ -10,7 +10,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.loading import read_own
 from onmt_lite.text.tokenizers import join_joiner, join_spacer
 
-HERE = Path(__file__).parents[1] / "data" / "transforms"
+HERE = Path(__file__).parents[2] / "data" / "transforms"
 CODES, PIECES = str(HERE / "src.codes"), str(HERE / "src.model")
 LINES = st.text(st.sampled_from("derhunaltg xÄ.,'é￭▁@\u3000\t0/\u0301"), max_size=30)
 

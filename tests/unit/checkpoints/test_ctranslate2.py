@@ -14,9 +14,9 @@ from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.record import Direction, Languages
 from onmt_lite.errors import CheckpointError, OptionError
+from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import DATA, assert_refused, assert_scores, everything
 from tests.support.files import change as change_table
-from tests.support.model_bin import ModelBin
 
 CT2, HF = DATA / "ct2", DATA / "hf" / "marian"
 MODELS = sorted(path.name for path in CT2.iterdir())

@@ -17,8 +17,8 @@ from onmt_lite.checkpoints.subwords import read_pieces
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError
 from tests.support import files
+from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import DATA, assert_refused, change, one_line
-from tests.support.model_bin import ModelBin
 from tests.support.sweeps import swept
 
 FAMILIES = DATA.parent / "families"

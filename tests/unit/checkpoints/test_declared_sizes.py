@@ -16,11 +16,11 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models import positions, transformer
 from tests.support import tiny
+from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import assert_refused
-from tests.support.model_bin import ModelBin
 from tests.support.sweeps import swept
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 KINDS = [
     *(DATA / "families" / name for name in ("m2m", "t5")),
     *(DATA / "checkpoints" / name for name in ("hf/marian", "marian_npz/opus", "ct2/t5_bfloat16")),

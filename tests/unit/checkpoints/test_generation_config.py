@@ -20,10 +20,10 @@ from onmt_lite.checkpoints.huggingface import reader
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
-from tests.peers.make_defaults import settle
+from tests.exactness.peers.make_defaults import settle
 from tests.support.sweeps import swept
 
-ROOT = Path(__file__).parent / "data" / "families"
+ROOT = Path(__file__).parents[2] / "data" / "families"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
 
 
-MARIAN = Path(__file__).parent / "data" / "checkpoints" / "hf" / "marian"
+MARIAN = Path(__file__).parents[2] / "data" / "checkpoints" / "hf" / "marian"
 TABLES = ("generation_config", "tokens", "unsupported", "of_old_files")
 ROWS = json.loads((ROOT / "defaults.json").read_text("utf-8"))
 CASES = {

@@ -22,7 +22,7 @@ from onmt_lite.text.lines import from_texts
 from tests.support.files import change
 from tests.support.sweeps import swept
 
-ROOT = Path(__file__).parent / "data" / "families"
+ROOT = Path(__file__).parents[2] / "data" / "families"
 FILES = {p.stem: json.loads(p.read_text("utf-8")) for p in sorted(ROOT.glob("references/*.json"))}
 CASES = {
     f"{name}-{i}": (name, i) for name, file in FILES.items() for i in range(len(file["cases"]))

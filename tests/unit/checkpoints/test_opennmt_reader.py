@@ -11,7 +11,7 @@ from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
 from onmt_lite.checkpoints.pickled import Record
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
-from tests.support.rows import select
+from tests.support.state_rows import select
 
 SWITCHES = DATA / "switches"
 TRAINED = DATA / "onmt351_transformer.pt"

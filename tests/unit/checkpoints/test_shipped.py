@@ -9,7 +9,7 @@ from onmt_lite import CheckpointError, OptionError, load_checkpoint, load_option
 from onmt_lite.checkpoints import shipped
 from onmt_lite.checkpoints.shipped import find_config, find_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

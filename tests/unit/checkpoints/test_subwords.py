@@ -16,7 +16,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
 
-STORED = json.loads((Path(__file__).parent / "data" / "subwords.json").read_text("utf-8"))
+STORED = json.loads((Path(__file__).parents[2] / "data" / "subwords.json").read_text("utf-8"))
 
 
 def lines_run(function: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.text.lines import from_texts
-from tests.peers import make_transformers_5 as peer
+from tests.exactness.peers import make_transformers_5 as peer
 
 FOUND = json.loads(peer.FILE.read_text("utf-8"))
 IDS = {f"{case['model']}-{case['layout']}": case for case in FOUND["ids"]}

@@ -7,7 +7,7 @@ import pytest
 from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, option_of, remark_on, table
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
 from onmt_lite.ray.options import load_ray_options
-from tests.support.peers import problem_of, problems_of, spellings
+from tests.support.option_problems import problem_of, problems_of, spellings
 
 # What each name must lead to, from the documentation of the tools
 EXPECTED = """

@@ -27,7 +27,7 @@ from onmt_lite.train.calibrate import PROGRAM as CALIBRATE
 from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = [TRANSLATE, TRAIN, EXPORT, RAY]
 MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main, RAY: ray_main}
 # What a program cannot do without, so that an example of one option loads

@@ -12,9 +12,9 @@ import pytest
 from onmt_lite import OptionError
 from onmt_lite.config.option import META_NAMES, check
 from onmt_lite.config.options import OPTIONS
-from tests.support import keywords
+from tests.support import make_keywords as keywords
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = [name for name in OPTIONS if name not in META_NAMES]
 # Only modules that users see; the others would take long
 CONFIG = """\
@@ -61,7 +61,7 @@ WRONG = [
 
 def test_stub_file_equals_output_of_generator():
     text = keywords.STUB.read_text(encoding="utf-8")
-    assert text == keywords.make_stub(), "run `python -m tests.support.keywords`"
+    assert text == keywords.make_stub(), "run `python -m tests.support.make_keywords`"
 
 
 @pytest.mark.parametrize(

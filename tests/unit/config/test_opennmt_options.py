@@ -27,7 +27,7 @@ from onmt_lite.errors import OptionError
 from tests.support.files import DATA
 from tests.support.sweeps import swept
 
-TABLE = Path(__file__).parent / "data" / "opennmt" / "options.tsv"
+TABLE = Path(__file__).parents[2] / "data" / "opennmt" / "options.tsv"
 with open(TABLE, encoding="utf-8", newline="") as table:
     ROWS = list(csv.DictReader(table, delimiter="\t", quoting=csv.QUOTE_NONE))
 with open(TABLE.with_name("eole.tsv"), encoding="utf-8", newline="") as table:

@@ -19,7 +19,7 @@ from onmt_lite import OptionError
 from onmt_lite.config.options import OPTIONS, load_options
 from tests.support.files import DATA
 
-HERE = Path(__file__).parent / "data" / "opennmt"
+HERE = Path(__file__).parents[2] / "data" / "opennmt"
 CASES = json.loads((HERE / "configurations.json").read_text("utf-8"))
 NAMES = [f"{case['model']} {case['words']} {' '.join(case['yaml'].split())}" for case in CASES]
 

@@ -22,7 +22,7 @@ from onmt_lite.models.kernels import build
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.train.options import PROGRAM as TRAINER
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 META = META_NAMES  # no configuration holds them
 
 

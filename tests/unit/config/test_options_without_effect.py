@@ -24,7 +24,7 @@ from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 from tests.support import tiny
 
-TOY = str(Path(__file__).resolve().parents[1] / "data" / "toy.json")
+TOY = str(Path(__file__).resolve().parents[3] / "data" / "toy.json")
 
 # option, a line in which giving it changes nothing, and a word of why
 TABLE = [

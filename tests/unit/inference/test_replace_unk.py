@@ -20,7 +20,7 @@ from tests.support import tables, tiny
 from tests.support.families import VOCAB_SIZE, make_rnn
 from tests.support.sweeps import sweep
 from tests.support.tables import WORDS, Settings, brute_force, make_checkpoint, make_source, sources
-from tests.test_alignment import by_hand
+from tests.unit.inference.test_report_align import by_hand
 
 UNK = 1
 LINE = "w x y z"

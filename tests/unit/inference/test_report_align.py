@@ -22,7 +22,7 @@ from onmt_lite.search.teacher_forcing import attend_targets
 from tests.support import tiny
 from tests.support.families import make_cnn, make_copying_transformer, make_rnn
 
-DATA = Path(__file__).parent / "data" / "checkpoints"
+DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 LINES = ["der hund sieht den alten garten", "", "heute regnet es in der stadt", "das haus"]
 
 

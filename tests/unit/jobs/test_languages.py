@@ -19,7 +19,7 @@ from onmt_lite.text.placeholders import Unknown
 from onmt_lite.train.calibrate import load_calibrate_options, with_options
 from tests.support.files import change
 
-NLLB = str(Path(__file__).parent / "data" / "families" / "nllb")
+NLLB = str(Path(__file__).parents[2] / "data" / "families" / "nllb")
 LINES = [
     "Das Haus",
     ">>fra_Latn<< Ich gehe",
@@ -83,7 +83,7 @@ def test_processes(job, expected):
 
 # -- models of one pair of languages ---------------------------------------------------------------
 
-CHECKPOINTS = Path(__file__).parent / "data" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoints"
 ONLY = "the model translates from {} to {} only"
 
 

@@ -12,7 +12,7 @@ import sacrebleu
 
 import translate
 from onmt_lite.jobs.reports import STATISTICS
-from tests.support.stops import stopped_before_part
+from tests.support.stop_signals import stopped_before_part
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]
 # Of the second and fourth line one side is blank

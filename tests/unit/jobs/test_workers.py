@@ -30,10 +30,10 @@ from onmt_lite.jobs.workers import Workers
 from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import usable_cores
 from onmt_lite.text.lines import Line
-from tests.support.deeds import Acting
-from tests.support.stops import heed_signals
+from tests.support.injected_faults import Acting
+from tests.support.stop_signals import heed_signals
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 TOY = str(ROOT / "data" / "toy.json")
 OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", verbose=True)
 
@@ -43,7 +43,7 @@ class OwnDefect(Exception):
 
 
 def make_tasks(first: int, n: int, n_lines: int = 3) -> list[Task]:
-    """Tasks that do what tests/support/deeds.py says of some buckets."""
+    """Tasks that do what tests/support/injected_faults.py says of some buckets."""
     texts = ["katze", "", "katze"]
     numbered = [Line(i, texts[i % 3]) for i in range(first * n_lines, (first + n) * n_lines)]
     buckets = [Bucket(first + i, numbered[i * n_lines : (i + 1) * n_lines]) for i in range(n)]
@@ -358,8 +358,8 @@ SLOW = """
 import sys
 from onmt_lite.__main__ import main
 from onmt_lite.jobs import job
-from tests.support.deeds import Acting
-from tests.support.stops import heed_signals
+from tests.support.injected_faults import Acting
+from tests.support.stop_signals import heed_signals
 job.Task = Acting
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules

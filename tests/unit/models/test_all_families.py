@@ -12,12 +12,15 @@ from onmt_lite.models.rnn import Rnn
 from onmt_lite.models.transformer import Transformer
 from tests.support import families, tiny
 from tests.support.families import CNNS, FCONVS, RNNS
-from tests.support.rows import select
-from tests.test_transformer import ALL
+from tests.support.model_variants import TRANSFORMERS
+from tests.support.state_rows import select
 
 ATOL = 1e-5
 MODELS = {
-    **{f"transformer_{name}": partial(tiny.make_model, **options) for name, options in ALL.items()},
+    **{
+        f"transformer_{name}": partial(tiny.make_model, **options)
+        for name, options in TRANSFORMERS.items()
+    },
     **{f"rnn_{name}": partial(families.make_rnn, **options) for name, options in RNNS.items()},
     **{f"fconv_{name}": partial(families.make_fconv, **o) for name, o in FCONVS.items()},
     **{f"cnn_{name}": partial(families.make_cnn, **options) for name, options in CNNS.items()},

@@ -22,11 +22,11 @@ from tests.support.cases import (
     make_translator,
     translate,
 )
-from tests.support.simulated import Event, SimulatedDevice, move
+from tests.support.model_variants import STATE_TRANSFORMERS as TRANSFORMERS
+from tests.support.simulated_gpu import Event, SimulatedDevice, move
 from tests.support.sweeps import swept
 from tests.support.tables import Settings, make_spec
-from tests.test_device import assert_same, on_device, simulate
-from tests.test_state import TRANSFORMERS
+from tests.unit.search.test_simulated_gpu import assert_same, on_device, simulate
 
 MODELS = {
     **{name: lambda o=o: lively_transformer(**o) for name, o in TRANSFORMERS.items()},

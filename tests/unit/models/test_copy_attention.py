@@ -16,7 +16,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import archives, families, rnn_by_hand, tiny
+from tests.support import archives, families, rnn_reference, tiny
 from tests.support.families import (
     COPYING_RNNS,
     SRC_VOCAB,
@@ -28,7 +28,7 @@ from tests.support.families import (
     make_copying_rnn,
     make_copying_transformer,
 )
-from tests.support.rows import select
+from tests.support.state_rows import select
 
 ATOL = 1e-5
 UNK, PAD, BOS = 0, 1, 2
@@ -100,14 +100,14 @@ def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
     log_probs = model.forward(model.encode(src, lengths, ids), TGT)
     w = {name: weight.double() for name, weight in weights.items()}
     for b, line in enumerate(lines):
-        hidden, attentions, bank = rnn_by_hand.decode(
+        hidden, attentions, bank = rnn_reference.decode(
             weights, options, src[b, : lengths[b]], TGT[b]
         )
         for t, (h, attn) in enumerate(zip(hidden, attentions, strict=True)):
             if options["copying"]:
-                attn = rnn_by_hand.attention(w, "decoder.copy_attn", options["copying"], h, bank)
-            z = rnn_by_hand.linear(w, "generator.linear_copy", h).sigmoid()
-            logits = rnn_by_hand.linear(w, "generator.linear", h)
+                attn = rnn_reference.attention(w, "decoder.copy_attn", options["copying"], h, bank)
+            z = rnn_reference.linear(w, "generator.linear_copy", h).sigmoid()
+            logits = rnn_reference.linear(w, "generator.linear", h)
             expected = mixed_by_hand(line.split(), tgt_vocab, logits, attn, z)
             assert_same(log_probs[b, t], tgt_vocab, own[b][1], expected)
 

@@ -9,7 +9,7 @@ import pytest
 
 from onmt_lite.models.kernels import build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 KNOWS = "from onmt_lite.models.kernels.calls import kernels; print(kernels() is not None)"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="kernels are for x86-64"
@@ -147,7 +147,7 @@ def test_nothing_is_read_or_written_that_is_not_there(tmp_path, tiles):
         **{"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "LD_PRELOAD": " ".join(libraries)},
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/test_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/unit/models/test_kernels.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert list(tmp_path.rglob("*.so"))

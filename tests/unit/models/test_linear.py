@@ -21,7 +21,7 @@ from onmt_lite.system import processor
 from tests.support import tiny
 from tests.support.sweeps import swept
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 in_c = pytest.mark.skipif(kernels.kernels() is None, reason="this machine has no kernels")
 OF_BYTES = [pytest.param("int8", marks=in_c), "rounded"]

@@ -9,7 +9,7 @@ import torch
 from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.family import sparsemax
-from tests.support import archives, rnn_by_hand
+from tests.support import archives, rnn_reference
 from tests.support.families import RNNS, build, make_rnn, rnn_weights
 from tests.support.files import assert_gold
 
@@ -33,7 +33,7 @@ def test_scores_are_those_of_opennmt_py():
 def assert_by_hand(model, weights, options):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = rnn_by_hand.logits(weights, options, SRC[b, :n], TGT[b])
+        expected = rnn_reference.logits(weights, options, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=RTOL)
 
 

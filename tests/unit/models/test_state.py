@@ -1,7 +1,5 @@
 """`State.select`: tile, re-order, drop and admit, then go on as if each row stood alone."""
 
-from functools import partial
-from itertools import product
 from random import Random
 
 import pytest
@@ -10,38 +8,10 @@ import torch
 from onmt_lite.models import cache
 from onmt_lite.models.cache import FIRST_CAPACITY
 from onmt_lite.models.table import TableModel, TableSource
-from tests.support import families, tiny
-from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
-from tests.support.rows import ATOL, LENGTHS, Rows, select
+from tests.support import tiny
+from tests.support.model_variants import MODELS
+from tests.support.state_rows import ATOL, Rows, select
 from tests.support.sweeps import swept
-
-
-def table_model() -> TableModel:
-    """Logits that depend on the whole prefix: any wrong history shows."""
-    random, n_tokens = Random(0), range(1, 4)
-    prefixes = [" ".join(map(str, p)) for n in range(4) for p in product(n_tokens, repeat=n)]
-
-    def row(n: int) -> list[float]:
-        return [random.random() for _ in range(n)]
-
-    def table(n: int) -> dict[str, list[float]]:
-        return {prefix: row(n) for prefix in prefixes}
-
-    return TableModel([TableSource(n, table(4), row(4), table(n), row(n)) for n in LENGTHS], 4)
-
-
-TRANSFORMERS = {
-    "learned": dict(positions="learned", position_offset=2),
-    "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
-    "shaw_values": dict(relative="shaw", relative_limit=3, relative_values=True),
-    "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
-    "rotary": dict(relative="rotary", kv_heads=2),
-    "alibi": dict(relative="alibi", positions="none", pre_norm=False),
-    "average": dict(dec_self_attn="average"),
-    "average_ffn": dict(dec_self_attn="average_ffn"),
-    "parallel": dict(parallel_residual=True, kv_heads=1),
-    "aligned": dict(align_layer=1, align_head=2, align_heads=2, dec_heads=8),
-}
 
 
 @pytest.mark.parametrize("seed", swept(range(20), range(4)))
@@ -76,22 +46,6 @@ def test_a_table_is_looked_up_as_its_format_says(seed):
                 expected = torch.tensor(look_up(source.attn, source.attn_default, prefix))
                 assert torch.equal(attn[b, : source.length], expected)
                 assert attn[b, source.length :].sum() == 0
-
-
-MODELS = {
-    "transformer": tiny.make_model,
-    **{f"transformer_{k}": partial(tiny.make_model, **v) for k, v in TRANSFORMERS.items()},
-    "table": table_model,
-    **{f"rnn_{k}": partial(families.make_rnn, **v) for k, v in RNNS.items()},
-    **{
-        f"fconv_{name}": partial(families.make_fconv, **options) for name, options in FCONVS.items()
-    },
-    **{f"cnn_{k}": partial(families.make_cnn, **v) for k, v in CNNS.items()},
-    **{f"copy_{k}": partial(families.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
-    "copy_transformer": families.make_copying_transformer,
-    "ensemble": families.make_ensemble,
-    "ensemble_of_probs": partial(families.make_ensemble, of_probs=True, weights=[1, 2, 3, 4, 5]),
-}
 
 
 ON_A_GPU = ["transformer", "transformer_shaw", "transformer_rotary", "copy_transformer"]

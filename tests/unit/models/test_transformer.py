@@ -11,64 +11,16 @@ from onmt_lite.models.layers import Dropout, TransformerLayer
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.models.transformer import Transformer
 from tests.support import tiny
+from tests.support.model_variants import WITH_TORCH_MODULE, WITHOUT_TORCH_MODULE
 
 ATOL = 1e-5
 
-VARIANTS = {
-    "default": {},
-    "post_norm": dict(pre_norm=False, final_norm=False),
-    "post_norm_with_final": dict(pre_norm=False),
-    "no_final_norm": dict(final_norm=False),
-    "no_attention_bias": dict(attn_bias=False),
-    "no_ffn_bias": dict(ffn_bias=False),
-    "no_output_bias": dict(output_bias=False),
-    "concat": dict(positions="concat"),
-    "learned": dict(positions="learned"),
-    "offset": dict(position_offset=2),
-    "learned_offset": dict(positions="learned", position_offset=2),
-    "gelu": dict(activation="gelu"),
-    "silu": dict(activation="silu"),
-    "no_scale": dict(scale_embedding=False),
-    "embedding_norm": dict(embedding_norm=True),
-    "untied": dict(tie_output=False),
-    "unshared": dict(share_embeddings=False, src_vocab_size=30),
-    "all_apart": dict(share_embeddings=False, tie_output=False),
-    "other_eps": dict(norm_eps=0.1),
-    "uneven_depth": dict(enc_layers=3, dec_layers=1),
-}
-# What torch.nn has no modules for; these are compared with what OpenNMT-py computes instead
-OTHERS = {
-    "fairseq_positions": dict(positions="fairseq", position_offset=2),
-    "gelu_tanh": dict(activation="gelu_tanh"),
-    "gelu_sigmoid": dict(activation="gelu_sigmoid"),
-    "tanh": dict(activation="tanh"),
-    "rms": dict(norm="rms", embedding_norm=True),
-    "gated": dict(gated_ffn=True, activation="silu"),
-    "parallel": dict(parallel_residual=True),
-    "shared_keys": dict(kv_heads=2),
-    "one_key": dict(kv_heads=1, relative="rotary", positions="none"),
-    "decoder_of_its_own": dict(dec_heads=2, dec_d_ff=24),
-    "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
-    "shaw_values": dict(relative="shaw", relative_values=True, relative_limit=2),
-    "shaw_and_sinusoids": dict(relative="shaw", relative_limit=2),
-    "buckets": dict(relative="buckets", relative_limit=5, relative_buckets=6, positions="none"),
-    "rotary": dict(relative="rotary", positions="none"),
-    "rotary_pairs": dict(relative="rotary", rotary_interleave=True, rotary_theta=100.0),
-    "rotary_part": dict(relative="rotary", rotary_dim=2),
-    "alibi": dict(relative="alibi", positions="none"),
-    "alibi_6": dict(relative="alibi", d_model=24, heads=6),
-    "average": dict(dec_self_attn="average"),
-    "average_ffn": dict(dec_self_attn="average_ffn"),
-}
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5]])
 
 
-ALL = {**VARIANTS, **OTHERS}
-
-
-@pytest.mark.parametrize("switches", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("switches", WITH_TORCH_MODULE.values(), ids=WITH_TORCH_MODULE)
 def test_whole_model_equals_torch_modules(switches):
     model = tiny.make_model(**switches).double()  # in float32 some processors differ by more
     expected = reference_logits(model, SRC, SRC_LENGTHS, TGT)
@@ -76,7 +28,7 @@ def test_whole_model_equals_torch_modules(switches):
     torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("switches", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize("switches", WITHOUT_TORCH_MODULE.values(), ids=WITHOUT_TORCH_MODULE.keys())
 def test_each_switch_changes_the_result(switches):
     """Its own weights aside: those of the default model are copied as far as they fit."""
     default, model = tiny.make_model(), tiny.make_model(**switches)

@@ -16,9 +16,9 @@ from onmt_lite.errors import FileError, OptionError
 from onmt_lite.ray.__main__ import main
 from onmt_lite.ray.job import find_files, kind_of_files
 from onmt_lite.ray.options import load_ray_options
-from tests.support.stops import stopped_before_part
+from tests.support.stop_signals import stopped_before_part
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 TOY = str(ROOT / "data" / "toy.json")
 
 

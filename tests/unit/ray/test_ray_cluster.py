@@ -1,7 +1,7 @@
 """`python -m onmt_lite.ray` on a cluster of two nodes on this machine, with deaths of all kinds.
 
 Skipped without Ray, which is large.  To run them:
-pip install 'ray[data]>=2.60,<2.64' && python -m pytest tests/test_ray_cluster.py
+pip install 'ray[data]>=2.60,<2.64' && python -m pytest tests/unit/ray/test_ray_cluster.py
 """
 
 import contextlib
@@ -20,12 +20,12 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from tests.support.stops import heed_signals
+from tests.support.stop_signals import heed_signals
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = (ROOT / "data" / "sample.de.txt").read_text(encoding="utf-8").split("\n")[:-1]
 TOY = str(ROOT / "data" / "toy.json")
 STORE = 80 << 20

@@ -32,9 +32,9 @@ from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
 from recipes.de_en.words import Truecase, names_of, with_rare_words
 from tests.support import tiny
-from tests.support.counting import WORDS, tiny_run
+from tests.support.tiny_training import WORDS, tiny_run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "de_en"
 LISTS = ("phrases.tsv", "dictionary.tsv")
 SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")

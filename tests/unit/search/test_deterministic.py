@@ -16,7 +16,7 @@ from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS
 from tests.support import cases
 
-SAMPLE = Path(__file__).parents[1] / "data" / "sample.de.txt"
+SAMPLE = Path(__file__).parents[3] / "data" / "sample.de.txt"
 LINES = [line for line in SAMPLE.read_text("utf-8").split("\n") if line]
 LINES += [" ".join(LINES[:3]), LINES[1], "", "Ja."]  # a long one, one twice, a blank one
 

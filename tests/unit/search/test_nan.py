@@ -21,6 +21,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases
+from tests.support.model_variants import MODELS
 from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,
@@ -31,8 +32,8 @@ from tests.support.tables import (
     make_spec,
     sources,
 )
-from tests.test_device import assert_same, faults, on_device, simulate
-from tests.test_state import DAILY, MODELS
+from tests.unit.models.test_state import DAILY
+from tests.unit.search.test_simulated_gpu import assert_same, faults, on_device, simulate
 
 BAD = 33  # a source token
 NAN = [math.nan] * 3

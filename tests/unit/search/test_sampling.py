@@ -14,7 +14,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.search.sampling import gumbel, keep_top_k, keep_top_p, line_seed
 from tests.support.tables import logits, make_checkpoint, make_source
 
-TABLE = Path(__file__).resolve().parents[1] / "data" / "searches.json"
+TABLE = Path(__file__).resolve().parents[3] / "data" / "searches.json"
 P = (0.1, 0.5, 0.3, 0.1)  # of the end token, a, b, c, whatever came before
 SOURCE = make_source({}, logits(*P))
 N = 3000

@@ -1,6 +1,6 @@
 """The decode loop on a simulated GPU: equal results, and per step one small transfer each way.
 
-`tests.support.simulated` says what is counted.  A step is all that happens from one call of
+`tests.support.simulated_gpu` says what is counted.  A step is all that happens from one call of
 `model.step` to the next.
 """
 
@@ -29,7 +29,7 @@ from tests.support.cases import (
     make_translator,
     translate,
 )
-from tests.support.simulated import (
+from tests.support.simulated_gpu import (
     DEVICE,
     PRODUCTS,
     SMALL,
@@ -227,7 +227,7 @@ class TestEveryFamily:
 @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq"])
 def test_sentences_of_several_languages_start_apart(search):
     """Their first steps read start tokens; sentences join while others are at later steps."""
-    path = Path(__file__).parent / "data" / "families" / "nllb"
+    path = Path(__file__).parents[2] / "data" / "families" / "nllb"
     given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
     lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
     options = dict(search=search, max_length=12, block_ngram_repeat=2, n_best=2)

@@ -14,7 +14,7 @@ from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.jobs.tasks import Reader
 from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text.lines import MAX_DEPTH, Line, object_line
-from tests.test_lines import broken
+from tests.unit.text.test_lines import broken
 
 INVALID = Line(1, "", ("invalid-json",), "{}")
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])

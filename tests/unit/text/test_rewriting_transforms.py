@@ -20,7 +20,7 @@ from onmt_lite.text.transforms import Punctuation, uppercase
 from tests.support.files import DATA
 
 STORED = json.loads(
-    (Path(__file__).parent / "data" / "opennmt" / "rewritten.json").read_text("utf-8")
+    (Path(__file__).parents[2] / "data" / "opennmt" / "rewritten.json").read_text("utf-8")
 )
 TRAINED = DATA / "onmt351_transformer.pt"
 
@@ -78,7 +78,7 @@ def test_one_after_the_other(transforms, tokens):
 
 def test_around_pieces():
     """Behind what cuts, tokens are rewritten, as in the original."""
-    codes = Path(__file__).parent / "data" / "transforms" / "src.codes"
+    codes = Path(__file__).parents[2] / "data" / "transforms" / "src.codes"
     options = dict(src_subword_model=str(codes), share_vocab=True, upper_corpus_ratio=1)
     before, after, plain = (
         tokenizer_of(transforms=names, **options).encode

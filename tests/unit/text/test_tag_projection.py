@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.text.tag_projection import Aligned, restore
-from tests.test_unknown import GERMAN, encode, of_tiny, read
+from tests.unit.text.test_placeholders import GERMAN, encode, of_tiny, read
 
 HEADS = [
     # line, marks at its start

@@ -32,7 +32,7 @@ from onmt_lite.text.transforms import Affixes
 from tests.support import tiny
 from tests.support.files import DATA
 
-HERE = Path(__file__).parent / "data" / "transforms"
+HERE = Path(__file__).parents[2] / "data" / "transforms"
 STORED = json.loads((HERE / "opennmt.json").read_text("utf-8"))
 # dog, man, ▁the and letters; the output is of DOG, MAN, ▁THE and letters
 SMALL = DATA / "m35_st_step_2.pt"
@@ -211,7 +211,7 @@ def test_what_is_put_around_comes_off(line, before, after):
 
 # -- whole configurations ------------------------------------------------------------------------
 
-DEFAULTS = Path(__file__).parent / "data" / "public_lines" / "defaults_3_5_1.yaml"
+DEFAULTS = Path(__file__).parents[2] / "data" / "public_lines" / "defaults_3_5_1.yaml"
 NEAR = dict(batch_size=2, beam_size=2, max_length=8)  # as in `translated`
 
 

@@ -18,8 +18,8 @@ from onmt_lite.inference.records import Continuation, Ending, Trace
 from onmt_lite.text.lines import Line
 from onmt_lite.trace.page import drawing_of, to_html, why_second_lost
 from onmt_lite.trace.tracer import IDLE, Tracer
-from tests.test_trace import CASES
-from tests.test_trace import LINES as SENTENCES
+from tests.unit.trace.test_tracer import CASES
+from tests.unit.trace.test_tracer import LINES as SENTENCES
 
 LINES = ["Ich habe das <Buch> & 'den' Brief.", "", "Das ist sehr, sehr, sehr gut."]
 VOID = {"meta", "hr", "br"}

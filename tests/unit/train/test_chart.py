@@ -8,7 +8,7 @@ import pytest
 from benchmarks.report import chart_of
 from onmt_lite.train.chart import training_chart
 from onmt_lite.train.folder import Row
-from tests.test_bench import RECORD, WORK
+from tests.unit.benchmarks.test_benchmark import RECORD, WORK
 
 pytest.importorskip("matplotlib")
 

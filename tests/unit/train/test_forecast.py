@@ -11,7 +11,7 @@ from onmt_lite.train import forecast as module
 from onmt_lite.train.forecast import Pace, duration, forecast, measured_speed, rounded
 from onmt_lite.train.options import LearningOptions
 from onmt_lite.train.run import Trainer, train
-from tests.support.counting import tiny_run
+from tests.support.tiny_training import tiny_run
 
 # 150,000 pairs of eleven tokens with the default model, on two cores
 TATOEBA = Pace(150_000, 2_200_000, 1500, 1100.0, 4000.0)

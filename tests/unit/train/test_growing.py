@@ -19,7 +19,7 @@ from recipes.de_en import train as in_turn
 from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
 from recipes.de_en.widen import with_width
 from tests.support import tiny
-from tests.support.counting import loss_of, tiny_run
+from tests.support.tiny_training import loss_of, tiny_run
 
 
 def pieces_of(corpus, *given):

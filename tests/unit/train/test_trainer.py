@@ -29,9 +29,9 @@ from onmt_lite.train.network import (
 )
 from onmt_lite.train.run import Trainer, train
 from tests.support import tiny
-from tests.support.counting import WORDS, loss_of
-from tests.support.counting import tiny_run as options
 from tests.support.files import DATA
+from tests.support.tiny_training import WORDS, loss_of
+from tests.support.tiny_training import tiny_run as options
 
 
 def weights(output):

@@ -37,7 +37,7 @@ from onmt_lite.train import run as module
 from onmt_lite.train.folder import Row, alone_in, how_to_go_on, translate_with
 from onmt_lite.train.options import load_train_options
 from onmt_lite.train.run import Trainer, train
-from tests.support.counting import tiny_run
+from tests.support.tiny_training import tiny_run
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A program that calls its Translator in forked processes, and prints the result of each call.
 
-`python -m tests.support.forks '{"threads": 2}'`: the options of the parent's Translator.  A fork
-that takes too long is killed.
+`python -m tests.support.fork_check '{"threads": 2}'`: the options of the parent's Translator.
+A fork that takes too long is killed.
 """
 
 import json
