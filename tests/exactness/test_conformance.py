@@ -1,8 +1,8 @@
 """Every search against what its original returned, case by case.
 
 `tests/exactness/conformance` contains small tables of logits and, per preset, the n-best
-lists of the system it reproduces.  Which version that was, and how it was run, each file says under `system`; marked
-`by: rule` is what was worked out from its source.
+lists of the system it reproduces.  The `system` entry of each file gives
+the version and how it was run; results marked `by: rule` were worked out from its source.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.kits                       all kits; see docs/jobs-reference.md
     python -m tests.end_to_end.kits -kits K1,K4 -n 10     some of them, with fewer trials
-    python -m tests.end_to_end.kits -warm                 jobs forked from a process that loaded torch
+    python -m tests.end_to_end.kits -warm                 jobs forked from a warm process
 
 Prints a row for each kit; `-rows FILE` gets each trial as JSON.  Folders of trials that failed are
 kept.  The exit code is 1 if there are any.

@@ -83,7 +83,8 @@ MATRIX = """\
 40 an output that cannot be written: test_command_line.py::test_outputs_that_cannot_be_written, kit
 41 variables of the environment: test_sources.py::test_yaml_values
 # C: models
-42 missing and unexpected weights: test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be,
+42 missing and unexpected weights:
+    test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be,
     test_loading.py::test_missing_keys_are_refused
 43 a wrong shape or type: test_corrupted_checkpoints.py::test_a_weight_is_not_what_it_should_be,
     test_archive.py::test_tensors_that_are_not_there
@@ -130,12 +131,15 @@ MATRIX = """\
 68 a hypothesis of no tokens: test_brute_force.py::test_worked_scores,
     test_command_line.py::test_a_translation_that_ends_at_once
 # E: resources and processes
-69 a batch that does not fit into memory: test_out_of_memory.py::test_nothing_is_lost_and_failures_are_few,
+69 a batch that does not fit into memory:
+    test_out_of_memory.py::test_nothing_is_lost_and_failures_are_few,
     test_out_of_memory.py::test_one_sentence_that_does_not_fit_is_named
 70 a worker that fails: test_workers.py::test_a_bucket_is_done_again
-71 memory of the CPU is out: test_out_of_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
+71 memory of the CPU is out:
+    test_out_of_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
 72 the kernel kills a process: test_workers.py::test_a_bucket_is_done_again, kit
-73 a full disk: test_command_line.py::test_a_full_disk, test_store.py::test_each_call_that_fails, kit
+73 a full disk: test_command_line.py::test_a_full_disk, test_store.py::test_each_call_that_fails,
+    kit
 74 Ctrl-C: test_process.py::test_two_signals_at_once, kit
 75 SIGTERM, SIGHUP: test_workers.py::test_signals_to_the_whole_group, kit
 76 SIGKILL, power cuts: test_store.py::test_each_call_before_which_the_job_is_killed,

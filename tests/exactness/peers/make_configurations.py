@@ -4,8 +4,8 @@
 
 Writes `tests/data/opennmt/configurations.json` and the models that it names, which
 `tests/unit/config/test_opennmt_yaml.py` reads.  Each line is translated in a batch by
-itself: in 3.5.1 the longest line of a batch limits the output of all its lines.  It needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 with
-a torch of today.
+itself: in 3.5.1 the longest line of a batch limits the output of all its lines.  A recent
+torch needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
 """
 
 import json

@@ -3,7 +3,8 @@
     python -m tests.exactness.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
 
 tests/exactness/conformance/generation_rules.json has a row for each model of tests/data
-and each setting: its generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
+and each setting: its generation_config.json (`said`), two lines, their
+IDs, and the n-best lists of each version.
 """
 
 import json

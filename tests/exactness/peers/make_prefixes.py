@@ -3,8 +3,8 @@
     python -m tests.exactness.peers.make_prefixes      (transformers 5.23.0, ctranslate2 4.8.5)
 
 Writes `tests/data/checkpoints/references/MODEL.PRESET-prefixes.json`, which
-`tests/exactness/test_references.py` reads.  Each line is translated in a batch by itself; its prefix is that
-of `tgt`.
+`tests/exactness/test_references.py` reads.  Each line is translated in a batch by
+itself; its prefix is in `tgt`.
 """
 
 import json
