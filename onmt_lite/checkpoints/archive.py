@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints import pickled
+from onmt_lite.checkpoints import pickle_check
 from onmt_lite.checkpoints.description import shown
 from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
@@ -76,7 +76,7 @@ def load(path: Path) -> Any:
 
 def _load(f: IO[bytes], names: set[str]) -> Any:
     """Raises MemoryError, or ValueError for any other error: torch raises many."""
-    stand_ins = pickled.stand_ins(names)
+    stand_ins = pickle_check.stand_ins(names)
     try:
         with LOADING, torch.serialization.safe_globals(stand_ins):
             return torch.load(f, map_location="cpu", weights_only=True)
@@ -97,7 +97,7 @@ def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
         if damaged := members.testzip():
             raise ValueError(f"the checksum of {damaged[:80]!r} is wrong")
         with members.open(f"{folder}/data.pkl") as part:
-            return pickled.check(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
+            return pickle_check.check(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
 
 
 def check_members(members: zipfile.ZipFile, n_bytes: int) -> list[str]:
@@ -117,7 +117,7 @@ def _check_old(f: IO[bytes], n_bytes: int) -> set[str]:
     """Check five pickles: a magic number, a version, the system, the object, keys of storages."""
     f.seek(0)
     head = io.BytesIO(f.read(MAX_PICKLE))
-    names = set().union(*(pickled.check(head, n_bytes) for _ in range(5)))
+    names = set().union(*(pickle_check.check(head, n_bytes) for _ in range(5)))
     if BIG_ENDIAN.search(head.getvalue()[: head.tell()]):
         raise ValueError("its numbers are big-endian")
     return names

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
 

@@ -19,7 +19,7 @@ from onmt_lite.checkpoints.description import (
     shown,
 )
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
-from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,

@@ -12,7 +12,7 @@ from typing import Any
 
 import sentencepiece as spm
 
-from onmt_lite.checkpoints import pieces
+from onmt_lite.checkpoints import sentencepiece_proto
 from onmt_lite.checkpoints.description import read_json, read_whole
 from onmt_lite.errors import CheckpointError, OptionError, explained
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
@@ -38,8 +38,10 @@ def processor(
     """The sentencepiece model in these bytes, of which not all pieces may be known."""
     found = spm.SentencePieceProcessor()
     try:
-        pieces.check(data)
-        found.load_from_serialized_proto(data if known is None else pieces.restricted(data, known))
+        sentencepiece_proto.check(data)
+        found.load_from_serialized_proto(
+            data if known is None else sentencepiece_proto.restricted(data, known)
+        )
         if found.vocab_size() == 0:
             raise ValueError("it has no pieces")
     except (RuntimeError, ValueError, TypeError) as error:
@@ -113,7 +115,7 @@ def find_pieces(
     file = folder / FAST
     if fast is None or not file.is_file():
         return None
-    return FAST, processor(pieces.as_sentencepiece(fast(), unk_token, file), file)
+    return FAST, processor(sentencepiece_proto.as_sentencepiece(fast(), unk_token, file), file)
 
 
 def pieces_beside(
@@ -128,7 +130,7 @@ def pieces_beside(
 
     silent: tokens that are no text in an output.
     """
-    of_pieces = any(token.startswith(pieces.SPACER) for token in tokens)
+    of_pieces = any(token.startswith(sentencepiece_proto.SPACER) for token in tokens)
     for folder in folders:
         if all((folder / name).is_file() for name in SIDES):
             src, tgt = (read_pieces(str(folder / name)) for name in SIDES)

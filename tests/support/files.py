@@ -13,7 +13,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.errors import CheckpointError
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "checkpoints"

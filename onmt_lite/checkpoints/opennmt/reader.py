@@ -16,7 +16,7 @@ from torch import Tensor
 from onmt_lite.checkpoints import archive, fairseq, safetensors
 from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_options
 from onmt_lite.checkpoints.opennmt import models as opennmt
-from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints import archive, pickled
+from onmt_lite.checkpoints import archive, pickle_check
 from onmt_lite.errors import CheckpointError
 from tests.support import files
 from tests.support.files import DATA, one_line
@@ -116,7 +116,7 @@ class TestReading:
     @pytest.mark.parametrize("name", FILES)
     def test_real_files_equal_what_torch_reads(self, name):
         root = archive.load(DATA / name)
-        assert isinstance(root["opt"], pickled.Record)
+        assert isinstance(root["opt"], pickle_check.Record)
         assert root["opt"].name == "argparse.Namespace"
         assert root["opt"].get("heads") in (2, 8)
         if "model" in root:

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 import torch
 
-from onmt_lite.checkpoints import pickled, safetensors
+from onmt_lite.checkpoints import pickle_check, safetensors
 from onmt_lite.errors import CheckpointError
 from tests.support.files import (
     DATA,
@@ -184,7 +184,7 @@ class TestSizesThatNoModelHas:
     def test_pickles(self, tmp_path, monkeypatch):
         self.refuse(tmp_path, b"]]\x93", "STACK_GLOBAL")  # names that are lists
         self.refuse(tmp_path, b"P" + b"x" * 100_000 + b"\n", "no PyTorch file")
-        monkeypatch.setattr(pickled, "MAX_OPERATIONS", 1000)
+        monkeypatch.setattr(pickle_check, "MAX_OPERATIONS", 1000)
         self.refuse(tmp_path, b")" + b"\x85" * 1001, "longer than any")
 
     @pytest.mark.parametrize("n, shape", [(20_001, [0]), (1, [1] * 100_000)])

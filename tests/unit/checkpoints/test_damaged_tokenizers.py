@@ -12,7 +12,7 @@ import pytest
 
 from onmt_lite.checkpoints.huggingface.directory import read_ids
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.pieces import as_sentencepiece
+from onmt_lite.checkpoints.sentencepiece_proto import as_sentencepiece
 from onmt_lite.checkpoints.subwords import read_pieces
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError

@@ -8,7 +8,7 @@ import torch
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
-from onmt_lite.checkpoints.pickled import Record
+from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
 from tests.support.state_rows import select

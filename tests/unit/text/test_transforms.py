@@ -20,7 +20,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native, subwords
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.pieces import restricted
+from onmt_lite.checkpoints.sentencepiece_proto import restricted
 from onmt_lite.checkpoints.subwords import read_codes, read_pieces
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
