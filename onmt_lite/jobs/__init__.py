@@ -7,8 +7,8 @@ the order in which data passes:
     inputs.py       one pass over the inputs: counted, hashed, cut into ranges
     tasks.py        read, translate and keep a bucket of lines, in whichever process
     engine.py       who does the tasks: this process, or others; also those of a Translator
-    crew.py         the dispatcher of several: hands out tasks, repeats those of the dead
-    workers.py      processes of this machine as a crew, and how they are started
+    dispatcher.py   the dispatcher of several: hands out tasks, repeats those of the dead
+    workers.py      processes of this machine, and how they are started
     worker.py       the processes themselves
     reports.py      translations to text, JSONL, log; BLEU of a job
     store.py        the parts of a job, the file in the making, and what it depends on

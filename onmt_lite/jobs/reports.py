@@ -38,7 +38,7 @@ Overlaps = list[list[int]]  # of each metric of -report_bleu
 
 
 # The sentence of each note, read before a job begins: an upgrade meanwhile must not end it
-SENTENCES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("notes.yaml").read_bytes())
+SENTENCES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("warnings.yaml").read_bytes())
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:

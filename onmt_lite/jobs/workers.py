@@ -27,7 +27,7 @@ from typing import Any
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import Added
-from onmt_lite.jobs.crew import MAX_DEATHS, Crew, Event, Hand, TaskSource
+from onmt_lite.jobs.dispatcher import MAX_DEATHS, Crew, Event, Hand, TaskSource
 from onmt_lite.models.kernels.build import find_library
 from onmt_lite.system.terminal import SIGNALS, raise_pending
 

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
-from onmt_lite.jobs.crew import Crew, Event, Hand, TaskSource
+from onmt_lite.jobs.dispatcher import Crew, Event, Hand, TaskSource
 from onmt_lite.jobs.progress import log_machine
 from onmt_lite.jobs.store import differences, fingerprint
 from onmt_lite.jobs.tasks import Done, InProcess, Task

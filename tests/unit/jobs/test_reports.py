@@ -256,7 +256,7 @@ def test_summary_of_one_unknown_token_is_singular(log):
 def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
     rows = re.findall(r"^  of .*: (.*)$", postprocess.__doc__ or "", re.M)
     notes = [note for row in rows for note in row.split(", ")]
-    assert sorted(notes) == sorted(SENTENCES), "each note needs its sentence in notes.yaml"
+    assert sorted(notes) == sorted(SENTENCES), "each note needs its sentence in warnings.yaml"
     for note in notes:
         log.clear()
         Summary.of([Translation(4, "x", [hyp()], (note,))]).log(scores=False)

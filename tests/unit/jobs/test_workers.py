@@ -21,7 +21,7 @@ from onmt_lite.errors import DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import worker as worker_module
 from onmt_lite.jobs import workers as workers_module
-from onmt_lite.jobs.crew import MAX_DEATHS, MAX_OPEN, READ_AHEAD
+from onmt_lite.jobs.dispatcher import MAX_DEATHS, MAX_OPEN, READ_AHEAD
 from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
 from onmt_lite.jobs.store import fingerprint
 from onmt_lite.jobs.tasks import Bucket, Done, InProcess, Task
