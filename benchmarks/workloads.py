@@ -13,8 +13,8 @@ from typing import Any, cast
 import sentencepiece as spm
 import torch
 
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import marian_directory
 from onmt_lite.export import main as export_main
 from onmt_lite.models.config import TransformerConfig

@@ -60,8 +60,8 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
 def print_models(options: TranslateOptions) -> None:
     """Print a block for each model of the options, with the tokenizer that would be used."""
+    from onmt_lite.checkpoints.checkpoint import describe
     from onmt_lite.checkpoints.loading import load_checkpoint
-    from onmt_lite.checkpoints.record import describe
     from onmt_lite.checkpoints.shipped import model_paths
     from onmt_lite.config.files import write_out
     from onmt_lite.inference.loading import fit, read_own

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import pickle_check
-from onmt_lite.checkpoints.description import shown
+from onmt_lite.checkpoints.config_reader import shown
 from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints import archive
-from onmt_lite.checkpoints.description import (
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction
+from onmt_lite.checkpoints.config_reader import (
     Description,
     checked_tokens,
     read_whole,
@@ -20,7 +21,6 @@ from onmt_lite.checkpoints.description import (
 )
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
 from onmt_lite.checkpoints.pickle_check import Record
-from onmt_lite.checkpoints.record import Checkpoint, Direction
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,
     Weights,

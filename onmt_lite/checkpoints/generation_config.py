@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.description import tables_in
+from onmt_lite.checkpoints.config_reader import tables_in
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from onmt_lite.checkpoints.description import by_name, read_json
-from onmt_lite.checkpoints.huggingface.kinds import refuse_unread
+from onmt_lite.checkpoints.config_reader import by_name, read_json
+from onmt_lite.checkpoints.huggingface.formats import refuse_unread
 from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.log import LOG

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from onmt_lite.checkpoints import fairseq, native
 from onmt_lite.checkpoints import marian as marian_npz
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.config_reader import by_name, by_start
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
-from onmt_lite.checkpoints.description import by_name, by_start
 from onmt_lite.checkpoints.hub import fetched
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
-from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.shipped import absent, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted, Message, explained
 from onmt_lite.models.ensemble import Ensemble

@@ -16,7 +16,8 @@ import yaml
 from torch import Tensor
 
 from onmt_lite.checkpoints.archive import check_members, damage_refused
-from onmt_lite.checkpoints.description import (
+from onmt_lite.checkpoints.checkpoint import Checkpoint
+from onmt_lite.checkpoints.config_reader import (
     Description,
     checked_tokens,
     read_whole,
@@ -24,7 +25,6 @@ from onmt_lite.checkpoints.description import (
 )
 from onmt_lite.checkpoints.generation_config import file_names, names_of
 from onmt_lite.checkpoints.huggingface.bart import marian_languages
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
 from onmt_lite.checkpoints.weights import (
     Weights,

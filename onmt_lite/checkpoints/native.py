@@ -4,7 +4,7 @@ A directory has `model.json`, `weights.safetensors` and `sentencepiece.model`.  
 the configuration and the SHA-256 of all files, `model.json` included: a directory loads as it was
 written or is refused.  Four entries are optional: "unknown", the handling of unknown characters
 (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score to confidence
-(`onmt_lite.checkpoints.record`), the default of "split_longer", and "languages", the codes of
+(`onmt_lite.checkpoints.checkpoint`), the default of "split_longer", and "languages", the codes of
 source and target.  Further entries, such as older versions wrote, are not read.
 `onmt_lite.models.table` describes a table model's file.
 """
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.description import checked_tokens, shown
-from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.config_reader import checked_tokens, shown
 from onmt_lite.checkpoints.weights import Weights, build_transformer, dequantize
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder

@@ -13,7 +13,7 @@ from typing import Any
 import sentencepiece as spm
 
 from onmt_lite.checkpoints import sentencepiece_proto
-from onmt_lite.checkpoints.description import read_json, read_whole
+from onmt_lite.checkpoints.config_reader import read_json, read_whole
 from onmt_lite.errors import CheckpointError, OptionError, explained
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary

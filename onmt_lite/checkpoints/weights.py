@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onmt_lite.checkpoints.names import names_of, translate
+from onmt_lite.checkpoints.weight_names import names_of, translate
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
@@ -76,7 +76,7 @@ class Weights:
         return len({match[0] for match in matches if match})
 
     def rename(self, model: str) -> None:
-        """Give the weights that a table of names.yaml has our names, and stack those of one name.
+        """Rename weights to our names by a table of weight_names.yaml, and stack them.
 
         Raises CheckpointError where one of a stack is missing or does not fit, and where two
         weights would get one name.

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.description import tables_in
+from onmt_lite.checkpoints.checkpoint import Checkpoint
+from onmt_lite.checkpoints.config_reader import tables_in
 from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
-from onmt_lite.checkpoints.names import names_of, translate
 from onmt_lite.checkpoints.opennmt.models import MAX_POSITIONS
 from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.subwords import SIDES
+from onmt_lite.checkpoints.weight_names import names_of, translate
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.positions import sinusoids
@@ -90,7 +90,7 @@ def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> l
 
 
 def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """Split and rename the weights that a table of names.yaml has: undo `Weights.rename`."""
+    """Split and rename the weights that a table of weight_names.yaml has: undo `Weights.rename`."""
     renamed: dict[str, Tensor] = {}
     for name, stacked in ours.items():
         theirs = translate(name, names_of(model).theirs)

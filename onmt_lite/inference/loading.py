@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import torch
 
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.loading import load_checkpoints
-from onmt_lite.checkpoints.record import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.shipped import model_paths
 from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
 from onmt_lite.config.files import check_inputs

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.record import Checkpoint, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.alignment import Aligner, own_tokens

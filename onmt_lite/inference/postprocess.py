@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import Message
 from onmt_lite.inference.preprocess import read_tag

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
 from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.text.capitals import Spans, lower_reading, lower_words

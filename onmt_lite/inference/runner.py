@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.loading import read_checkpoint

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import Message, OptionError

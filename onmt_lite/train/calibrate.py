@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.record import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_out
 from onmt_lite.config.option import META, File, Option, opt, options_of

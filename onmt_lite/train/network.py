@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.writing import find_obstacles
 from onmt_lite.errors import OptionError
 from onmt_lite.models.config import TransformerConfig

@@ -18,7 +18,7 @@ import yaml
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.huggingface import kinds, reader
+from onmt_lite.checkpoints.huggingface import formats, reader
 from onmt_lite.errors import CheckpointError
 from tests.end_to_end.test_terminal import Terminal
 from tests.support.hub import TOKEN, files_of, running
@@ -497,4 +497,4 @@ def test_a_failure_in_python_is_a_checkpoint_error():
 
 
 def test_the_families_that_are_told_are_those_that_are_read():
-    assert {*kinds.FAMILIES} == {*reader.FAMILIES}
+    assert {*formats.FAMILIES} == {*reader.FAMILIES}

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.models.table import TableModel
 from onmt_lite.search.presets import PRESETS

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.config_reader import Description
 from onmt_lite.checkpoints.fairseq import build_fconv
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.opennmt.models import build_cnn, build_rnn

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.models.table import TableModel, TableSource
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_search import decode

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description, tables_in
+from onmt_lite.checkpoints.config_reader import Description, tables_in
 from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
@@ -167,7 +167,7 @@ def build_model(
 
 def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description]:
     """The single numbers by side and name; before revision 5, some are of both sides."""
-    known = tables_in("names.yaml")["ctranslate2_switches"]
+    known = tables_in("weight_names.yaml")["ctranslate2_switches"]
     sides: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, tensor in variables.items():
         if tensor.dim():

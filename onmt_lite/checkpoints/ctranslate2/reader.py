@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.ctranslate2.model import build_model, read_variables
-from onmt_lite.checkpoints.description import (
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.config_reader import (
     Description,
     checked_tokens,
     described,
@@ -20,6 +20,7 @@ from onmt_lite.checkpoints.description import (
     read_whole,
     refuse_options,
 )
+from onmt_lite.checkpoints.ctranslate2.model import build_model, read_variables
 from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB, marian_languages
 from onmt_lite.checkpoints.huggingface.directory import (
     TOKENIZER,
@@ -28,7 +29,6 @@ from onmt_lite.checkpoints.huggingface.directory import (
     language_ids,
 )
 from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
-from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
 from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.description import Description
-from onmt_lite.checkpoints.huggingface.added import (
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.config_reader import Description
+from onmt_lite.checkpoints.huggingface.added_tokens import (
     NAMED_M2M100,
     NAMED_MBART,
     NAMED_T5,
@@ -31,8 +32,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     start_id,
     token_id,
 )
-from onmt_lite.checkpoints.huggingface.kinds import facts
-from onmt_lite.checkpoints.record import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.huggingface.formats import facts
 from onmt_lite.checkpoints.subwords import SIDES, read_pieces
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, safetensors
-from onmt_lite.checkpoints.description import (
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Languages
+from onmt_lite.checkpoints.config_reader import (
     Description,
     by_name,
     checked_tokens,
@@ -30,9 +31,8 @@ from onmt_lite.checkpoints.generation_config import (
     names_of,
     token_rules,
 )
-from onmt_lite.checkpoints.huggingface.added import ALONE, NAMED_T5, TOKENIZER, AddedFiles
-from onmt_lite.checkpoints.huggingface.kinds import facts
-from onmt_lite.checkpoints.record import Checkpoint, Languages
+from onmt_lite.checkpoints.huggingface.added_tokens import ALONE, NAMED_T5, TOKENIZER, AddedFiles
+from onmt_lite.checkpoints.huggingface.formats import facts
 from onmt_lite.checkpoints.subwords import FAST, PIECES, find_pieces
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, Message

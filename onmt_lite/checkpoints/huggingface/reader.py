@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.huggingface import bart, t5
 from onmt_lite.checkpoints.huggingface.directory import CONFIG, Directory, LanguageCheck
-from onmt_lite.checkpoints.huggingface.kinds import refuse_unread
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.huggingface.formats import refuse_unread
 
 CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
 FAMILIES = {

@@ -8,7 +8,8 @@ import re
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.huggingface.added import NAMED_T5
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Languages
+from onmt_lite.checkpoints.huggingface.added_tokens import NAMED_T5
 from onmt_lite.checkpoints.huggingface.directory import (
     ACTIVATIONS,
     Directory,
@@ -18,7 +19,6 @@ from onmt_lite.checkpoints.huggingface.directory import (
     make_vocab,
     start_id,
 )
-from onmt_lite.checkpoints.record import Checkpoint, Languages
 from onmt_lite.checkpoints.weights import Weights, assemble_transformer, same_numbers
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer

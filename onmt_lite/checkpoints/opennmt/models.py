@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import torch
 
-from onmt_lite.checkpoints.description import Description, shown
+from onmt_lite.checkpoints.config_reader import Description, shown
 from onmt_lite.checkpoints.weights import (
     Weights,
     assemble_convolution,

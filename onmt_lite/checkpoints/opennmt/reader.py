@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from onmt_lite.checkpoints import archive, fairseq, safetensors
-from onmt_lite.checkpoints.description import Description, checked_tokens, refuse_options
+from onmt_lite.checkpoints.checkpoint import Checkpoint
+from onmt_lite.checkpoints.config_reader import Description, checked_tokens, refuse_options
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.pickle_check import Record
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.family import Family

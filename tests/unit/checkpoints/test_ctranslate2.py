@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints.checkpoint import Direction, Languages
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import Direction, Languages
 from onmt_lite.errors import CheckpointError, OptionError
 from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import DATA, assert_refused, assert_scores, everything

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite.checkpoints import description, native
+from onmt_lite.checkpoints import config_reader, native
 from onmt_lite.checkpoints import weights as weights_module
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
@@ -84,7 +84,7 @@ def test_our_format(name, relative, directory, tmp_path, computed):
 @pytest.mark.parametrize("path", swept(KINDS, DAILY), ids=lambda path: path.name)
 def test_other_kinds(path, monkeypatch, computed):
     """Each whole number in a description becomes large: refused, or of no matter."""
-    plain, seen, turned, large = description.Description.__init__, [], 0, HUGE
+    plain, seen, turned, large = config_reader.Description.__init__, [], 0, HUGE
 
     def turning(self, values, path):
         values = dict(getattr(values, "state", values))
@@ -94,7 +94,7 @@ def test_other_kinds(path, monkeypatch, computed):
                 values[name] = large if len(seen) == turned else value
         plain(self, values, path)
 
-    monkeypatch.setattr(description.Description, "__init__", turning)
+    monkeypatch.setattr(config_reader.Description, "__init__", turning)
     load_checkpoint(path)
     numbers = range(1, len(seen) + 1)
     for turned, large in itertools.product(numbers, (5000, HUGE)):  # noqa: B007 see `turning`

@@ -13,8 +13,8 @@ import torch
 
 from onmt_lite import OptionError, Translator
 from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import describe
 from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import search_config, to_sentence
 from onmt_lite.search.beam_search import decode

@@ -9,8 +9,8 @@ import torch
 
 from onmt_lite import OptionError, Translator
 from onmt_lite.checkpoints import safetensors
+from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import describe
 from onmt_lite.models.positions import sinusoids
 from onmt_lite.text.lines import from_texts
 from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of

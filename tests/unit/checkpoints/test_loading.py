@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints import native, safetensors
-from onmt_lite.checkpoints.description import shown
+from onmt_lite.checkpoints.config_reader import shown
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny

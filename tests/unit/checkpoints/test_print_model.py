@@ -5,8 +5,8 @@ import re
 import pytest
 
 import translate
+from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import describe
 from tests.support.files import DATA
 
 HF = DATA / "hf" / "marian"

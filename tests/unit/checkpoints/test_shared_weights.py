@@ -7,8 +7,8 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.runtime import placed

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.checkpoints.loading import load_checkpoints
-from onmt_lite.checkpoints.record import Confidence
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import quoted, to_jsonl

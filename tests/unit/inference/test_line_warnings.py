@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.record import Confidence
+from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.postprocess import loops, times_running
 from onmt_lite.text.lines import Line, to_line

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS

@@ -11,7 +11,7 @@ from torch import Tensor
 import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.description import Description
+from onmt_lite.checkpoints.config_reader import Description
 from onmt_lite.checkpoints.opennmt.models import _alignment
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.runner import Runner

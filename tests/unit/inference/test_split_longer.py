@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.record import Confidence, describe
+from onmt_lite.checkpoints.checkpoint import Confidence, describe
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.lines import Line

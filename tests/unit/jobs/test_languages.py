@@ -9,8 +9,8 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
+from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint, load_checkpoints
-from onmt_lite.checkpoints.record import describe
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.pipeline import Pipeline

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from onmt_lite import Translator
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import combine
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.opennmt.models import build_rnn
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError

@@ -12,8 +12,8 @@ import torch
 
 import translate
 from onmt_lite import Translator
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import combine
-from onmt_lite.checkpoints.record import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.models.ensemble import Ensemble

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.record import Direction, Languages
+from onmt_lite.checkpoints.checkpoint import Direction, Languages
 from onmt_lite.inference.postprocess import judged
 from onmt_lite.inference.records import NOTHING, Translation
 from onmt_lite.text.numbers import LONG, differing, of_word

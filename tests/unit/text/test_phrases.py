@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.checkpoints.record import Checkpoint
+from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.table import TableModel

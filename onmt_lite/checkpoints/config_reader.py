@@ -106,8 +106,8 @@ class Description:
 
 
 def refuse_options(options: Description, toolkit: str) -> None:
-    """Raise CheckpointError for a value that is not among those of the option in unread.yaml."""
-    for name, known in tables_in("unread.yaml")["options"][toolkit].items():
+    """Raise CheckpointError for an option value that unsupported.yaml does not list."""
+    for name, known in tables_in("unsupported.yaml")["options"][toolkit].items():
         value = options.get(name)
         is_plain = isinstance(value, (str, int, float, list, type(None)))  # no tensor
         if not is_plain or value not in (None, *known):
@@ -189,7 +189,7 @@ def checked_tokens(tokens: Any, path: Path) -> list[str]:
 
 def by_name(path: Path) -> str:
     """Describe a file, or the content of a directory, by file names; "" if none is known."""
-    for pattern, kind in tables_in("unread.yaml")["names"].items():
+    for pattern, kind in tables_in("unsupported.yaml")["names"].items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
             return kind if ";" in kind else f"{kind}, which is not supported"
     return ""
@@ -197,5 +197,5 @@ def by_name(path: Path) -> str:
 
 def by_start(data: bytes) -> str:
     """Describe a file by its first bytes; "" if they are not known."""
-    starts = tables_in("unread.yaml")["starts"].items()
+    starts = tables_in("unsupported.yaml")["starts"].items()
     return next((kind for start, kind in starts if data.startswith(start.encode("latin-1"))), "")

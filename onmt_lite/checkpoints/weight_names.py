@@ -1,10 +1,10 @@
-"""Translate names of weights between other toolkits and us, by the tables in names.yaml."""
+"""Translate names of weights between other toolkits and us, by the tables in weight_names.yaml."""
 
 import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from onmt_lite.checkpoints.description import tables_in
+from onmt_lite.checkpoints.config_reader import tables_in
 
 NUMBER = re.compile(r"\d+")
 SUFFIX = re.compile(r"(weight|bias)\w*")  # what is added to the names of a table
@@ -21,7 +21,7 @@ class Names(NamedTuple):
 def names_of(model: str) -> Names:
     """Read the table of a model type."""
     names = Names({}, {})
-    for scope in tables_in("names.yaml")[model]:
+    for scope in tables_in("weight_names.yaml")[model]:
         for ours, versions in scope["parts"].items():
             ours = joined(scope.get("ours", ""), ours)
             for version in versions if isinstance(versions, list) else [versions]:

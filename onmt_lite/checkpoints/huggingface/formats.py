@@ -4,7 +4,7 @@ have to be fetched."""
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.description import described, tables_in
+from onmt_lite.checkpoints.config_reader import described, tables_in
 from onmt_lite.checkpoints.generation_config import FAMILIES
 from onmt_lite.errors import CheckpointError
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.description import Description, checked_tokens, described, shown
+from onmt_lite.checkpoints.config_reader import Description, checked_tokens, described, shown
 from onmt_lite.checkpoints.subwords import FAST
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.vocab import AddedToken

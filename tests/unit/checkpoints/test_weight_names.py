@@ -1,17 +1,17 @@
-"""Names of weights: the tables of names.yaml, in both directions."""
+"""Names of weights: the tables of weight_names.yaml, in both directions."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from onmt_lite.checkpoints.description import tables_in
-from onmt_lite.checkpoints.names import names_of, translate
+from onmt_lite.checkpoints.config_reader import tables_in
+from onmt_lite.checkpoints.weight_names import names_of, translate
 from onmt_lite.checkpoints.weights import Weights, dequantize
 from onmt_lite.checkpoints.writing import rename_weights
 from onmt_lite.errors import CheckpointError
 
-MODELS = [name for name in tables_in("names.yaml") if name != "ctranslate2_switches"]
+MODELS = [name for name in tables_in("weight_names.yaml") if name != "ctranslate2_switches"]
 D = 4
 QKV = [f"encoder.layers.1.self_attn.{x}_proj.weight" for x in "qkv"]
 
