@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 from torch import nn
 
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.phrases import Surfaces
 from onmt_lite.text.placeholders import Unknown

@@ -6,7 +6,7 @@ written or is refused.  Four entries are optional: "unknown", the handling of un
 (`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score to confidence
 (`onmt_lite.checkpoints.checkpoint`), the default of "split_longer", and "languages", the codes of
 source and target.  Further entries, such as older versions wrote, are not read.
-`onmt_lite.models.table` describes a table model's file.
+`onmt_lite.models.table_model` describes a table model's file.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from onmt_lite.checkpoints.weights import Weights, build_transformer, dequantize
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.models.table_model import TableModel, TableSource
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word

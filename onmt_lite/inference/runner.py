@@ -19,7 +19,7 @@ from onmt_lite.inference.records import NOTHING, Example, SearchResult
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
 from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
-from onmt_lite.models.captured import CudaRecorder, giving_back, with_graphs
+from onmt_lite.models.cuda_graphs import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER, Beam
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.slots import padded

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import AnyNorm, Linear
 from onmt_lite.models.positions import RELATIONS
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.models.base import Selection, with_room
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 
 FIRST_CAPACITY = 12  # steps
 CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more

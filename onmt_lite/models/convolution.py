@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Selection
-from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.positions import Embedding
+from onmt_lite.models.seq2seq import DecoderState, Family, Head, Memory, padding_mask
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 NO_LIMIT = 100_000

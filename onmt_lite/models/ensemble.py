@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Constant, EncoderDecoder, Heads, Selection
-from onmt_lite.models.family import CopyHead, Family
+from onmt_lite.models.seq2seq import CopyHead, Family
 
 
 class EnsembleState:

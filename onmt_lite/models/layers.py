@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onmt_lite.models.attention import Bank, CrossAttention, SelfAttention, Sight
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import AnyNorm, InC, LayerNorm, Linear, RMSNorm
 from onmt_lite.models.positions import Relation
 

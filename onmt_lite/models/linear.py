@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.system.processor import PACKED, processor_words
 
 IN_C = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from onmt_lite.models.base import Selection
-from onmt_lite.models.family import (
+from onmt_lite.models.seq2seq import (
     AttentionWeights,
     DecoderState,
     Family,

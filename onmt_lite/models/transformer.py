@@ -17,10 +17,10 @@ from onmt_lite.models.attention import Bank, Packing, Sight
 from onmt_lite.models.base import Heads, Selection
 from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.family import DecoderState, Family, Head, Memory, padding_mask
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
 from onmt_lite.models.linear import InC
 from onmt_lite.models.positions import Embedding, sinusoids
+from onmt_lite.models.seq2seq import DecoderState, Family, Head, Memory, padding_mask
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.search.context import StepContext
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores

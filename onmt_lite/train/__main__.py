@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 from onmt_lite.config.cli import run_program
 from onmt_lite.train.options import PROGRAM
-from onmt_lite.train.run import train
+from onmt_lite.train.trainer import train
 
 
 def main(argv: Sequence[str] | None = None) -> int:

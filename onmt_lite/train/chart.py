@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from onmt_lite.train.folder import Row
+from onmt_lite.train.run_directory import Row
 
 HAS_MATPLOTLIB = find_spec("matplotlib") is not None
 

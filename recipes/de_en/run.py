@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from onmt_lite.train.folder import STATE
+from onmt_lite.train.run_directory import STATE
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("runs.yaml")

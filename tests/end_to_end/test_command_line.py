@@ -13,7 +13,7 @@ import yaml
 from onmt_lite import OptionError, Translator
 from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import times
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.system import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.end_to_end.conftest import names, write_table

@@ -17,7 +17,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.models.table import TableSource
+from onmt_lite.models.table_model import TableSource
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.vocab import Vocab
 from tests.support.reference_search import Hyp, reference

@@ -11,7 +11,7 @@ import time
 import torch
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.captured import CudaRecorder, with_graphs
+from onmt_lite.models.cuda_graphs import CudaRecorder, with_graphs
 from onmt_lite.search.beam_search import decode
 from tests.gpu.counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
 from tests.gpu.counts import main as print_bounds

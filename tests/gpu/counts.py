@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onmt_lite.models.captured import with_graphs
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.cuda_graphs import with_graphs
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.slots import Rows, Scheduler
 from onmt_lite.search.step_log import StepLog

@@ -7,12 +7,12 @@ from typing import Any
 from onmt_lite import Translator
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from tests.support import tables, tiny
-from tests.support.families import SRC_VOCAB, TGT_VOCAB
 from tests.support.model_variants import MODELS, TRANSFORMERS
+from tests.support.random_models import SRC_VOCAB, TGT_VOCAB
 
 BEAM, BATCH = 4, 4
 # More sentences than a batch holds, of many lengths, so that some end while others go on

@@ -4,9 +4,9 @@ from functools import partial
 from itertools import product
 from random import Random
 
-from onmt_lite.models.table import TableModel, TableSource
-from tests.support import families, tiny
-from tests.support.families import CNNS, COPYING_RNNS, FCONVS, RNNS
+from onmt_lite.models.table_model import TableModel, TableSource
+from tests.support import random_models, tiny
+from tests.support.random_models import CNNS, COPYING_RNNS, FCONVS, RNNS
 from tests.support.state_rows import LENGTHS
 
 WITH_TORCH_MODULE = {
@@ -91,13 +91,16 @@ MODELS = {
     "transformer": tiny.make_model,
     **{f"transformer_{k}": partial(tiny.make_model, **v) for k, v in STATE_TRANSFORMERS.items()},
     "table": table_model,
-    **{f"rnn_{k}": partial(families.make_rnn, **v) for k, v in RNNS.items()},
+    **{f"rnn_{k}": partial(random_models.make_rnn, **v) for k, v in RNNS.items()},
     **{
-        f"fconv_{name}": partial(families.make_fconv, **options) for name, options in FCONVS.items()
+        f"fconv_{name}": partial(random_models.make_fconv, **options)
+        for name, options in FCONVS.items()
     },
-    **{f"cnn_{k}": partial(families.make_cnn, **v) for k, v in CNNS.items()},
-    **{f"copy_{k}": partial(families.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
-    "copy_transformer": families.make_copying_transformer,
-    "ensemble": families.make_ensemble,
-    "ensemble_of_probs": partial(families.make_ensemble, of_probs=True, weights=[1, 2, 3, 4, 5]),
+    **{f"cnn_{k}": partial(random_models.make_cnn, **v) for k, v in CNNS.items()},
+    **{f"copy_{k}": partial(random_models.make_copying_rnn, **v) for k, v in COPYING_RNNS.items()},
+    "copy_transformer": random_models.make_copying_transformer,
+    "ensemble": random_models.make_ensemble,
+    "ensemble_of_probs": partial(
+        random_models.make_ensemble, of_probs=True, weights=[1, 2, 3, 4, 5]
+    ),
 }

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from onmt_lite.models.table import TableSource
+from onmt_lite.models.table_model import TableSource
 
 EOS = 0
 HAIR = 2e-7  # more than the rounding error of a normaliser, too little to matter beside 4

@@ -7,7 +7,7 @@ models are compared with.
 import torch
 from torch import Tensor
 
-from tests.support.families import Weights
+from tests.support.random_models import Weights
 
 
 def logits(weights: Weights, options: dict, src: Tensor, tgt: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onmt_lite.models.captured import with_graphs
+from onmt_lite.models.cuda_graphs import with_graphs
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 
 from onmt_lite.models.base import EncoderDecoder, Selection, State
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from tests.support import tiny
 
 ATOL = 1e-5

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints.checkpoint import Checkpoint
-from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.models.table_model import TableModel, TableSource
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS

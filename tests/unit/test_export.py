@@ -17,8 +17,8 @@ from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
 from tests.support import tiny
-from tests.support.families import make_copying_transformer
 from tests.support.files import DATA, change, logits_of
+from tests.support.random_models import make_copying_transformer
 
 MARIAN = DATA / "hf" / "marian"
 TRAINED = DATA / "onmt351_transformer.pt"

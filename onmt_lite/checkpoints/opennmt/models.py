@@ -15,8 +15,8 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution
-from onmt_lite.models.family import AttentionWeights, CopyHead, Family, Head, Normaliser, Score
 from onmt_lite.models.rnn import Rnn, RnnConfig
+from onmt_lite.models.seq2seq import AttentionWeights, CopyHead, Family, Head, Normaliser, Score
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 

@@ -20,7 +20,7 @@ from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.pickle_check import Record
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.family import Family
+from onmt_lite.models.seq2seq import Family
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 

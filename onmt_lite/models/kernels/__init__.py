@@ -1,1 +1,1 @@
-"""Kernels in C (`kernels.c`): how their library is had (`build.py`) and called (`calls.py`)."""
+"""C kernels (`kernels.c`), the build of their library (`build.py`) and their ctypes bindings."""

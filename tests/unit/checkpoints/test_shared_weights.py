@@ -14,23 +14,23 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.runtime import placed
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import families, tiny
+from tests.support import random_models, tiny
 
 LINES = ["w9 w5 w30", "w4 w4 w39 w12 w8"]
 MODELS = {
     "transformer": tiny.make_model,
     "tied": lambda: tiny.make_model(share_embeddings=True, tie_output=True),
-    "rnn": families.make_rnn,
-    "gru_both_ways": lambda: families.make_rnn(cell="GRU", brnn=True, bridge=True),
-    "cnn": families.make_cnn,
-    "fconv": lambda: families.make_fconv(**families.FCONVS["plain"]),
-    "copying": lambda: families.make_copying_rnn("general"),
-    "ensemble": families.make_ensemble,
+    "rnn": random_models.make_rnn,
+    "gru_both_ways": lambda: random_models.make_rnn(cell="GRU", brnn=True, bridge=True),
+    "cnn": random_models.make_cnn,
+    "fconv": lambda: random_models.make_fconv(**random_models.FCONVS["plain"]),
+    "copying": lambda: random_models.make_copying_rnn("general"),
+    "ensemble": random_models.make_ensemble,
 }
 
 
 def checkpoint_of(model) -> Checkpoint:
-    words = [f"w{i}" for i in range(families.VOCAB_SIZE)]
+    words = [f"w{i}" for i in range(random_models.VOCAB_SIZE)]
     vocab = Vocab(words, unk_id=0, pad_id=1, bos_id=2, eos_id=3)
     return Checkpoint(model, vocab, vocab, {"space": SpaceTokenizer()}, start_id=2)
 

@@ -12,7 +12,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.inference.runtime import precision_of
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.text.vocab import Vocab
 from tests.support import tables
 

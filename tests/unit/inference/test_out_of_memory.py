@@ -20,7 +20,7 @@ from onmt_lite.inference.runner import longer_side, source_length
 from onmt_lite.inference.runtime import Room, is_out_of_memory
 from onmt_lite.search.teacher_forcing import score_targets
 from onmt_lite.text.lines import Line
-from tests.support import families, tiny
+from tests.support import random_models, tiny
 from tests.support.sweeps import swept
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
@@ -48,11 +48,11 @@ ERRORS = [MemoryError(), torch.OutOfMemoryError(), *map(RuntimeError, MESSAGES)]
 
 FAMILIES = {
     "transformer": tiny.make_model,
-    "rnn": families.make_rnn,
-    "cnn": families.make_cnn,
-    "fconv": lambda: families.make_fconv(**families.FCONVS["uneven"]),
-    "copying": lambda: families.make_copying_rnn("general"),
-    "ensemble": families.make_ensemble,
+    "rnn": random_models.make_rnn,
+    "cnn": random_models.make_cnn,
+    "fconv": lambda: random_models.make_fconv(**random_models.FCONVS["uneven"]),
+    "copying": lambda: random_models.make_copying_rnn("general"),
+    "ensemble": random_models.make_ensemble,
 }
 
 

@@ -17,7 +17,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import tables, tiny
-from tests.support.families import VOCAB_SIZE, make_rnn
+from tests.support.random_models import VOCAB_SIZE, make_rnn
 from tests.support.sweeps import sweep
 from tests.support.tables import WORDS, Settings, brute_force, make_checkpoint, make_source, sources
 from tests.unit.inference.test_report_align import by_hand

@@ -20,7 +20,7 @@ from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.teacher_forcing import attend_targets
 from tests.support import tiny
-from tests.support.families import make_cnn, make_copying_transformer, make_rnn
+from tests.support.random_models import make_cnn, make_copying_transformer, make_rnn
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 LINES = ["der hund sieht den alten garten", "", "heute regnet es in der stadt", "das haus"]

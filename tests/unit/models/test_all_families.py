@@ -10,9 +10,9 @@ import torch
 
 from onmt_lite.models.rnn import Rnn
 from onmt_lite.models.transformer import Transformer
-from tests.support import families, tiny
-from tests.support.families import CNNS, FCONVS, RNNS
+from tests.support import random_models, tiny
 from tests.support.model_variants import TRANSFORMERS
+from tests.support.random_models import CNNS, FCONVS, RNNS
 from tests.support.state_rows import select
 
 ATOL = 1e-5
@@ -21,9 +21,9 @@ MODELS = {
         f"transformer_{name}": partial(tiny.make_model, **options)
         for name, options in TRANSFORMERS.items()
     },
-    **{f"rnn_{name}": partial(families.make_rnn, **options) for name, options in RNNS.items()},
-    **{f"fconv_{name}": partial(families.make_fconv, **o) for name, o in FCONVS.items()},
-    **{f"cnn_{name}": partial(families.make_cnn, **options) for name, options in CNNS.items()},
+    **{f"rnn_{name}": partial(random_models.make_rnn, **options) for name, options in RNNS.items()},
+    **{f"fconv_{name}": partial(random_models.make_fconv, **o) for name, o in FCONVS.items()},
+    **{f"cnn_{name}": partial(random_models.make_cnn, **options) for name, options in CNNS.items()},
 }
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])  # (B, S)
 SRC_LENGTHS = torch.tensor([5, 3, 1])
@@ -78,8 +78,8 @@ def test_lower_precision_is_near(model, dtype):
 
 SHARED = {
     "transformer": (tiny.make_model, "keys values mask"),
-    "rnn": (partial(families.make_rnn, attention="mlp"), "bank keys mask"),
-    "fconv": (partial(families.make_fconv, **FCONVS["plain"]), "bank values mask scale"),
+    "rnn": (partial(random_models.make_rnn, attention="mlp"), "bank keys mask"),
+    "fconv": (partial(random_models.make_fconv, **FCONVS["plain"]), "bank values mask scale"),
 }
 
 

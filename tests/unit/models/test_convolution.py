@@ -11,7 +11,8 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt.models import build_cnn
 from onmt_lite.errors import CheckpointError
 from tests.support import archives
-from tests.support.families import (
+from tests.support.files import assert_gold
+from tests.support.random_models import (
     CNNS,
     FCONVS,
     Tensors,
@@ -21,7 +22,6 @@ from tests.support.families import (
     make_cnn,
     make_fconv,
 )
-from tests.support.files import assert_gold
 
 ATOL = 1e-5
 SQRT_HALF = math.sqrt(0.5)

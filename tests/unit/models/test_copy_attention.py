@@ -16,8 +16,8 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import archives, families, rnn_reference, tiny
-from tests.support.families import (
+from tests.support import archives, random_models, rnn_reference, tiny
+from tests.support.random_models import (
     COPYING_RNNS,
     SRC_VOCAB,
     TGT_VOCAB,
@@ -198,7 +198,7 @@ def test_ids_of_words_that_no_vocabulary_has_follow():
 
 def wrap(own, tgt_vocab=TGT_VOCAB, **options):
     options = {"copy_attn_type": "mlp", **options}
-    return add_copying(families.make_rnn(), own, options, SRC_VOCAB, tgt_vocab)
+    return add_copying(random_models.make_rnn(), own, options, SRC_VOCAB, tgt_vocab)
 
 
 MLP = copy_weights("mlp", d=8)
@@ -284,7 +284,7 @@ class TestTranslating:
 
     def test_in_an_ensemble(self, translator):
         """Of copying models as of one; beside a model that cannot, in a mean of probabilities."""
-        copying, plain = translator.checkpoint, checkpoint_of(families.make_rnn())
+        copying, plain = translator.checkpoint, checkpoint_of(random_models.make_rnn())
         twice = Translator(combine([copying, copying], ["a", "b"]), translator.options)
         pairs = zip(translator.translate(self.LINES), twice.translate(self.LINES))
         for one, other in pairs:

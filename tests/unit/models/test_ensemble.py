@@ -17,11 +17,11 @@ from onmt_lite.checkpoints.loading import combine
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.models.ensemble import Ensemble
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import families, tables, tiny
+from tests.support import random_models, tables, tiny
 from tests.support.files import DATA
 
 ATOL = 1e-5
@@ -61,7 +61,7 @@ def mean_by_hand(rows: list[list[float]], of_probs=False, weights=None) -> list[
 @pytest.mark.parametrize("options", MEANS.values(), ids=MEANS)
 class TestNumbers:
     def test_each_token_is_the_mean_by_hand(self, options):
-        ensemble = families.make_ensemble(**options)
+        ensemble = random_models.make_ensemble(**options)
         found = ensemble.forward(ensemble.encode(SRC, LENGTHS), TGT)
         members = [m.forward(m.encode(SRC, LENGTHS), TGT).tolist() for m in ensemble.members]
         for b, t in itertools.product(range(2), range(4)):
@@ -69,7 +69,7 @@ class TestNumbers:
             assert found[b, t].tolist() == pytest.approx(expected, abs=ATOL)
 
     def test_step_by_step_too_and_attention_is_the_mean(self, options):
-        ensemble = families.make_ensemble(**options)
+        ensemble = random_models.make_ensemble(**options)
         memory = ensemble.encode(SRC, LENGTHS)
         full, state = ensemble.forward(memory, TGT), ensemble.init_state(memory)
         own = [m.init_state(m.encode(SRC, LENGTHS)) for m in ensemble.members]
@@ -84,7 +84,7 @@ class TestNumbers:
 
 def test_a_word_that_only_one_member_can_copy():
     """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
-    plain, copying = families.make_rnn(), families.make_copying_rnn("general")
+    plain, copying = random_models.make_rnn(), random_models.make_copying_rnn("general")
     ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
     copied = copying.forward(copying.encode(SRC, LENGTHS, ids), TGT)[:, :, 40:]
     for of_probs in (False, True):
@@ -156,7 +156,7 @@ class TestTranslating:
 
     def test_the_best_of_all_sequences(self):
         """Scores are means of log-probabilities as they stand, not normalised once more."""
-        dice = families.Dice(5)
+        dice = random_models.Dice(5)
         rows = [{key: dice(3, std=2.0).tolist() for key in ("", "1", "2")} for _ in range(2)]
         models = [tables.make_source(row, dice(3, std=2.0).tolist()) for row in rows]
         checkpoint = combine([tables.make_checkpoint([source]) for source in models], ["a", "b"])
@@ -182,7 +182,7 @@ class TestTranslating:
 
 def checkpoint_of(model, src_tokens: list[str]) -> Checkpoint:
     special = dict(unk_id=0, pad_id=1, bos_id=2, eos_id=3)
-    tgt_tokens = [f"t{i}" for i in range(families.VOCAB_SIZE)]
+    tgt_tokens = [f"t{i}" for i in range(random_models.VOCAB_SIZE)]
     return Checkpoint(
         model,
         src_vocab=Vocab(src_tokens, **special),
@@ -193,13 +193,14 @@ def checkpoint_of(model, src_tokens: list[str]) -> Checkpoint:
 
 
 class TestSourceVocabularies:
-    WORDS = [f"s{i}" for i in range(families.VOCAB_SIZE)]
+    WORDS = [f"s{i}" for i in range(random_models.VOCAB_SIZE)]
     LINES = ["s9 s5 s30", "s4 s4 s39 s12 s8", "nothing that s7 knows"]
 
     def renumbered(self, rng):
         """Models and their words, the second's in another order with its embeddings alike."""
-        one, other = families.make_rnn(), families.make_rnn(cell="GRU", seed=4)
-        order = [0, 1, 2, 3, *rng.sample(range(4, families.VOCAB_SIZE), families.VOCAB_SIZE - 4)]
+        one, other = random_models.make_rnn(), random_models.make_rnn(cell="GRU", seed=4)
+        n_words = random_models.VOCAB_SIZE
+        order = [0, 1, 2, 3, *rng.sample(range(4, n_words), n_words - 4)]
         moved = copy.deepcopy(other)
         moved.encoder.embedding.weight.data.copy_(other.encoder.embedding.weight[order])
         return one, other, moved, [self.WORDS[i] for i in order]

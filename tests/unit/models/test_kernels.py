@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from onmt_lite.models.kernels import calls as k
+from onmt_lite.models.kernels import bindings as k
 
 pytestmark = pytest.mark.skipif(k.kernels() is None, reason="this machine has no kernels")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.inference import runtime
 from onmt_lite.models import linear
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import KERNELS, InC, Linear, Packed, kernel_for, pack
 from onmt_lite.system import processor
 from tests.support import tiny

@@ -8,10 +8,10 @@ import torch
 
 from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.family import sparsemax
+from onmt_lite.models.seq2seq import sparsemax
 from tests.support import archives, rnn_reference
-from tests.support.families import RNNS, build, make_rnn, rnn_weights
 from tests.support.files import assert_gold
+from tests.support.random_models import RNNS, build, make_rnn, rnn_weights
 
 ATOL = 1e-5
 RTOL = 5e-6  # logits are up to 10, with 24 bits each

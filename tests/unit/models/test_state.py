@@ -7,7 +7,7 @@ import torch
 
 from onmt_lite.models import cache
 from onmt_lite.models.cache import FIRST_CAPACITY
-from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.models.table_model import TableModel, TableSource
 from tests.support import tiny
 from tests.support.model_variants import MODELS
 from tests.support.state_rows import ATOL, Rows, select

@@ -10,7 +10,7 @@ import torch
 import translate
 from onmt_lite import Translator
 from onmt_lite.inference.runtime import computing
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.search import slots as feed
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS

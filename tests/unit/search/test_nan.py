@@ -14,7 +14,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import to_jsonl
-from onmt_lite.models.table import TableModel, TableSource
+from onmt_lite.models.table_model import TableModel, TableSource
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.presets import PRESETS

@@ -12,7 +12,7 @@ from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.search_setup import search_config
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.policy import FILTERS
 from onmt_lite.search.presets import PRESETS, SWITCHES

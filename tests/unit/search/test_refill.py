@@ -12,13 +12,13 @@ from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.runner import join_batches
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.slots import Sentence, fill_holes
 from onmt_lite.search.spec import SentenceLimits
 from onmt_lite.text.lines import Line
-from tests.support import families, tiny
+from tests.support import random_models, tiny
 from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,
@@ -31,11 +31,11 @@ from tests.support.tables import (
 
 FAMILIES = {
     "transformer": tiny.make_model,
-    "rnn": families.make_rnn,
-    "fconv": partial(families.make_fconv, **families.FCONVS["plain"]),
-    "cnn": families.make_cnn,
-    "copying": partial(families.make_copying_rnn, "general"),
-    "ensemble": families.make_ensemble,
+    "rnn": random_models.make_rnn,
+    "fconv": partial(random_models.make_fconv, **random_models.FCONVS["plain"]),
+    "cnn": random_models.make_cnn,
+    "copying": partial(random_models.make_copying_rnn, "general"),
+    "ensemble": random_models.make_ensemble,
 }
 SLOTS = [(3, 1), (17, 1), (7, 2), (2, 3)]  # of a batch, and how many batches take turns
 DAILY = ["opennmt", "transformers", "fairseq", "marian", "tensor2tensor"]  # searches

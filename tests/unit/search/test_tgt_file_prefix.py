@@ -17,7 +17,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases, tiny
-from tests.support.families import SRC_VOCAB, TGT_VOCAB
+from tests.support.random_models import SRC_VOCAB, TGT_VOCAB
 from tests.support.sweeps import swept
 from tests.support.tables import (
     Settings,

@@ -14,7 +14,7 @@ from onmt_lite import Translator
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
-from onmt_lite.models.table import TableModel
+from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.bpe import join_bpe
 from onmt_lite.text.phrases import Surfaces, occurs, parse_phrases

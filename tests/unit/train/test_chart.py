@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.report import chart_of
 from onmt_lite.train.chart import training_chart
-from onmt_lite.train.folder import Row
+from onmt_lite.train.run_directory import Row
 from tests.unit.benchmarks.test_benchmark import RECORD, WORK
 
 pytest.importorskip("matplotlib")

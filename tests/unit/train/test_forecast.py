@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onmt_lite.train import forecast as module
 from onmt_lite.train.forecast import Pace, duration, forecast, measured_speed, rounded
 from onmt_lite.train.options import LearningOptions
-from onmt_lite.train.run import Trainer, train
+from onmt_lite.train.trainer import Trainer, train
 from tests.support.tiny_training import tiny_run
 
 # 150,000 pairs of eleven tokens with the default model, on two cores
@@ -177,7 +177,7 @@ def test_clock_and_processor_minutes_are_said_apart(corpus, tmp_path, monkeypatc
     """With clocks of which the processor's goes twice as fast, a minute a step."""
     trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
     step, made = trainer.step, []
-    monkeypatch.setattr("onmt_lite.train.run.clocks", lambda: (60 * len(made), 120 * len(made)))
+    monkeypatch.setattr("onmt_lite.train.trainer.clocks", lambda: (60 * len(made), 120 * len(made)))
     trainer.step = lambda batch: made.append(batch) or step(batch)
     trainer.run()
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")

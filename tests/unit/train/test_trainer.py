@@ -27,7 +27,7 @@ from onmt_lite.train.network import (
     rounding,
     smoothed_nll,
 )
-from onmt_lite.train.run import Trainer, train
+from onmt_lite.train.trainer import Trainer, train
 from tests.support import tiny
 from tests.support.files import DATA
 from tests.support.tiny_training import WORDS, loss_of

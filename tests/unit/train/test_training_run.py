@@ -33,10 +33,10 @@ from onmt_lite.errors import (
 )
 from onmt_lite.train import calibrate, chart, data
 from onmt_lite.train import options as training_options
-from onmt_lite.train import run as module
-from onmt_lite.train.folder import Row, alone_in, how_to_go_on, translate_with
+from onmt_lite.train import trainer as module
 from onmt_lite.train.options import load_train_options
-from onmt_lite.train.run import Trainer, train
+from onmt_lite.train.run_directory import Row, alone_in, how_to_go_on, translate_with
+from onmt_lite.train.trainer import Trainer, train
 from tests.support.tiny_training import tiny_run
 
 

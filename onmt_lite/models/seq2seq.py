@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Heads, LogitStats, Selection, block_of
-from onmt_lite.models.captured import Lane, StepGraphs, rounded_up
-from onmt_lite.models.kernels import calls as kernels
+from onmt_lite.models.cuda_graphs import Lane, StepGraphs, rounded_up
+from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import InC, Linear
 
 Score = Literal["dot", "general", "mlp", "none"]
@@ -271,7 +271,7 @@ class Family(nn.Module, Generic[M, S]):
     output: Head | CopyHead
     attends = True
     can_record = False  # whether `advance` reads and writes tensors that keep their addresses
-    graphs: StepGraphs | None = None  # replays `advance`, see `onmt_lite.models.captured`
+    graphs: StepGraphs | None = None  # replays `advance`, see `onmt_lite.models.cuda_graphs`
 
     @property
     def copies(self) -> bool:

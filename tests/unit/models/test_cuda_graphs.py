@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.models.captured import rounded_up, with_graphs
+from onmt_lite.models.cuda_graphs import rounded_up, with_graphs
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
 from onmt_lite.system.log import LOG
-from tests.support import families, tiny
+from tests.support import random_models, tiny
 from tests.support.cases import (
     LINES,
     endless_transformer,
@@ -31,7 +31,7 @@ from tests.unit.search.test_simulated_gpu import assert_same, on_device, simulat
 MODELS = {
     **{name: lambda o=o: lively_transformer(**o) for name, o in TRANSFORMERS.items()},
     "plain": lively_transformer,
-    "copying": families.make_copying_transformer,
+    "copying": random_models.make_copying_transformer,
 }
 
 

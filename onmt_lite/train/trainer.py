@@ -32,7 +32,7 @@ from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
 from onmt_lite.text.lines import from_texts
-from onmt_lite.train import data, folder, network
+from onmt_lite.train import data, network, run_directory
 from onmt_lite.train.chart import HAS_MATPLOTLIB, training_chart
 from onmt_lite.train.forecast import Pace, forecast, measured_speed
 from onmt_lite.train.options import TrainOptions, as_table
@@ -59,31 +59,31 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
         LOG.info("this run is complete; earlier runs count: raise train_minutes or train_steps")
     else:
         try:
-            with noted_signals(trainer.stop), folder.alone_in(out):
+            with noted_signals(trainer.stop), run_directory.alone_in(out):
                 trainer.run()
         except FileError as error:
-            raise FileError(
-                f"{error}{folder.how_to_go_on(out, 'to go on, make room and run')}"
-            ) from None
+            advice = run_directory.how_to_go_on(out, "to go on, make room and run")
+            raise FileError(f"{error}{advice}") from None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
-            raise MemoryExhausted(f"{said}{folder.how_to_go_on(out)}") from None
+            raise MemoryExhausted(f"{said}{run_directory.how_to_go_on(out)}") from None
     LOG.info(
         "%d steps took %.1f minutes by the clock, without validations, and %.1f processor minutes",
         *(trainer.n_steps, trainer.seconds / 60, trainer.processor_seconds / 60),
     )
-    files = ", ".join(name for name in folder.BESIDE if (out / name).exists())
+    files = ", ".join(name for name in run_directory.BESIDE if (out / name).exists())
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
-    LOG.info("translate with it: %s", folder.translate_with(out))
+    LOG.info("translate with it: %s", run_directory.translate_with(out))
     LOG.info(
         "calibrate it to get a confidence for each line, and `unsure` for doubtful ones: %s",
-        folder.calibrate_with(out),
+        run_directory.calibrate_with(out),
     )
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
-        interrupted.kept = f"at step {trainer.n_steps}, state saved{folder.how_to_go_on(out)}"
+        advice = run_directory.how_to_go_on(out)
+        interrupted.kept = f"at step {trainer.n_steps}, state saved{advice}"
         LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
         raise interrupted
 
@@ -115,7 +115,7 @@ class Trainer:
         """
         self.options, self.out = options, Path(options.data.output)
         files, learning = options.data, options.learning
-        folder.check_files(options)
+        run_directory.check_files(options)
         speed = SpeedOptions(device=learning.device, precision=learning.precision)
         self.device, precision = choose(speed, exact=True)
         self.dtype = DTYPES[precision]
@@ -126,8 +126,8 @@ class Trainer:
         start = files.init_from
         trained = None if start is None else network.trained_model(start, dropout)
         self.text, held_out = data.read_corpora(files, text)
-        self.settled = folder.settled_values(options, self.text, held_out)
-        state = folder.read_state(self.out, self.settled) if learning.resume else None
+        self.settled = run_directory.settled_values(options, self.text, held_out)
+        state = run_directory.read_state(self.out, self.settled) if learning.resume else None
 
         self.pieces = self._pieces()
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
@@ -175,14 +175,14 @@ class Trainer:
         """Make the directory and begin its files; log sizes, device and notes."""
         with refused(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
-        add_log_file(str(self.out / folder.LOG_FILE))
+        add_log_file(str(self.out / run_directory.LOG_FILE))
         if self.options.learning.log_file is not None:
             add_log_file(self.options.learning.log_file)
         log_start()
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
-        files = {folder.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
-        replace_files(self.out, {**files, folder.HELD_OUT: folder.as_lines(held_out)})
-        self.journal = folder.Journal(self.out, self.n_steps)
+        files = {run_directory.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
+        replace_files(self.out, {**files, run_directory.HELD_OUT: run_directory.as_lines(held_out)})
+        self.journal = run_directory.Journal(self.out, self.n_steps)
         pairs = self.text.pairs
         LOG.info(
             "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",
@@ -205,7 +205,7 @@ class Trainer:
             LOG.info(
                 "no plot: matplotlib, the extra `plots`, is missing (pip install matplotlib); %s "
                 "has the numbers",
-                folder.TABLE,
+                run_directory.TABLE,
             )
         if self.n_steps:
             LOG.info("continuing after step %d", self.n_steps)
@@ -353,7 +353,7 @@ class Trainer:
         """Return the loss.  Raises OptionError if it is not finite: no weights are saved then."""
         if math.isfinite(loss):
             return loss
-        state = self.out / folder.STATE
+        state = self.out / run_directory.STATE
         from_state = f"resume from {state}" if state.exists() else "start again"
         raise OptionError(
             f"the loss is not finite at step {self.n_steps}; {from_state} with lower matrix_lr and "
@@ -391,7 +391,7 @@ class Trainer:
         self.journal.add(row)
         self.save_state()
         if HAS_MATPLOTLIB:
-            replace_files(self.out, {folder.PLOT: training_chart(self.journal.rows)})
+            replace_files(self.out, {run_directory.PLOT: training_chart(self.journal.rows)})
 
     @torch.no_grad()
     def held_out_losses(self) -> list[float]:
@@ -411,11 +411,11 @@ class Trainer:
         speed = self.n_tokens / max(self.seconds, 1e-9)
         return f"epoch {self.epoch}  step {self.n_steps}  {speed:.0f} tokens/s"
 
-    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> folder.Row:
+    def row(self, valid_loss: float | None = None, bleu: float | None = None) -> run_directory.Row:
         """Make a row of the table, with means since the row before."""
         tokens, seconds, loss = self.last_row
         self.last_row = self.n_tokens, self.seconds, self.total_loss
-        return folder.Row(
+        return run_directory.Row(
             self.n_steps,
             self.epoch,
             self.seconds / 60,
@@ -442,7 +442,7 @@ class Trainer:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        replace_files(self.out, {folder.STATE: buffer.getvalue()})
+        replace_files(self.out, {run_directory.STATE: buffer.getvalue()})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state.  Raises DataError if it does not fit the run."""
@@ -457,4 +457,4 @@ class Trainer:
             for name in COUNTERS:
                 setattr(self, name, state["counters"][name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise folder.cannot_resume(self.out, error) from None
+            raise run_directory.cannot_resume(self.out, error) from None

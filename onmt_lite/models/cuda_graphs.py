@@ -9,7 +9,7 @@ them, and shapes come in few sizes:
     source        multiples of 32 tokens, see `onmt_lite.search.slots`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
-Not run on a GPU: tests/unit/models/test_captured.py replays the operations on a simulated one.
+Not run on a GPU: tests/unit/models/test_cuda_graphs.py replays the operations on a simulated one.
 """
 
 import contextlib
