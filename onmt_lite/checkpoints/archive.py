@@ -48,7 +48,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterator[None]:
+def convert_read_errors(path: Path, kind: str = "PyTorch file of a model") -> Iterator[None]:
     """Turn the errors of reading a damaged file into one CheckpointError."""
     try:
         yield
@@ -59,7 +59,7 @@ def damage_refused(path: Path, kind: str = "PyTorch file of a model") -> Iterato
 
 def load(path: Path) -> Any:
     """The object that was saved, those of other packages each a `Record`.  CheckpointError."""
-    with open(path, "rb") as f, damage_refused(path):
+    with open(path, "rb") as f, convert_read_errors(path):
         start = f.read(len(OLD))
         if start.startswith(ZIP):
             names = _check_zip(f, path.stat().st_size)
@@ -76,7 +76,7 @@ def load(path: Path) -> Any:
 
 def _load(f: IO[bytes], names: set[str]) -> Any:
     """Raises MemoryError, or ValueError for any other error: torch raises many."""
-    stand_ins = pickle_check.stand_ins(names)
+    stand_ins = pickle_check.make_inert_classes(names)
     try:
         with LOADING, torch.serialization.safe_globals(stand_ins):
             return torch.load(f, map_location="cpu", weights_only=True)
@@ -89,7 +89,7 @@ def _load(f: IO[bytes], names: set[str]) -> Any:
 def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
     """Names of classes in the pickle.  ValueError for what torch never writes, and for damage."""
     with zipfile.ZipFile(f) as members:
-        names = check_members(members, n_bytes)
+        names = check_zip_members(members, n_bytes)
         folder = names[0].partition("/")[0]
         of_torch = all(MEMBER.fullmatch(n) and n.startswith(f"{folder}/") for n in names)
         if not of_torch or not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
@@ -97,10 +97,10 @@ def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
         if damaged := members.testzip():
             raise ValueError(f"the checksum of {damaged[:80]!r} is wrong")
         with members.open(f"{folder}/data.pkl") as part:
-            return pickle_check.check(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
+            return pickle_check.check_pickle(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
 
 
-def check_members(members: zipfile.ZipFile, n_bytes: int) -> list[str]:
+def check_zip_members(members: zipfile.ZipFile, n_bytes: int) -> list[str]:
     """Return the names in an archive.  ValueError unless every part has its own and is stored as it
     is, in a file of `n_bytes`: nothing is read for a mere claim."""
     parts, names = members.infolist(), members.namelist()
@@ -117,13 +117,13 @@ def _check_old(f: IO[bytes], n_bytes: int) -> set[str]:
     """Check five pickles: a magic number, a version, the system, the object, keys of storages."""
     f.seek(0)
     head = io.BytesIO(f.read(MAX_PICKLE))
-    names = set().union(*(pickle_check.check(head, n_bytes) for _ in range(5)))
+    names = set().union(*(pickle_check.check_pickle(head, n_bytes) for _ in range(5)))
     if BIG_ENDIAN.search(head.getvalue()[: head.tell()]):
         raise ValueError("its numbers are big-endian")
     return names
 
 
-def tensors(table: Any, path: Path) -> dict[str, Tensor]:
+def check_state_dict(table: Any, path: Path) -> dict[str, Tensor]:
     """Check a state dict: tensors by name.  Raises CheckpointError for anything else."""
     if not isinstance(table, dict):
         raise CheckpointError(f"{path}: its weights are not a table of tensors")

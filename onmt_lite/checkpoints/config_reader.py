@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from onmt_lite.checkpoints.pickle_check import Record
+from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
 
@@ -25,7 +25,7 @@ class Description:
     """
 
     def __init__(self, values: Any, path: Path):
-        if isinstance(values, Record):
+        if isinstance(values, InertObject):
             values = values.state
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: its options are not a table of names and values")

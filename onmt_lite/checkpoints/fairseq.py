@@ -20,7 +20,7 @@ from onmt_lite.checkpoints.config_reader import (
     shown,
 )
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
-from onmt_lite.checkpoints.pickle_check import Record
+from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,
     Weights,
@@ -48,7 +48,7 @@ LANGUAGES = ("source_lang", "target_lang")
 SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     return path.is_dir() and any(path.glob(DICTIONARIES))
 
 
@@ -65,7 +65,7 @@ def load(path: Path) -> Checkpoint:
             f"{path}: the directory has {len(files)} .pt files; give one, -model {names[0]}, or "
             f"several as an ensemble, -model {' '.join(names)}{more}"
         )
-    return from_root(archive.load(files[0]), files[0])
+    return load_from_state(archive.load(files[0]), files[0])
 
 
 def is_checkpoint(root: Any, file: Path) -> bool:
@@ -75,7 +75,7 @@ def is_checkpoint(root: Any, file: Path) -> bool:
     return not {"args", "cfg"}.isdisjoint(root) or any(file.parent.glob(DICTIONARIES))
 
 
-def from_root(root: Any, file: Path) -> Checkpoint:
+def load_from_state(root: Any, file: Path) -> Checkpoint:
     """Return the model in the content of a checkpoint file.  Raises CheckpointError."""
     if not isinstance(root, dict) or "model" not in root:
         raise CheckpointError(f"{file}: not a checkpoint of fairseq")
@@ -87,7 +87,7 @@ def from_root(root: Any, file: Path) -> Checkpoint:
         )
     root.pop("last_optimizer_state", None)
     options = _options(root, file)
-    weights = Weights(archive.tensors(root.pop("model"), file), file)
+    weights = Weights(archive.check_state_dict(root.pop("model"), file), file)
     build_model: Callable[[Weights, Description], EncoderDecoder] = build_transformer
     name = options.get("arch") or options.get("_name") or "transformer"
     if "encoder.convolutions.0.weight_v" in weights:
@@ -105,13 +105,13 @@ def from_root(root: Any, file: Path) -> Checkpoint:
         never_ids=(PAD,),
         pair=Direction(*(options.text(name, "") for name in LANGUAGES)),
         toolkit="fairseq",
-        version="0.9 or older" if isinstance(root.get("args"), Record) else "0.10 or newer",
+        version="0.9 or older" if isinstance(root.get("args"), InertObject) else "0.10 or newer",
     )
 
 
 def _options(root: dict[str, Any], path: Path) -> Description:
     """Options of the model; its languages may be among the options of the task."""
-    if isinstance(root.get("args"), Record):
+    if isinstance(root.get("args"), InertObject):
         return Description(root["args"], path)
     config = _table(root.get("cfg"), path)
     if config.get("model") is None:
@@ -131,7 +131,7 @@ def _table(value: Any, path: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Unwrap a Namespace or a node of OmegaConf."""
-    if not isinstance(value, Record):
+    if not isinstance(value, InertObject):
         return value
     if not value.name.startswith("omegaconf."):
         return value.state

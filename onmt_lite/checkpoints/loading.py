@@ -71,7 +71,7 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
     path = find_model(fetched(path) if isinstance(path, str) else path)
     try:
         for reader in READERS:
-            if reader.recognises(path):
+            if reader.can_load(path):
                 given = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
                 return _checked(reader.load(path, *given), path)
         found = _describe(path)

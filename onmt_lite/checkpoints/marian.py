@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from onmt_lite.checkpoints.archive import check_members, damage_refused
+from onmt_lite.checkpoints.archive import check_zip_members, convert_read_errors
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.config_reader import (
     Description,
@@ -25,7 +25,7 @@ from onmt_lite.checkpoints.config_reader import (
 )
 from onmt_lite.checkpoints.generation_config import file_names, names_of
 from onmt_lite.checkpoints.huggingface.bart import marian_languages
-from onmt_lite.checkpoints.subwords import SIDES, pieces_beside, read_pieces
+from onmt_lite.checkpoints.subwords import SIDE_MODELS, find_tokenizer, read_sentencepiece
 from onmt_lite.checkpoints.weights import (
     Weights,
     add_zero_start,
@@ -75,7 +75,7 @@ SHORTLIST = "shortlist in decoder.yml: without effect; the search considers all 
 KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     if path.is_dir():
         return (path / DECODER).is_file() or any(path.glob("*.npz"))
     return path.suffix == ".npz" and path.is_file()
@@ -106,11 +106,11 @@ def load(path: Path) -> Checkpoint:
         src = _read_tokens(source, cfg.src_vocab_size - cfg.share_embeddings, sizes[0])
         src_vocab = _vocab([*src, START][: cfg.src_vocab_size], source)
     if source.suffix == target.suffix == ".spm":  # vocabularies that cut lines themselves
-        cutters = MarianTokenizer(read_pieces(str(source)), read_pieces(str(target)))
+        cutters = MarianTokenizer(read_sentencepiece(str(source)), read_sentencepiece(str(target)))
         tokenizers: dict[str, Tokenizer] = {"sentencepiece": cutters}
         missing: tuple[str, ...] = ()
     else:
-        tokenizers, missing = pieces_beside([file.parent], tgt, SIDES)
+        tokenizers, missing = find_tokenizer([file.parent], tgt, SIDE_MODELS)
     assert src_vocab.eos_id is not None
     return Checkpoint(
         model,
@@ -182,7 +182,7 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
     """Tokens by id, `n` unless that is 0: sentencepiece's own, or those that YAML gives.  Rows of
     the model's table behind the last token get names of their own."""
     if path.suffix == ".spm":
-        pieces = read_pieces(str(path))
+        pieces = read_sentencepiece(str(path))
         tokens = {i: pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
     else:
         tokens = _read_ids(path)
@@ -322,9 +322,9 @@ TYPES = {
 
 def read_npz(path: Path) -> dict[str, Tensor]:
     """The arrays by name.  CheckpointError for a file that is not what it should be."""
-    with open(path, "rb") as f, damage_refused(path, ".npz file of arrays"):
+    with open(path, "rb") as f, convert_read_errors(path, ".npz file of arrays"):
         with zipfile.ZipFile(f) as members:
-            names = check_members(members, path.stat().st_size)
+            names = check_zip_members(members, path.stat().st_size)
             return {name.removesuffix(".npy"): _array(name, members.read(name)) for name in names}
 
 

@@ -35,13 +35,13 @@ from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-# By the bits of a matrix's weights; 8-bit weights are stored as `pack` says
+# By the bits of a matrix's weights; 8-bit weights are stored as `quantize` says
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
 MALFORMED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # JSON of another form
-MANIFEST, WEIGHTS, PIECES = "model.json", "weights.safetensors", "sentencepiece.model"
+MANIFEST, WEIGHTS, SENTENCEPIECE = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     if not path.is_file():
         return (path / MANIFEST).is_file()
     with open(path, "rb") as f:
@@ -59,8 +59,8 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
         if tensor.data_ptr() not in seen:  # a tied one has the first of its names
             seen.add(tensor.data_ptr())
             weights[name] = tensor
-    weights = pack(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
-    files = {WEIGHTS: safetensors.dump(weights), PIECES: pieces}
+    weights = quantize(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
+    files = {WEIGHTS: safetensors.dump(weights), SENTENCEPIECE: pieces}
     manifest: dict[str, Any] = {
         "format": FORMATS[bits],
         "config": dataclasses.asdict(model.cfg),
@@ -70,7 +70,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
     replace_files(path, files)
 
 
-def describe(
+def update_manifest(
     path: Path,
     config: dict[str, Any],
     unknown: Unknown,
@@ -111,15 +111,17 @@ def load(path: Path) -> Checkpoint:
         if manifest["format"] == FORMATS[8]:
             tensors = dequantize(tensors, SCALE)
         weights = Weights(tensors, path)
-        sp.load_from_serialized_proto(files[PIECES])
+        sp.load_from_serialized_proto(files[SENTENCEPIECE])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {MANIFEST}: {str(error).splitlines()[0]}") from None
     weights.tensors |= {name: weights.take(name) for name in list(weights.tensors)}
     model = build_transformer(cfg, weights)
-    return dataclasses.replace(checkpoint(model, sp, f"(format {manifest['format']})"), **options)
+    return dataclasses.replace(
+        make_checkpoint(model, sp, f"(format {manifest['format']})"), **options
+    )
 
 
-def checkpoint(
+def make_checkpoint(
     model: EncoderDecoder, sp: spm.SentencePieceProcessor, version: str = ""
 ) -> Checkpoint:
     """Checkpoint of a model with one sentencepiece model for both sides."""
@@ -180,7 +182,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: format {shown(version)}, this version reads {known}")
         if not isinstance(manifest["files"], dict):
             raise TypeError("files")
-        if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {WEIGHTS, PIECES}:
+        if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {
+            WEIGHTS,
+            SENTENCEPIECE,
+        }:
             raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
     except MALFORMED as error:
         raise CheckpointError(f"{path}: not a model description: {error!r:.100}") from None
@@ -205,18 +210,18 @@ SCALE = ".scale"  # behind the name of the matrix
 CLIPPINGS = torch.linspace(1.0, 0.6, 9)  # of a row's largest weight, tried one by one
 
 
-def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def quantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Store matrices as int8 (rows, columns) and float16 scales (rows,), the rest as float16."""
     packed = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
-            packed[name], packed[name + SCALE] = to_rows(tensor.float())
+            packed[name], packed[name + SCALE] = quantize_rows(tensor.float())
         else:
             packed[name] = tensor.half()
     return packed
 
 
-def to_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Integers (rows, columns) and scales (rows,) with the least squared error of all CLIPPINGS."""
     largest = matrix.abs().amax(1)
     best_error = torch.full_like(largest, torch.inf)

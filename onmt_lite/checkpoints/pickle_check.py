@@ -45,14 +45,14 @@ DAMAGED = "its pickle is damaged"
 # -- values of other packages ---------------------------------------------------------------------
 
 
-class Record:
+class InertObject:
     """An object of another package: the arguments it was made with, and its attributes."""
 
     name = ""  # of its class
     args: tuple
     state: dict[str, Any]
 
-    def __new__(cls, *args: Any) -> "Record":
+    def __new__(cls, *args: Any) -> "InertObject":
         record = super().__new__(cls)
         record.args, record.state = args, {}
         return record
@@ -65,10 +65,12 @@ class Record:
         return self.state.get(attribute, default)
 
 
-def stand_ins(names: set[str]) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+def make_inert_classes(
+    names: set[str],
+) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """Return what torch is to use for each inert name."""
     found: dict[str, Callable[..., Any]] = {
-        name: type("Record", (Record,), {"name": name}) for name in names
+        name: type("InertObject", (InertObject,), {"name": name}) for name in names
     }
     if "collections.defaultdict" in found:  # torch would not set its items
         found["collections.defaultdict"] = lambda *_: {}
@@ -96,7 +98,7 @@ class Keys(list):
     """A dict on the stack, by its keys."""
 
 
-def check(stream: IO[bytes], n_bytes: int) -> set[str]:
+def check_pickle(stream: IO[bytes], n_bytes: int) -> set[str]:
     """Check the pickle at the stream's position, up to its end.
 
     Args:

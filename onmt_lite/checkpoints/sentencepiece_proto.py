@@ -37,7 +37,7 @@ NORMALIZER_FIELDS = {1: bytes, 2: bytes, 3: int, 4: int, 5: int, 6: bytes}
 Field = tuple[int, int | bytes, bytes]  # number, value, all bytes
 
 
-def restricted(model: bytes, known: set[str]) -> bytes:
+def restrict_vocabulary(model: bytes, known: set[str]) -> bytes:
     """Mark all pieces as unused but those in `known` and single characters."""
     parts = []
     for number, value, whole in _fields(model):
@@ -50,7 +50,7 @@ def restricted(model: bytes, known: set[str]) -> bytes:
     return b"".join(parts)
 
 
-def check(model: bytes) -> None:
+def check_model(model: bytes) -> None:
     """Raise ValueError for what no writer of sentencepiece models makes.
 
     The library passes over fields that it does not know, such as a damaged score, and takes
@@ -144,7 +144,7 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 SPACER = "▁"
 
 
-def as_sentencepiece(table: dict[str, Any], unk_token: str, path: Path) -> bytes:
+def convert_tokenizer_json(table: dict[str, Any], unk_token: str, path: Path) -> bytes:
     """The model as a protocol buffer.
 
     unk_token: the token of unknown characters, which the file itself can have wrong.

@@ -22,25 +22,29 @@ from onmt_lite.text.transforms import Cut
 
 MAX_BYTES = 256 << 20
 # As the models of the toolkits have them: one for each side, or one for both
-SIDES = ("source.spm", "target.spm")
-PIECES = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
-FAST = "tokenizer.json"  # of Hugging Face, which can stand in for them
+SIDE_MODELS = ("source.spm", "target.spm")
+SHARED_MODELS = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
+TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face, which can stand in for them
 
 
-def read_pieces(path: str, vocabulary: str = "", threshold: int = 0) -> spm.SentencePieceProcessor:
+def read_sentencepiece(
+    path: str, vocabulary: str = "", threshold: int = 0
+) -> spm.SentencePieceProcessor:
     """A sentencepiece model, without subwords that the vocabulary counts less often."""
-    return processor(read_bytes(path), path, read_vocabulary(vocabulary, threshold))
+    return parse_sentencepiece(
+        read_bytes(path), path, read_subword_vocabulary(vocabulary, threshold)
+    )
 
 
-def processor(
+def parse_sentencepiece(
     data: bytes, path: str | Path, known: set[str] | None = None
 ) -> spm.SentencePieceProcessor:
     """The sentencepiece model in these bytes, of which not all pieces may be known."""
     found = spm.SentencePieceProcessor()
     try:
-        sentencepiece_proto.check(data)
+        sentencepiece_proto.check_model(data)
         found.load_from_serialized_proto(
-            data if known is None else sentencepiece_proto.restricted(data, known)
+            data if known is None else sentencepiece_proto.restrict_vocabulary(data, known)
         )
         if found.vocab_size() == 0:
             raise ValueError("it has no pieces")
@@ -53,17 +57,17 @@ def processor(
     return found
 
 
-def read_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
+def read_bpe_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
     """Codes of subword-nmt or fastBPE.  The vocabulary as above.  Raises CheckpointError."""
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:
         problem = f"{path}: not BPE codes of subword-nmt or fastBPE: {error}"
         raise CheckpointError(f"{problem}; give the file that learn-bpe has written") from None
-    return BytePairEncoder(codes, read_vocabulary(vocabulary, threshold))
+    return BytePairEncoder(codes, read_subword_vocabulary(vocabulary, threshold))
 
 
-def read_vocabulary(path: str, threshold: int) -> set[str] | None:
+def read_subword_vocabulary(path: str, threshold: int) -> set[str] | None:
     """Subwords that the file counts often enough; None where no file or no threshold is given."""
     if not path or threshold == 0:
         return None
@@ -75,7 +79,7 @@ def read_vocabulary(path: str, threshold: int) -> set[str] | None:
         ) from None
 
 
-def read_phrases(path: str) -> dict[str, str]:
+def read_phrase_table(path: str) -> dict[str, str]:
     """`source|||target` lines of a phrase table; CheckpointError for another file."""
     phrases = {}
     for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), 1):
@@ -87,12 +91,16 @@ def read_phrases(path: str) -> dict[str, str]:
     return phrases
 
 
-def cuts_text(folders: Sequence[Path]) -> bool:
+def has_subword_model(folders: Sequence[Path]) -> bool:
     """Whether a file in these folders says how lines are cut into pieces."""
-    return any((folder / name).is_file() for folder in folders for name in (*SIDES, *PIECES, FAST))
+    return any(
+        (folder / name).is_file()
+        for folder in folders
+        for name in (*SIDE_MODELS, *SHARED_MODELS, TOKENIZER_JSON)
+    )
 
 
-def find_pieces(
+def find_subword_model(
     folder: Path, fast: Callable[[], dict[str, Any]] | None, unk_token: str = "<unk>"
 ) -> tuple[str, spm.SentencePieceProcessor] | None:
     """Read the file of a directory that says how lines are cut into pieces.
@@ -109,16 +117,18 @@ def find_pieces(
     Raises:
         CheckpointError: for a damaged file, or a tokenizer that sentencepiece cannot be.
     """
-    for name in PIECES:
+    for name in SHARED_MODELS:
         if (folder / name).is_file():
-            return name, read_pieces(str(folder / name))
-    file = folder / FAST
+            return name, read_sentencepiece(str(folder / name))
+    file = folder / TOKENIZER_JSON
     if fast is None or not file.is_file():
         return None
-    return FAST, processor(sentencepiece_proto.as_sentencepiece(fast(), unk_token, file), file)
+    return TOKENIZER_JSON, parse_sentencepiece(
+        sentencepiece_proto.convert_tokenizer_json(fast(), unk_token, file), file
+    )
 
 
-def pieces_beside(
+def find_tokenizer(
     folders: Sequence[Path],
     tokens: Sequence[str],
     usual: Sequence[str],
@@ -132,16 +142,16 @@ def pieces_beside(
     """
     of_pieces = any(token.startswith(sentencepiece_proto.SPACER) for token in tokens)
     for folder in folders:
-        if all((folder / name).is_file() for name in SIDES):
-            src, tgt = (read_pieces(str(folder / name)) for name in SIDES)
+        if all((folder / name).is_file() for name in SIDE_MODELS):
+            src, tgt = (read_sentencepiece(str(folder / name)) for name in SIDE_MODELS)
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
-        fast = partial(read_json, folder / FAST)
-        if found := find_pieces(folder, fast if of_pieces else None):
+        fast = partial(read_json, folder / TOKENIZER_JSON)
+        if found := find_subword_model(folder, fast if of_pieces else None):
             return {"sentencepiece": PieceTokenizer(found[1], silent=silent)}, ()
     return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
 
 
-def onmt_cutter(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:
+def make_onmt_tokenizer(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:
     """The tokenizer of the optional package pyonmttok, as OpenNMT-py sets it up.
 
     `kind` says what the file is, `side` whose options to name in an OptionError.

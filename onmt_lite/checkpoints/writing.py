@@ -22,7 +22,7 @@ from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
 from onmt_lite.checkpoints.opennmt.models import MAX_POSITIONS
 from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
-from onmt_lite.checkpoints.subwords import SIDES
+from onmt_lite.checkpoints.subwords import SIDE_MODELS
 from onmt_lite.checkpoints.weight_names import names_of, translate
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
@@ -120,10 +120,10 @@ def marian_directory(checkpoint: Checkpoint) -> Export:
     notes = [CAPITALS] * checkpoint.lower_capitals
     tokenizer = checkpoint.tokenizers.get("sentencepiece")
     if isinstance(tokenizer, SentencePieceTokenizer):
-        files |= dict.fromkeys(SIDES, tokenizer.processor.serialized_model_proto())
+        files |= dict.fromkeys(SIDE_MODELS, tokenizer.processor.serialized_model_proto())
     elif isinstance(tokenizer, MarianTokenizer):
         sides = (tokenizer.source, tokenizer.target)
-        files |= {name: side.serialized_model_proto() for name, side in zip(SIDES, sides)}
+        files |= {name: side.serialized_model_proto() for name, side in zip(SIDE_MODELS, sides)}
     else:
         notes.append("without pieces: the MarianTokenizer of transformers needs source.spm")
     for name, table in _marian_tables(checkpoint, model.cfg).items():

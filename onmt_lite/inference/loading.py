@@ -11,7 +11,12 @@ import torch
 from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, of_text
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.checkpoints.shipped import model_paths
-from onmt_lite.checkpoints.subwords import onmt_cutter, read_codes, read_phrases, read_pieces
+from onmt_lite.checkpoints.subwords import (
+    make_onmt_tokenizer,
+    read_bpe_codes,
+    read_phrase_table,
+    read_sentencepiece,
+)
 from onmt_lite.config.files import check_inputs
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import SUBWORDS, TextOptions, parse_kwargs
@@ -223,15 +228,15 @@ def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
     if kind == "onmt_tokenize":
         return _of_onmt(text)
     if kind == "bpe":
-        codes = read_codes(*src)
+        codes = read_bpe_codes(*src)
         if not tgt.path:
             return codes.encode, _no_target, join_bpe
-        return codes.encode, (codes if tgt == src else read_codes(*tgt)).encode, join_bpe
+        return codes.encode, (codes if tgt == src else read_bpe_codes(*tgt)).encode, join_bpe
     if kind == "sentencepiece":
-        pieces = read_pieces(*src)
+        pieces = read_sentencepiece(*src)
         if not tgt.path:
             return pieces_cutter(pieces), _no_target, join_pieces
-        of_target = pieces if tgt == src else read_pieces(*tgt)
+        of_target = pieces if tgt == src else read_sentencepiece(*tgt)
         return pieces_cutter(pieces), pieces_cutter(of_target), pieces_joiner(of_target)
     spaces = SpaceTokenizer()  # until the model is known
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
@@ -288,8 +293,8 @@ def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
 def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> Cut:
     """`breaks`: the mark of a line break is one to the tokenizer too."""
     if kind == "sentencepiece" and breaks and kwargs in PLAIN and not file.threshold:
-        return pieces_cutter(read_pieces(file.path))
-    cut = onmt_cutter(side, kind, file, kwargs)
+        return pieces_cutter(read_sentencepiece(file.path))
+    cut = make_onmt_tokenizer(side, kind, file, kwargs)
     return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut
 
 
@@ -297,4 +302,4 @@ def phrases_of(options: TranslateOptions) -> dict[str, str]:
     """Replacements of unknown tokens, by source token."""
     table = options.text.phrase_table
     check_inputs([("phrase_table", table)] if table else [], CheckpointError)
-    return read_phrases(table) if table else {}
+    return read_phrase_table(table) if table else {}

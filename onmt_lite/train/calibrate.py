@@ -109,7 +109,7 @@ load_calibrate_options = PROGRAM.load
 def calibrate(options: CalibrateOptions) -> None:
     """Run the whole program.  Raises OnmtLiteError if something cannot be read or written."""
     path = Path(options.model)
-    if not native.recognises(path):
+    if not native.can_load(path):
         raise CheckpointError(f"{path}: not a model of our format; only such can be calibrated")
     import sacrebleu  # optional
 
@@ -131,7 +131,7 @@ def calibrate(options: CalibrateOptions) -> None:
     ]
     curve = fit(points)
     described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.pair)
-    native.describe(path, config, *described)
+    native.update_manifest(path, config, *described)
     write_out(
         f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
         f"{len(points)} are right, half of those of ten tokens at {curve.threshold(10):.3f} per "

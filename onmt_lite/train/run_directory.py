@@ -27,7 +27,7 @@ STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT, HELD_OUT = "train.csv", "train.svg", "valid.tsv"
 SCRIPT = Path("translate.py")  # in a checkout
 BESIDE = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # the model, for its user
-OWN = (STATE, CONFIG, *BESIDE, native.MANIFEST, native.WEIGHTS, native.PIECES)
+OWN = (STATE, CONFIG, *BESIDE, native.MANIFEST, native.WEIGHTS, native.SENTENCEPIECE)
 
 
 def check_files(options: TrainOptions) -> None:
@@ -50,7 +50,7 @@ def check_files(options: TrainOptions) -> None:
         raise OptionError(f"output: {out} holds a run already; continue it with -resume")
     if not begun and resume:
         raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
-    if not begun and native.recognises(out):
+    if not begun and native.can_load(out):
         raise OptionError(f"output: {out} holds a model already; choose another directory")
 
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())

@@ -99,7 +99,7 @@ def translate_greedily(
     """Translate in single precision."""
     options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
     model.eval()
-    pipeline = Pipeline(native.checkpoint(model, sp), options)
+    pipeline = Pipeline(native.make_checkpoint(model, sp), options)
     translations = pipeline.translate_lines(list(from_texts(lines, "lines")))
     model.train()
     return [translation.hyps[0].text for translation in translations]
@@ -164,7 +164,7 @@ class Trainer:
         files = self.options.data
         model = self.out if self.options.learning.resume else files.init_from
         if model is not None:
-            path = Path(model) / native.PIECES
+            path = Path(model) / native.SENTENCEPIECE
             with refused(f"read {path}"):
                 return path.read_bytes()
         LOG.info("making pieces of the words of %s pairs", f"{len(self.text.pairs):,}")
@@ -180,7 +180,7 @@ class Trainer:
             add_log_file(self.options.learning.log_file)
         log_start()
         config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
-        files = {run_directory.CONFIG: config.encode("utf-8"), native.PIECES: self.pieces}
+        files = {run_directory.CONFIG: config.encode("utf-8"), native.SENTENCEPIECE: self.pieces}
         replace_files(self.out, {**files, run_directory.HELD_OUT: run_directory.as_lines(held_out)})
         self.journal = run_directory.Journal(self.out, self.n_steps)
         pairs = self.text.pairs
@@ -196,7 +196,7 @@ class Trainer:
         notes = data.held_out_notes(self.options.data, pairs, self.shown)
         for note in (*self.options.notes, *notes):
             LOG.info("NOTE: %s", note)
-        checkpoint = native.checkpoint(self.model, self.sp)
+        checkpoint = native.make_checkpoint(self.model, self.sp)
         for line in network.export_limits(checkpoint, self.model.cfg):
             LOG.info("%s", line)
         if not has_sacrebleu():

@@ -19,9 +19,9 @@ def check_new(output: Path) -> None:
 def read_model(path: Path, option: str) -> tuple[Transformer, bytes]:
     """Read a model, and the content of its sentencepiece model; `option` named it."""
     model = load_checkpoint(path).model
-    if not isinstance(model, Transformer) or not native.recognises(path):
+    if not isinstance(model, Transformer) or not native.can_load(path):
         raise OptionError(f"{option}: {path} is no model of the project's own format")
-    return model, (path / native.PIECES).read_bytes()
+    return model, (path / native.SENTENCEPIECE).read_bytes()
 
 
 def write_model(output: Path, model: Transformer, pieces: bytes, bits: int) -> None:

@@ -49,7 +49,7 @@ class Unpickler(pickle.Unpickler):
         return InertDict if module == "collections" else Inert
 
 
-def read(name: str) -> dict[str, Any]:
+def read_checkpoint(name: str) -> dict[str, Any]:
     """Content of tests/data/checkpoints/`name`."""
     module = types.ModuleType("restricted")
     module.Unpickler, module.load = Unpickler, lambda file, **kw: Unpickler(file, **kw).load()
@@ -57,28 +57,28 @@ def read(name: str) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)
 
 
-def opennmt(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def read_opennmt(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights, the generator's under "generator.", and options of an OpenNMT-py file."""
-    content = read(name)
+    content = read_checkpoint(name)
     generator = {f"generator.{key}": weight for key, weight in content["generator"].items()}
     return {**content["model"], **generator}, vars(content["opt"])
 
 
-def opennmt_vocab(name: str, side: str) -> list[str]:
+def read_opennmt_vocab(name: str, side: str) -> list[str]:
     """Tokens in the order of their ids, of a file of version 1 or 3."""
-    vocab = read(name)["vocab"][side]
+    vocab = read_checkpoint(name)["vocab"][side]
     return vocab if isinstance(vocab, list) else vocab.fields[0][1].vocab.itos
 
 
-def fairseq(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def read_fairseq(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and model options of a fairseq file."""
-    content = read(name)
+    content = read_checkpoint(name)
     args = content.get("args") or content["cfg"]["model"]
     assert isinstance(args, argparse.Namespace)
     return content["model"], vars(args)
 
 
-def padded(sentences: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_batch(sentences: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sentences as a batch (B, S), and their lengths (B,)."""
     lengths = [len(ids) for ids in sentences]
     rows = [ids + [pad_id] * (max(lengths) - len(ids)) for ids in sentences]

@@ -13,7 +13,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.pickle_check import Record
+from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.errors import CheckpointError
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "checkpoints"
@@ -87,7 +87,7 @@ def root_of(path: Path) -> dict[str, Any]:
     """What torch.save stored of a model, to be changed and stored again."""
     root = archive.load(path)
     root |= {n: argparse.Namespace(**root[n].state) for n in ("opt", "args") if n in root}
-    return {name: value for name, value in root.items() if not isinstance(value, Record)}
+    return {name: value for name, value in root.items() if not isinstance(value, InertObject)}
 
 
 def logits_of(path, src: torch.Tensor, lengths: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:

@@ -30,10 +30,10 @@ def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]
 
 
 def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
-    """As `opennmt.with_copying`."""
+    """As `opennmt.add_copy_head`."""
     path = Path("weights")
     weights, described = Weights(dict(own), path), Description(dict(options), path)
-    return opennmt.with_copying(inner, weights, described, *vocabs)
+    return opennmt.add_copy_head(inner, weights, described, *vocabs)
 
 
 class Dice:
@@ -271,7 +271,7 @@ def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
     weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
-    own = opennmt.split_copying(weights).tensors
+    own = opennmt.split_copy_weights(weights).tensors
     inner = build(build_rnn, weights.tensors, options)
     return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
 

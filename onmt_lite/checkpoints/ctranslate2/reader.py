@@ -29,7 +29,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     language_ids,
 )
 from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
-from onmt_lite.checkpoints.subwords import PIECES, cuts_text, pieces_beside
+from onmt_lite.checkpoints.subwords import SHARED_MODELS, find_tokenizer, has_subword_model
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -47,7 +47,7 @@ OLD_TOKENS: dict[str, Any] = {"eos_token": "</s>", "bos_token": "<s>", "unk_toke
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     return _folder(path) is not None
 
 
@@ -65,7 +65,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     assert folder is not None
     said = folder / CONFIG
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
-    if said.is_file() and cuts_text(beside):  # before weights are read, which may be large
+    if said.is_file() and has_subword_model(beside):  # before weights are read, which may be large
         tokens = (_read_tokens(folder, side) for side in ("source", "target"))
         check(_languages(folder, described(said), *tokens))
     version, variables = read_variables(folder / MODEL)
@@ -77,9 +77,9 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
         tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
     listed = src if languages is not None and languages.target == "text" else tgt
     silent = [listed.tokens[i] for i in languages.ids.values()] if languages else []
-    tokenizers, missing = pieces_beside(beside, tgt.tokens, PIECES[:1], silent)
+    tokenizers, missing = find_tokenizer(beside, tgt.tokens, SHARED_MODELS[:1], silent)
     if not tokenizers and any((place / CODES).is_file() for place in beside):
-        missing = (f"{beside[-1] / PIECES[0]} ({CODES} and words of Moses are not read)",)
+        missing = (f"{beside[-1] / SHARED_MODELS[0]} ({CODES} and words of Moses are not read)",)
     # Models of transformers want the end token, and leave it to the caller
     wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.flag("add_source_eos", None)

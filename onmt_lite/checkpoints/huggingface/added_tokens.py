@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints.config_reader import Description, checked_tokens, described, shown
-from onmt_lite.checkpoints.subwords import FAST
+from onmt_lite.checkpoints.subwords import TOKENIZER_JSON
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.vocab import AddedToken
 
@@ -42,7 +42,7 @@ class AddedFiles:
     @cached_property
     def fast(self) -> Description:
         """The content of tokenizer.json, which may be large."""
-        return described(self.path / FAST)
+        return described(self.path / TOKENIZER_JSON)
 
     def by_id(self, file: str) -> dict[int, AddedToken]:
         """Return the tokens that one of the files lists."""
@@ -51,7 +51,7 @@ class AddedFiles:
         try:
             if file == TOKENIZER:
                 listed = (self.config.get(LISTED) or {}).items()
-            elif file == FAST:
+            elif file == TOKENIZER_JSON:
                 listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
             else:
                 listed = [(i, text) for text, i in described(path).values.items()]
@@ -107,7 +107,7 @@ class AddedFiles:
             tokens = [*self.by_id(TOKENIZER).values()]
         else:
             special = {*named.values(), *extra}
-            tokens = [*self.by_id(FAST).values()]
+            tokens = [*self.by_id(TOKENIZER_JSON).values()]
             for token in self.by_id(ALONE).values():
                 tokens.append(AddedToken(token, normalized=token not in special))
             extra += self.extra(self.special)

@@ -33,7 +33,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     token_id,
 )
 from onmt_lite.checkpoints.huggingface.formats import facts
-from onmt_lite.checkpoints.subwords import SIDES, read_pieces
+from onmt_lite.checkpoints.subwords import SIDE_MODELS, read_sentencepiece
 from onmt_lite.checkpoints.weights import (
     MAX_POSITIONS,
     Weights,
@@ -145,10 +145,10 @@ def load_marian(directory: Directory) -> Checkpoint:
     pad = config.number("pad_token_id")
     start = start_id(directory, pad)
     cutters = {}
-    missing = [path / name for name in SIDES if not (path / name).exists()]
+    missing = [path / name for name in SIDE_MODELS if not (path / name).exists()]
     added = AddedFiles(path, directory.tokenizer)
-    if path / SIDES[0] not in missing:
-        source, target = (read_pieces(str(path / name)) for name in SIDES)
+    if path / SIDE_MODELS[0] not in missing:
+        source, target = (read_sentencepiece(str(path / name)) for name in SIDE_MODELS)
         cutters["sentencepiece"] = MarianTokenizer(
             source,
             target,

@@ -33,7 +33,7 @@ from onmt_lite.checkpoints.generation_config import (
 )
 from onmt_lite.checkpoints.huggingface.added_tokens import ALONE, NAMED_T5, TOKENIZER, AddedFiles
 from onmt_lite.checkpoints.huggingface.formats import facts
-from onmt_lite.checkpoints.subwords import FAST, PIECES, find_pieces
+from onmt_lite.checkpoints.subwords import SHARED_MODELS, TOKENIZER_JSON, find_subword_model
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, Message
 from onmt_lite.models.transformer import Transformer
@@ -195,7 +195,7 @@ def checkpoint(
 def _read_part(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return safetensors.read(path)
-    return archive.tensors(archive.load(path), path)
+    return archive.check_state_dict(archive.load(path), path)
 
 
 # -- Words: pieces of sentencepiece, their ids, and added tokens -----------------------------------
@@ -257,15 +257,16 @@ class Words:
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.added = AddedFiles(self.path, directory.tokenizer)
         self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
-        found = find_pieces(self.path, lambda: self.added.fast.values, self.unk_token)
+        found = find_subword_model(self.path, lambda: self.added.fast.values, self.unk_token)
         if found is None:
+            names = " nor ".join((*SHARED_MODELS, TOKENIZER_JSON))
             raise CheckpointError(
-                f"{self.path}: the directory has neither {' nor '.join((*PIECES, FAST))}, by which "
+                f"{self.path}: the directory has neither {names}, by which "
                 "the model cuts lines into tokens"
             )
         self.file, self.processor = found
         self.files: dict[int, str] = {}  # that list an added token instead, by its ID
-        self.own_ids = self.file == FAST  # those of tokenizer.json, for whatever family
+        self.own_ids = self.file == TOKENIZER_JSON  # those of tokenizer.json, for whatever family
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
     def file_of(self, i: int) -> Path:
@@ -274,7 +275,7 @@ class Words:
 
     def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
         """The pieces by id, and added tokens of the first file that lists some of the family's."""
-        for file in (TOKENIZER, FAST, ALONE, TOKENIZER):
+        for file in (TOKENIZER, TOKENIZER_JSON, ALONE, TOKENIZER):
             added = self.added.by_id(file)
             if any(re.fullmatch(self.pattern, text) for text in added.values()):
                 break

@@ -17,7 +17,7 @@ FAMILIES = {
 }
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     is_eole = any(path.glob("model.[0-9][0-9].safetensors"))
     return (path / CONFIG).is_file() and not is_eole
 

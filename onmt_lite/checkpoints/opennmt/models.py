@@ -99,7 +99,7 @@ GATES = {name: name for name in ("source", "target", "both")}
 
 def build_rnn(weights: Weights, opt: Description) -> Rnn:
     """Build a recurrent model, by its weights, and by options for what no weight shows."""
-    attention = read_attention(weights, "decoder.attn", opt, "global_attention")
+    attention = detect_attention(weights, "decoder.attn", opt, "global_attention")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     # Trained, but unused: no version passes the coverage to the attention
     weights.drop(r"decoder\.attn\.linear_cover\.weight")
@@ -125,13 +125,13 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         bridge="encoder.bridge.0.weight" in weights,
         input_feed=input_feed,
         attention=attention,
-        normaliser=read_normaliser(opt),
+        normaliser=read_attention_function(opt),
         context_gate=opt.choice("context_gate", GATES) if has_gate else "none",
     )
     return build(lambda: Rnn(RnnConfig(**fields)), weights)
 
 
-def read_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
+def detect_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
     """Tell the kind of the attention `name` by its weights, which an option must not deny."""
     kind: Score = "none"
     if f"{name}.linear_context.weight" in weights:
@@ -148,7 +148,7 @@ def read_attention(weights: Weights, name: str, opt: Description, *options: str)
     return kind
 
 
-def read_normaliser(opt: Description) -> Normaliser:
+def read_attention_function(opt: Description) -> Normaliser:
     """Read the normaliser of all attention in the model."""
     choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
     return opt.choice("global_attention_function", choices, "softmax")
@@ -185,7 +185,7 @@ def build_cnn(weights: Weights, opt: Description) -> Convolution:
 ATTENTION = "decoder.copy_attn"
 
 
-def split_copying(weights: Weights) -> Weights:
+def split_copy_weights(weights: Weights) -> Weights:
     """Take the weights of copying out of `weights`, whose rest becomes those of a plain model."""
     copying = {}
     for name in list(weights.tensors):
@@ -197,7 +197,7 @@ def split_copying(weights: Weights) -> Weights:
     return Weights(copying, weights.path)
 
 
-def with_copying(
+def add_copy_head(
     model: Family, copying: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Family:
     """Give the model a head that copies.  Raises CheckpointError where the weights do not fit.
@@ -216,12 +216,14 @@ def with_copying(
     table = torch.tensor(tgt_vocab.encode(src_vocab.tokens))
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
     options = ("copy_attn_type", "global_attention")
-    kind = read_attention(copying, ATTENTION, opt, *options) if has_attention else None
+    kind = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
     vocabulary = cast(Head, model.output)
 
     def make() -> CopyHead:
         d = vocabulary.in_features
-        attention = None if kind is None else AttentionWeights(d, kind, read_normaliser(opt))
+        attention = (
+            None if kind is None else AttentionWeights(d, kind, read_attention_function(opt))
+        )
         return CopyHead(vocabulary, table, *special, attention)
 
     copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only its weights on the source count

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints import archive, fairseq, safetensors
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.config_reader import Description, checked_tokens, refuse_options
 from onmt_lite.checkpoints.opennmt import models as opennmt
-from onmt_lite.checkpoints.pickle_check import Record
+from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.seq2seq import Family
@@ -36,7 +36,7 @@ FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], Family]] = {
 }
 
 
-def recognises(path: Path) -> bool:
+def can_load(path: Path) -> bool:
     return archive.is_archive(path)
 
 
@@ -45,7 +45,7 @@ def load(path: Path) -> Checkpoint:
     root = archive.load(path)
     if not isinstance(root, dict) or not {"opt", "vocab"} <= set(root):
         if fairseq.is_checkpoint(root, path):
-            return fairseq.from_root(root, path)
+            return fairseq.load_from_state(root, path)
         raise CheckpointError(f"{path}: {_describe(root)}")
     root.pop("optim", None)  # which is larger than the model
     opt = Description(root["opt"], path)
@@ -57,13 +57,13 @@ def load(path: Path) -> Checkpoint:
     weights = Weights(_read_weights(root, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(root["vocab"], path)
     copies = "generator.linear_copy.weight" in weights
-    copying = opennmt.split_copying(weights) if copies else None
+    copying = opennmt.split_copy_weights(weights) if copies else None
     model: Any = FAMILIES[kinds](weights, opt)
     both = opt.number("layers", -1) > 0  # overrides both sides'
     for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
         opt.agree("layers" if both else name, n)
     if copying is not None:
-        model = opennmt.with_copying(model, copying, opt, src_vocab, tgt_vocab)
+        model = opennmt.add_copy_head(model, copying, opt, src_vocab, tgt_vocab)
     used = opt.get("transforms")
     ends = isinstance(used, list) and "suffix" in used and opt.get("src_suffix") == EOS
     if isinstance(root["vocab"], list):
@@ -98,9 +98,9 @@ def _read_weights(root: dict[str, Any], path: Path) -> dict[str, Tensor]:
     """Take all weights from the root; names of the output layer's begin with `generator.`"""
     if "model" not in root:
         return _read_beside(path)
-    tensors = archive.tensors(root.pop("model"), path)
+    tensors = archive.check_state_dict(root.pop("model"), path)
     generator = root.pop("generator", None)
-    generator = {} if generator is None else archive.tensors(generator, path)
+    generator = {} if generator is None else archive.check_state_dict(generator, path)
     for name, tensor in generator.items():  # before 3.0 it was a Sequential: 0.weight
         tensors["generator." + name.removeprefix("0.")] = tensor
     return tensors
@@ -155,7 +155,7 @@ def _find_tokens(stored: Any, path: Path) -> list[str]:
             return checked_tokens(stored, path)
         if isinstance(stored, list):  # several pairs are of word features
             stored = stored[0][1] if len(stored) == 1 and _is_pair(stored[0]) else None
-        elif isinstance(stored, Record):
+        elif isinstance(stored, InertObject):
             names = ("itos", "vocab", "fields")
             stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
     raise CheckpointError(

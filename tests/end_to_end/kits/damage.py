@@ -184,10 +184,10 @@ def k7(bench: Bench, random: Random, n: int) -> Iterator[Row]:
     for i in range(n):
         path, sealed = copied(models.native, room), i % 2 == 1
         row = Row("K7", i, "sealed " if sealed else "")
-        row.action += damage_bytes(random, path / native.PIECES)
+        row.action += damage_bytes(random, path / native.SENTENCEPIECE)
         if sealed:
             manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
-            manifest["files"][native.PIECES] = sha(path / native.PIECES)
+            manifest["files"][native.SENTENCEPIECE] = sha(path / native.SENTENCEPIECE)
             write_manifest(path, manifest)
         row = models.judge(row, path, models.native, sealed)
         if not row.problem:

@@ -12,8 +12,8 @@ import pytest
 
 from onmt_lite.checkpoints.huggingface.directory import read_ids
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.sentencepiece_proto import as_sentencepiece
-from onmt_lite.checkpoints.subwords import read_pieces
+from onmt_lite.checkpoints.sentencepiece_proto import convert_tokenizer_json
+from onmt_lite.checkpoints.subwords import read_sentencepiece
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError
 from tests.support import files
@@ -151,7 +151,7 @@ def test_lists_in_the_place_of_texts_that_are_only_shown_or_compared(copy):
     said = json.loads((path / "tokenizer.json").read_text("utf-8"))
     said["added_tokens"][0] |= {"content": ["x"], "id": 5}
     with pytest.raises(CheckpointError, match="an added token without a text"):
-        as_sentencepiece(said, "<unk>", path)
+        convert_tokenizer_json(said, "<unk>", path)
 
 
 @pytest.mark.parametrize("values", [dict(d_kv=-1), dict(d_kv=0), dict(num_heads=-1)], ids=str)
@@ -165,7 +165,7 @@ class TestSentencepieceModels:
     """Every byte that is neither text nor number: tags, lengths, types."""
 
     def told(self, path):
-        found = read_pieces(str(path))
+        found = read_sentencepiece(str(path))
         ids = [*range(found.vocab_size())]
         kinds = [(found.is_control(i), found.is_unknown(i), found.is_byte(i)) for i in ids]
         return found.id_to_piece(ids), found.get_score(ids), kinds
@@ -198,11 +198,11 @@ class TestSentencepieceModels:
         for n in range(0, len(data) - 1, 41):
             file.write_bytes(data[:n])
             with pytest.raises(CheckpointError, match="not a sentencepiece model"):
-                read_pieces(str(file))
+                read_sentencepiece(str(file))
         for score in (b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0\0\x80\x7e"):
             file.write_bytes(data[: at + 1] + score + data[at + 5 :])
             with pytest.raises(CheckpointError, match="score"):
-                read_pieces(str(file))
+                read_sentencepiece(str(file))
 
 
 class TestTokenizerJson:
@@ -236,7 +236,7 @@ class TestTokenizerJson:
         """Misspelt or gone; the package tokenizers refuses these too."""
         n = 0
         for text, unk, path, key in self.tables(name):
-            expected = as_sentencepiece(json.loads(text), unk, tmp_path)
+            expected = convert_tokenizer_json(json.loads(text), unk, tmp_path)
             for other in ["", *misspelt(key)]:
                 changed = json.loads(text)
                 table = self.at(changed, path)
@@ -244,7 +244,11 @@ class TestTokenizerJson:
                 if other:
                     table[other] = value
                 with one_line():
-                    assert as_sentencepiece(changed, unk, tmp_path) == expected, (path, key, other)
+                    assert convert_tokenizer_json(changed, unk, tmp_path) == expected, (
+                        path,
+                        key,
+                        other,
+                    )
                 n += 1
         assert n > 200
 
@@ -258,14 +262,14 @@ class TestTokenizerJson:
             piece = "".join(merge.split(" ") if isinstance(merge, str) else merge)
             vocab[piece + "§"] = vocab.pop(piece)
             with pytest.raises(CheckpointError, match="merge"):
-                as_sentencepiece(changed, "<unk>", tmp_path)
+                convert_tokenizer_json(changed, "<unk>", tmp_path)
 
     def test_one_byte_of_256_is_damaged(self, tmp_path):
         text = (
             (FAMILIES / "madlad" / "tokenizer.json").read_text("utf-8").replace("<0xAE>", "<0xAE")
         )
         with pytest.raises(CheckpointError, match="pieces of a byte"):
-            as_sentencepiece(json.loads(text), "<unk>", tmp_path)
+            convert_tokenizer_json(json.loads(text), "<unk>", tmp_path)
 
 
 class TestCTranslate2:

@@ -211,7 +211,7 @@ class TestRows:
         matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
         matrix[0] = 0
         matrix[1, 0] = 50
-        integers, scales = native.to_rows(matrix)
+        integers, scales = native.quantize_rows(matrix)
         assert not integers[0].any()
         for weights, ours, scale in zip(matrix.tolist(), integers.tolist(), scales.tolist()):
             largest = max(map(abs, weights))

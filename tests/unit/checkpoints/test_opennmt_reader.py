@@ -8,7 +8,7 @@ import torch
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
-from onmt_lite.checkpoints.pickle_check import Record
+from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.errors import CheckpointError
 from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
 from tests.support.state_rows import select
@@ -102,7 +102,7 @@ class TestVocabulary:
         src, tgt = ["<unk>", "<blank>", "a"], ["<unk>", "<blank>", "<s>", "</s>", "A"]
 
         def record(**state):
-            record = Record()
+            record = InertObject()
             record.__setstate__(state)
             return record
 
@@ -114,10 +114,15 @@ class TestVocabulary:
 
         ways = [
             {"src": src, "tgt": tgt},
-            {"src": multi(src), "tgt": multi(tgt), "indices": Record()},
+            {"src": multi(src), "tgt": multi(tgt), "indices": InertObject()},
             {"src": [("src", field(src))], "tgt": [("tgt", field(tgt))]},
             {"src": [("src", multi(src))], "tgt": [("tgt", multi(tgt))]},
-            [("src", record(itos=src)), ("tgt", record(itos=tgt)), ("indices", Record()), ([], 1)],
+            [
+                ("src", record(itos=src)),
+                ("tgt", record(itos=tgt)),
+                ("indices", InertObject()),
+                ([], 1),
+            ],
         ]
         for stored in ways:
             found = read_vocabularies(stored, DATA)
@@ -150,7 +155,10 @@ class TestVocabulary:
         [
             *(None, [], {}, {"src": ["a"]}),
             *({"src": ["a"], "tgt": ["<s>"]}, {"src": ["a"], "tgt": ["</s>"]}),
-            *({"src": s, "tgt": ["<s>", "</s>"]} for s in ([], ["a", 3], ["\ud800"], 3, Record())),
+            *(
+                {"src": s, "tgt": ["<s>", "</s>"]}
+                for s in ([], ["a", 3], ["\ud800"], 3, InertObject())
+            ),
             {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": "<x>"},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "decoder_start_token": 2},
             {"src": ["a"], "tgt": ["<s>", "</s>"], "src_feats": {"case": ["a"]}},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.checkpoints.subwords import read_codes
+from onmt_lite.checkpoints.subwords import read_bpe_codes
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
@@ -83,7 +83,7 @@ def test_codes_file_of_fastbpe_that_is_damaged_is_refused_with_its_line(tmp_path
     file = tmp_path / "bpecodes"
     file.write_text("e n</w> 1423551864\ne r\n", encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
-        read_codes(str(file))
+        read_bpe_codes(str(file))
     assert str(caught.value) == (
         f"{file}: not BPE codes of subword-nmt or fastBPE: line 2: a merge is two pieces with a "
         "space between them and a count; give the file that learn-bpe has written"

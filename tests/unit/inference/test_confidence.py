@@ -50,7 +50,7 @@ def model(tiny_checkpoint, tmp_path):
     shutil.copytree(tiny_checkpoint, path)
     made = Translator.from_pretrained(path, device="cpu").translate(tiny.SENTENCES)
     middle = statistics.median(t.hyps[0].log_prob / len(t.hyps[0].token_log_probs) for t in made)
-    native.describe(path, {}, Unknown(), Confidence(-2.0 * middle, 2.0))
+    native.update_manifest(path, {}, Unknown(), Confidence(-2.0 * middle, 2.0))
     return path
 
 

@@ -272,11 +272,11 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     assert native.load(Path("data/de-en")).split_longer == 100
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     assert native.load(tmp_path).split_longer == 0
-    native.describe(tmp_path, {}, Unknown(), None, 70)
+    native.update_manifest(tmp_path, {}, Unknown(), None, 70)
     assert native.load(tmp_path).split_longer == 70
     said = describe(native.load(tmp_path), "model")
     assert "asks for           -split_longer 70\n" in said
-    native.describe(tmp_path, {}, Unknown(), None, -1)
+    native.update_manifest(tmp_path, {}, Unknown(), None, -1)
     with pytest.raises(CheckpointError, match="split_longer is below 0"):
         native.load(tmp_path)
 

@@ -130,11 +130,11 @@ def test_a_description_whose_languages_are_no_pair(tiny_checkpoint, tmp_path, en
 
 def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tmp_path):
     assert load_checkpoint(tiny_checkpoint).pair == ("", "")
-    native.describe(pair, {}, Unknown(), None)
+    native.update_manifest(pair, {}, Unknown(), None)
     assert load_checkpoint(pair).pair == ("de", "en")
     options = load_calibrate_options(["-model", "a", "-valid", "b", "-languages", "xx", "yy"])[0]
     changed = with_options(load_checkpoint(pair), options)
-    native.describe(pair, {}, Unknown(), None, pair=changed.pair)
+    native.update_manifest(pair, {}, Unknown(), None, pair=changed.pair)
     assert load_checkpoint(pair).pair == ("xx", "yy")
     assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")
     for words in (["de"], ["de", "en", "fr"]):

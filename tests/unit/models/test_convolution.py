@@ -39,7 +39,7 @@ def test_scores_are_those_of_fairseq():
 
 def test_logits_are_those_of_fairseq():
     expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
-    model = build(build_fconv, *archives.fairseq("fs12_fc/checkpoint.pt"))
+    model = build(build_fconv, *archives.read_fairseq("fs12_fc/checkpoint.pt"))
     src = torch.tensor([[4, 5, 2, 1], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
     assert src.sort().values.equal(expected["src"].sort().values)
     logits = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
@@ -64,7 +64,7 @@ def test_cnn_follows_the_formulas(options):
 
 
 def test_a_file_of_opennmt_py_follows_the_formulas():
-    weights, options = archives.opennmt("m12_cnn_step_2.pt")
+    weights, options = archives.read_opennmt("m12_cnn_step_2.pt")
     assert_by_hand(build(build_cnn, weights, options), cnn_by_hand, weights)
 
 

@@ -40,9 +40,9 @@ MODELS = {
     **{f"rnn_{name}": (make_copying_rnn, options) for name, options in COPYING_RNNS.items()},
     "transformer": (make_copying_transformer, {}),
 }
-SRC, SRC_LENGTHS = archives.padded([SRC_VOCAB.encode(line.split()) for line in LINES], PAD)
+SRC, SRC_LENGTHS = archives.pad_batch([SRC_VOCAB.encode(line.split()) for line in LINES], PAD)
 OWN = [TGT_VOCAB.encode_copied(line.split()) for line in LINES]
-IDS, _ = archives.padded([ids for ids, _ in OWN], PAD)
+IDS, _ = archives.pad_batch([ids for ids, _ in OWN], PAD)
 
 
 @pytest.fixture(params=MODELS)
@@ -79,13 +79,13 @@ def test_recurrent_models_follow_the_formula(options):
 
 @pytest.mark.parametrize("name", ["m12_copyrnn_step_2.pt", "m35_lstm_step_2.pt"])
 def test_files_of_opennmt_py_follow_the_formula(name):
-    weights, options = archives.opennmt(name)
+    weights, options = archives.read_opennmt(name)
     src_vocab, tgt_vocab = (
         Vocab(tokens, pad_id=tokens.index("<blank>"), unk_id=tokens.index("<unk>"))
-        for tokens in (archives.opennmt_vocab(name, side) for side in ("src", "tgt"))
+        for tokens in (archives.read_opennmt_vocab(name, side) for side in ("src", "tgt"))
     )
     plain = Weights(dict(weights), Path("weights"))
-    own = opennmt.split_copying(plain).tensors
+    own = opennmt.split_copy_weights(plain).tensors
     inner = build(build_rnn, plain.tensors, options)
     model = add_copying(inner, own, options, src_vocab, tgt_vocab)
     copying = None if options["reuse_copy_attn"] else options["copy_attn_type"]
@@ -94,9 +94,9 @@ def test_files_of_opennmt_py_follow_the_formula(name):
 
 
 def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
-    src, lengths = archives.padded([src_vocab.encode(line.split()) for line in lines], PAD)
+    src, lengths = archives.pad_batch([src_vocab.encode(line.split()) for line in lines], PAD)
     own = [tgt_vocab.encode_copied(line.split()) for line in lines]
-    ids, _ = archives.padded([ids for ids, _ in own], PAD)
+    ids, _ = archives.pad_batch([ids for ids, _ in own], PAD)
     log_probs = model.forward(model.encode(src, lengths, ids), TGT)
     w = {name: weight.double() for name, weight in weights.items()}
     for b, line in enumerate(lines):

@@ -44,7 +44,7 @@ def test_logits_follow_the_formulas(options):
 
 @pytest.mark.parametrize("name", FILES.values(), ids=FILES)
 def test_files_of_opennmt_py_follow_the_formulas(name):
-    weights, options = archives.opennmt(name)
+    weights, options = archives.read_opennmt(name)
     options = {**options, "cell": options["rnn_type"], "attention": options["global_attention"]}
     assert_by_hand(build(build_rnn, weights, options), weights, options)
 

@@ -20,8 +20,8 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native, subwords
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.sentencepiece_proto import restricted
-from onmt_lite.checkpoints.subwords import read_codes, read_pieces
+from onmt_lite.checkpoints.sentencepiece_proto import restrict_vocabulary
+from onmt_lite.checkpoints.subwords import read_bpe_codes, read_sentencepiece
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
@@ -456,20 +456,20 @@ def test_files_that_cut_nothing(tmp_path, run, kind, name):
 
 def test_what_is_no_file_and_what_is_too_large(tmp_path, monkeypatch):
     for path in (".", "/dev/zero", "x" * 400):
-        for read in (read_codes, read_pieces):
+        for read in (read_bpe_codes, read_sentencepiece):
             with pytest.raises(CheckpointError):
                 read(path)
     monkeypatch.setattr(subwords, "MAX_BYTES", 10)
     (tmp_path / "big").write_bytes(b"a b\n" * 9)
     with pytest.raises(CheckpointError, match="larger than"):
-        read_codes(str(tmp_path / "big"))
+        read_bpe_codes(str(tmp_path / "big"))
 
 
 @pytest.mark.parametrize("text", ["▁the\t-3.2\n", "word\n"])
 def test_what_is_no_vocabulary(tmp_path, text):
     (tmp_path / "v").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match="not a vocabulary: line 1"):
-        read_pieces(str(HERE / "src.model"), str(tmp_path / "v"), 1)
+        read_sentencepiece(str(HERE / "src.model"), str(tmp_path / "v"), 1)
 
 
 # -- pieces of sentencepiece ---------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_pieces_that_are_rare_are_not_used():
     counts = [line.split("\t") for line in (HERE / "src.counts").read_text("utf-8").splitlines()]
     rare = {piece for piece, count in counts if count == "1" and len(piece) > 1}
     paths, lines = (str(HERE / "src.model"), str(HERE / "src.counts")), tiny.SENTENCES[:5]
-    full, fewer = (read_pieces(*paths, threshold) for threshold in (0, 2))
+    full, fewer = (read_sentencepiece(*paths, threshold) for threshold in (0, 2))
     assert rare & {piece for line in lines for piece in full.encode(line, out_type=str)}
     for line in lines:
         pieces = fewer.encode(line, out_type=str)
@@ -491,14 +491,14 @@ def test_pieces_that_are_rare_are_not_used():
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_model(data):
     with contextlib.suppress(ValueError):
-        restricted(data, set())
+        restrict_vocabulary(data, set())
 
 
 def test_restricting_nothing_changes_nothing():
     model = (HERE / "src.model").read_bytes()
     pieces = spm.SentencePieceProcessor(model_proto=model)
     known = {pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
-    assert restricted(model, known) == model
+    assert restrict_vocabulary(model, known) == model
 
 
 def test_a_model_that_copies_sees_the_prefix():

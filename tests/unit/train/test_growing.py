@@ -197,7 +197,8 @@ def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(start, op
     large = grown(start, tmp_path / "large", "-all_characters")
     few, more = (native.load(path) for path in (start, large))
     old, new = (
-        spm.SentencePieceProcessor(model_file=str(path / native.PIECES)) for path in (start, large)
+        spm.SentencePieceProcessor(model_file=str(path / native.SENTENCEPIECE))
+        for path in (start, large)
     )
     n = old.vocab_size()
     assert [old.id_to_piece(i) for i in range(n)] == [new.id_to_piece(i) for i in range(n)]
@@ -216,7 +217,7 @@ def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(start, op
     ]
     torch.testing.assert_close(logits[1][..., :n], logits[0])
     # Bytes that the start has stay
-    pieces = (large / native.PIECES).read_bytes()
+    pieces = (large / native.SENTENCEPIECE).read_bytes()
     assert with_all_characters(pieces) == pieces
     again = native.load(grown(large, tmp_path / "again", "-all_characters"))
     assert torch.equal(again.model.output.weight, table)
