@@ -14,9 +14,9 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.foreign import Foreign
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import remark_on_translation
+from onmt_lite.config.other_tools import Foreign
 from onmt_lite.config.rules import missing, refuse
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError, refused

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onmt_lite.config.guesses import near_names
 from onmt_lite.config.option import META_NAMES, Option, parse_words
 from onmt_lite.config.sources import dump, split_argv
+from onmt_lite.config.suggestions import near_names
 from onmt_lite.errors import OptionError
 
 Options = Mapping[str, Option]

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from onmt_lite.checkpoints import hub
 from onmt_lite.checkpoints.generation_config import read_decoder, read_defaults
 from onmt_lite.checkpoints.shipped import find_model, model_paths
-from onmt_lite.config.checks import RULES
-from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
 from onmt_lite.config.option import META, Option, as_words, build, check, options_of
+from onmt_lite.config.other_tools import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.rules import help_of
 from onmt_lite.config.search_options import (
     AttentionOptions,
@@ -21,6 +20,7 @@ from onmt_lite.config.search_options import (
 )
 from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
+from onmt_lite.config.translate_rules import RULES
 from onmt_lite.errors import in_keywords
 from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES

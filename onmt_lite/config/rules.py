@@ -1,6 +1,6 @@
 """Rules about options that do not go together: when a rule holds, how serious it is, what it says.
 
-Each program has a table of rules; the one of a translation is in `onmt_lite.config.checks`.
+Each program has a table of rules; the one of a translation is in `onmt_lite.config.translate_rules`.
 """
 
 import re

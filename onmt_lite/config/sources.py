@@ -14,8 +14,6 @@ import yaml
 
 from onmt_lite.checkpoints.shipped import find_config
 from onmt_lite.config.files import PHRASES, TAKES
-from onmt_lite.config.foreign import Foreign
-from onmt_lite.config.guesses import about_extra, about_stray, near_names
 from onmt_lite.config.option import (
     META_NAMES,
     SWITCHES,
@@ -27,7 +25,9 @@ from onmt_lite.config.option import (
     check_quoted,
     parse_words,
 )
+from onmt_lite.config.other_tools import Foreign
 from onmt_lite.config.rules import Rule, notes, refusals
+from onmt_lite.config.suggestions import about_extra, about_stray, near_names
 from onmt_lite.config.yaml_file import read_yaml
 from onmt_lite.errors import OptionError
 

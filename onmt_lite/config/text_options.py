@@ -9,7 +9,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.config.endings import format_of
+from onmt_lite.config.extensions import format_of
 from onmt_lite.config.option import File, opt
 from onmt_lite.text.bpe import SubwordFile
 

@@ -12,7 +12,7 @@ from itertools import count
 from tqdm import tqdm
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
-from onmt_lite.config.endings import is_gzip_name
+from onmt_lite.config.extensions import is_gzip_name
 from onmt_lite.config.files import (
     Packer,
     Stream,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from onmt_lite.checkpoints.hub import described
 from onmt_lite.checkpoints.shipped import absent, find_model, model_paths
-from onmt_lite.config.endings import format_of
+from onmt_lite.config.extensions import format_of
 from onmt_lite.config.files import check_paths, check_places
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, hint_on, refused

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from onmt_lite.config.foreign import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.option import META, Option, opt, options_of
 from onmt_lite.config.options import OPTIONS as TRANSLATE
@@ -16,6 +15,7 @@ from onmt_lite.config.options import (
     build_options,
     preset_defaults,
 )
+from onmt_lite.config.other_tools import OURS_TOO, of_opennmt, remark_on
 from onmt_lite.config.rules import missing, refusals, refuse, refuse_all
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
 from onmt_lite.config.sources import Program, Resolved

@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, option_of, remark_on, table
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
+from onmt_lite.config.other_tools import (
+    FOR_TRAINING,
+    NOTHING,
+    of_opennmt,
+    option_of,
+    remark_on,
+    table,
+)
 from onmt_lite.ray.options import load_ray_options
 from tests.support.option_problems import problem_of, problems_of, spellings
 

@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite.config.foreign import FOR_TRAINING, NOTHING, of_opennmt, remark_on
 from onmt_lite.config.help import markdown_table
 from onmt_lite.config.options import OPTIONS, load_options
+from onmt_lite.config.other_tools import FOR_TRAINING, NOTHING, of_opennmt, remark_on
 from onmt_lite.errors import OptionError
 from tests.support.files import DATA
 from tests.support.sweeps import swept

@@ -10,7 +10,7 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import get_args
 
-from onmt_lite.config.endings import SIMILAR_ENDINGS, format_of, wrong_endings
+from onmt_lite.config.extensions import SIMILAR_ENDINGS, format_of, wrong_endings
 from onmt_lite.config.option import as_words, build
 from onmt_lite.config.rules import (
     Clauses,
