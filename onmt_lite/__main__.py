@@ -63,12 +63,12 @@ def print_models(options: TranslateOptions) -> None:
     from onmt_lite.checkpoints.checkpoint import describe
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.shipped import model_paths
-    from onmt_lite.config.files import write_out
+    from onmt_lite.config.files import write_text
     from onmt_lite.inference.loading import fit, read_own
 
     own, options = read_own(options), options.with_models()
     models = [(fit(load_checkpoint(p), options, own), p) for p in model_paths(options.model.model)]
-    write_out("\n".join(describe(model, str(path)) for model, path in models))
+    write_text("\n".join(describe(model, str(path)) for model, path in models))
 
 
 def train() -> int:

@@ -19,8 +19,8 @@ from onmt_lite.errors import (
     DataError,
     OptionError,
     OptionWarning,
-    in_keywords,
-    with_keywords,
+    to_keyword_style,
+    use_keyword_style,
 )
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Added, Progress, Translation
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from onmt_lite.config.keywords import AllOptions, CallOptions, FileOptions
 
 # Options that are fixed when the model is loaded
-FIXED = (
+FIXED_OPTIONS = (
     *("model", "avg_raw_probs", "model_weights", "device", "gpu", "precision", "workers"),
     *(f.name for f in dataclasses.fields(TextOptions)),
 )
 NOT_PER_CALL = "cannot be changed per call; pass it to from_pretrained()"
-LANGUAGES = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
+LANGUAGE_OPTIONS = ("src_lang", "tgt_lang")  # fixed too if the transform normalize reads them
 Pair = tuple[Line, Line | None]  # a line and the prefix of its translation
 
 
@@ -108,7 +108,7 @@ class Translator:
         """
         if path is not None:
             options["model"] = (str(path),)
-        with in_keywords():
+        with use_keyword_style():
             return cls.load(TranslateOptions.of(**options))
 
     @classmethod
@@ -248,8 +248,8 @@ class Translator:
         if isinstance(lines, str):  # as a list of one
             lines = [lines]
             prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
-        pairs = list(paired(lines, prefixes, force_words, ban_words))
-        found = self._translated(pairs, parsed, totals(progress))
+        pairs = list(pair_lines(lines, prefixes, force_words, ban_words))
+        found = self._translated(pairs, parsed, accumulate(progress))
         return found[0] if one else found
 
     def translate_stream(
@@ -282,7 +282,7 @@ class Translator:
             TypeError: for a line that is not text, when it comes.
         """
         parsed = self._options(options)
-        pairs, tell = paired(lines, prefixes, force_words, ban_words), totals(progress)
+        pairs, tell = pair_lines(lines, prefixes, force_words, ban_words), accumulate(progress)
         windows = growing_windows(pairs)
         return (made for window in windows for made in self._translated(window, parsed, tell))
 
@@ -291,7 +291,7 @@ class Translator:
     ) -> list[Translation]:
         lines = [line for line, _ in pairs]
         prefixes = [prefix for _, prefix in pairs if prefix is not None] or None
-        with in_keywords():
+        with use_keyword_style():
             return self.backend.translate_lines(lines, None, options, progress, prefixes)
 
     def translate_file(
@@ -323,7 +323,7 @@ class Translator:
         job |= dict(quiet=True, verbose=False)
         parsed, backend = self._options(options, **job), self.backend
         engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
-        with in_keywords():
+        with use_keyword_style():
             return run_job(parsed, engine, progress)
 
     @overload
@@ -361,7 +361,7 @@ class Translator:
             )
         data = dataclasses.replace(self.options.data, score_only=True)
         options = dataclasses.replace(self.options, data=data)
-        with in_keywords():
+        with use_keyword_style():
             made = self.backend.translate_lines(sources, targets, options)
         return [translation.gold_log_prob for translation in made]
 
@@ -382,7 +382,7 @@ class Translator:
         of_files = {} if job else vars(self.options.data) | vars(self.options.phrases)
         outside = vars(self.options.jobs) | vars(self.options.information)
         refused = {
-            NOT_PER_CALL: FIXED,
+            NOT_PER_CALL: FIXED_OPTIONS,
             "of translate_file() and the command line only; leave it out here": {*of_files}
             - {"src", "output"},
             "of the command line only; leave it out here": {*outside, "src", "output"},
@@ -393,7 +393,7 @@ class Translator:
         options = self.options.updated(**given, **job)
         # Another program's name, such as fp16, may stand for one of these
         before, after = self.options.given, options.given
-        settled = FIXED + LANGUAGES * ("normalize" in options.text.transforms)
+        settled = FIXED_OPTIONS + LANGUAGE_OPTIONS * ("normalize" in options.text.transforms)
         if fixed := [n for n in settled if after.get(n) != before.get(n)]:
             raise OptionError(f"{', '.join(fixed)}: {NOT_PER_CALL}")
         idle = [name for name, value in after.items() if value and name in of_files]
@@ -403,14 +403,14 @@ class Translator:
             if note not in self.warned:
                 self.warned.add(note)
                 # Reported at the line of the call
-                warnings.warn(with_keywords(note), OptionWarning, stacklevel=3)
+                warnings.warn(to_keyword_style(note), OptionWarning, stacklevel=3)
         return options
 
 
 # -- lines of a call, with their prefixes and phrases, in windows ----------------------------------
 
 
-def paired(
+def pair_lines(
     lines: Iterable[str], prefixes: Iterable[str] | None, forced: Phrases, banned: Phrases
 ) -> Iterator[Pair]:
     """Pair each line, with its phrases, with its prefix.  Raises DataError if a phrase is forced
@@ -420,11 +420,11 @@ def paired(
         "force_words": iter_phrases("force_words", forced),
         "ban_words": iter_phrases("ban_words", banned),
     }
-    rows = side_by_side(from_texts(lines, "lines"), beside)
+    rows = zip_with_lines(from_texts(lines, "lines"), beside)
     return ((marked(line, *phrases), prefix) for line, prefix, *phrases in rows)
 
 
-def side_by_side(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Iterator[list[Any]]:
+def zip_with_lines(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Iterator[list[Any]]:
     """Each line with what the others have for it.  DataError if one of them, but for a `repeat`,
     ends before the lines or behind them."""
     end = object()
@@ -438,7 +438,7 @@ def side_by_side(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Ite
             yield [line, *row]
 
 
-def totals(progress: Progress | None) -> Added:
+def accumulate(progress: Progress | None) -> Added:
     """A progress of the counts that each batch adds, from one of totals."""
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress: expected a function, got {type(progress).__name__}")

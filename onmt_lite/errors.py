@@ -50,23 +50,23 @@ class Message(str):
         words = {n: str(v).lower() if isinstance(v, bool) else v for n, v in options.items()}
         message = cls(template.format(*texts, **{n: f"{n} {v}".rstrip() for n, v in words.items()}))
         message.keywords = template.replace("-{", "{").format(
-            *map(with_keywords, texts), **{n: f"{n}={v}" for n, v in options.items()}
+            *map(to_keyword_style, texts), **{n: f"{n}={v}" for n, v in options.items()}
         )
         return message
 
 
-def with_keywords(text: str) -> str:
+def to_keyword_style(text: str) -> str:
     """Return a text as Python has it."""
     return getattr(text, "keywords", text)
 
 
 @contextlib.contextmanager
-def in_keywords() -> Iterator[None]:
+def use_keyword_style() -> Iterator[None]:
     """Let errors name options as Python does."""
     try:
         yield
     except OnmtLiteError as error:
-        error.args = tuple(map(with_keywords, error.args))
+        error.args = tuple(map(to_keyword_style, error.args))
         raise
 
 
@@ -155,16 +155,16 @@ class WorkerLost(OnmtLiteError):
 
 
 @contextlib.contextmanager
-def refused(deed: str) -> Iterator[None]:
+def wrap_os_errors(deed: str) -> Iterator[None]:
     """Raise FileError ("cannot write out: No space left on device") if an operation on a file
     fails; nothing else belongs within."""
     try:
         yield
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot {deed}: {explained(error, deed)}") from None
+        raise FileError(f"cannot {deed}: {explain_os_error(error, deed)}") from None
 
 
-def explained(error: Exception, deed: str = "") -> str:
+def explain_os_error(error: Exception, deed: str = "") -> str:
     """Return the reason and the remedy of a failed operation on a file: "No space left on device;
     free some space or choose another disk".  `deed` begins with "write" if a file was written."""
     number = getattr(error, "errno", None) or 0
@@ -177,10 +177,10 @@ def explained(error: Exception, deed: str = "") -> str:
     return f"{getattr(error, 'strerror', None) or error}; {known.get(number, 'check the path')}"
 
 
-def hint_on(path: str) -> str:
+def hint_for_path(path: str) -> str:
     """Return why nothing may be at a path: its near name, or what no program replaces in it; ""
     if neither is known."""
-    if near := nearest_path(path):
+    if near := find_similar_path(path):
         return f"did you mean {near}?"
     if re.search(r"^~|\$\w|\$\{\w|%\w+%", path):
         return "write the path out: variables and ~ are not replaced in it"
@@ -189,7 +189,7 @@ def hint_on(path: str) -> str:
     return ""
 
 
-def nearest_path(path: str) -> str:
+def find_similar_path(path: str) -> str:
     """Return an existing path that is spelled like `path`, "" if there is none."""
     found = ""
     if not path:

@@ -14,12 +14,12 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.option import META, Option, opt, options_of
-from onmt_lite.config.options import remark_on_translation
-from onmt_lite.config.other_tools import Foreign
-from onmt_lite.config.rules import missing, refuse
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
+from onmt_lite.config.options import hint_translation_option
+from onmt_lite.config.other_tools import ForeignOption
+from onmt_lite.config.rules import reject_if, require_paths
 from onmt_lite.config.sources import Program
-from onmt_lite.errors import OptionError, refused
+from onmt_lite.errors import OptionError, wrap_os_errors
 from onmt_lite.system.atomic_files import replace_files
 
 USAGE = """\
@@ -45,22 +45,22 @@ CTRANSLATE2 = (
     "--unsafe_deserialization on the file"
 )
 RULES = (
-    missing("model", "output"),
-    refuse(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
-    refuse(
+    require_paths("model", "output"),
+    reject_if(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
+    reject_if(
         lambda v: v.to == "opennmt-py" and v.output and Path(v.output).suffix != ".pt",
         "{output} must end in .pt for opennmt-py",
     ),
 )
-OPTIONS: dict[str, Option] = options_of((ExportOptions, *META), ("export",))
+OPTIONS: dict[str, Option] = collect_options((ExportOptions, *META_GROUPS), ("export",))
 PROGRAM = Program(
     "onmt_lite.export",
     USAGE,
     OPTIONS,
     RULES,
     build=lambda resolved: resolved.build(ExportOptions),
-    ours_too={"to": Foreign((), CTRANSLATE2, refused=True)},
-    remark=remark_on_translation,
+    ours_too={"to": ForeignOption((), CTRANSLATE2, refused=True)},
+    remark=hint_translation_option,
 )
 load_export_options = PROGRAM.load
 
@@ -101,10 +101,10 @@ def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = N
         return
     part = parent / f".{directory}.{os.getpid()}.part"  # which then gets the name
     try:
-        with refused(f"write {parent / directory}"):
+        with wrap_os_errors(f"write {parent / directory}"):
             part.mkdir()
         replace_files(part, files)
-        with refused(f"write {parent / directory}"):
+        with wrap_os_errors(f"write {parent / directory}"):
             os.rename(part, parent / directory)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
 from onmt_lite.checkpoints.shipped import absent, find_model
-from onmt_lite.errors import CheckpointError, MemoryExhausted, Message, explained
+from onmt_lite.errors import CheckpointError, MemoryExhausted, Message, explain_os_error
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.search.spec import TokenRules
@@ -84,7 +84,7 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
         raise CheckpointError(f"{error}; {remedy}") from None
     except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
         problem = f"cannot read the model at {str(path)[:200]!r}"
-        raise CheckpointError(f"{problem}: {explained(error)}") from None
+        raise CheckpointError(f"{problem}: {explain_os_error(error)}") from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
             raise

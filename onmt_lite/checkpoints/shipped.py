@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from onmt_lite.errors import hint_on
+from onmt_lite.errors import hint_for_path
 
 _HERE = Path(__file__).resolve().parent.parent
 # Inside the package where that is installed, beside it in a checkout
@@ -64,7 +64,7 @@ def model_names() -> list[str]:
 def absent(path: str | Path) -> str:
     """Say that nothing is at a path, what is near it, and which models there are."""
     shipped = model_names()
-    hint = hint_on(str(path))
+    hint = hint_for_path(str(path))
     if not hint and (near := difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)):
         hint = f"did you mean {near[0]}?"
     start = hint + (" " if hint.endswith("?") else "; " if hint else "")

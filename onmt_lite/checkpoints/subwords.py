@@ -14,7 +14,7 @@ import sentencepiece as spm
 
 from onmt_lite.checkpoints import sentencepiece_proto
 from onmt_lite.checkpoints.config_reader import read_json, read_whole
-from onmt_lite.errors import CheckpointError, OptionError, explained
+from onmt_lite.errors import CheckpointError, OptionError, explain_os_error
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
@@ -197,4 +197,4 @@ def read_bytes(path: str) -> bytes:
             raise CheckpointError(f"cannot read {path}: it is not a file; give the path of a file")
         return read_whole(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path[:200]}: {explained(error)}") from None
+        raise CheckpointError(f"cannot read {path[:200]}: {explain_os_error(error)}") from None

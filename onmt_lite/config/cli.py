@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
-from onmt_lite.config.files import check_paths, check_places, write_out
-from onmt_lite.config.help import help_on, help_text, markdown_table
+from onmt_lite.config.files import check_directories, check_distinct, write_text
+from onmt_lite.config.help import describe_options, format_help, format_markdown
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.system.terminal import CONSOLE, Interrupted, pending, stop_on_signals
 from onmt_lite.version import __version__
 
 T = TypeVar("T")
-ON: tuple[list[str], ...] = ([], ["true"])  # words after a switch
+ENABLED: tuple[list[str], ...] = ([], ["true"])  # words after a switch
 
 
 def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[T], None]) -> int:
@@ -33,23 +33,23 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
     argv = sys.argv[1:] if argv is None else argv
     try:
         stop_on_signals()
-        if told := tell(argv, program):
-            write_out(told + "\n")
+        if told := format_information(argv, program):
+            write_text(told + "\n")
             return 0
         loaded, resolved = program.load(argv)
         if resolved.values["print_config"]:
-            write_out(resolved.to_yaml(program.comments(resolved.values)))
+            write_text(resolved.to_yaml(program.comments(resolved.values)))
         elif (path := resolved.values["save_config"]) is not None:
-            check_places([("save_config", path)])
-            check_paths(list(files_named(program, resolved)), [("save_config", path)])
-            write_out(resolved.to_yaml(program.comments(resolved.values)), path)
+            check_directories([("save_config", path)])
+            check_distinct(list(list_files(program, resolved)), [("save_config", path)])
+            write_text(resolved.to_yaml(program.comments(resolved.values)), path)
         else:
             run(loaded)
     except OnmtLiteError as error:
         problems = error.problems if isinstance(error, OptionError) else (str(error),)
         for problem in problems:
             print(f"onmt_lite: error: {_one_line(problem)}", file=CONSOLE)
-        say_how_to_go_on(error, words)
+        print_resume_command(error, words)
         return error.exit_code
     except Interrupted as interrupted:
         pending.clear()
@@ -59,45 +59,47 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
             echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
             kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
             print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
-            say_how_to_go_on(interrupted, words)
+            print_resume_command(interrupted, words)
         return interrupted.exit_code
     except Exception as error:
         what = f"a defect of the program ({_one_line(f'{type(error).__name__}: {error}')})"
         print(f"onmt_lite: error: {what}; please report the traceback below", file=CONSOLE)
-        say_how_to_go_on(error, words)
+        print_resume_command(error, words)
         raise
     return 0
 
 
-def say_how_to_go_on(error: BaseException, words: Sequence[str]) -> None:
+def print_resume_command(error: BaseException, words: Sequence[str]) -> None:
     """Print the command that goes on with a job; `words` follow the name of the interpreter."""
     if not getattr(error, "goes_on", False):
         return
     if not isinstance(error, Interrupted):  # which says that itself
         print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
-    resumes = dict(split_argv(words)[0]).get("resume") in ON
+    resumes = dict(split_argv(words)[0]).get("resume") in ENABLED
     again = [] if resumes else ["-resume"]  # of several the last one counts
     print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
 
 
-def tell(argv: Sequence[str], program: Program[Any]) -> str:
+def format_information(argv: Sequence[str], program: Program[Any]) -> str:
     """Return what the command line asks the program about itself, which is then all that it does.
     Raises OptionError for a wrong question."""
     asked = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
     if (names := asked.get("help", asked.get("h"))) is not None:
-        if names in ON or names == ["all"]:
-            usage = f"{command()} {program.usage}".replace("{command}", command())
-            return help_text(program.options, usage, columns, program.page if names in ON else ())
-        return help_on(names, program.options, columns, program.page, program.remark)
-    if asked.get("version") in ON:
-        return versions()
+        if names in ENABLED or names == ["all"]:
+            usage = f"{get_command_name()} {program.usage}".replace("{command}", get_command_name())
+            return format_help(
+                program.options, usage, columns, program.page if names in ENABLED else ()
+            )
+        return describe_options(names, program.options, columns, program.page, program.remark)
+    if asked.get("version") in ENABLED:
+        return format_versions()
     if "md" in asked and "md" in program.foreign():  # OpenNMT-py's name
-        return markdown_table(program.options)
+        return format_markdown(program.options)
     return ""
 
 
-def command() -> str:
+def get_command_name() -> str:
     """Return the words that started this program, as far as the first option."""
     module = sys.modules["__main__"].__spec__  # None but for `python -m`
     if module is not None and module.origin == sys.argv[0]:
@@ -106,7 +108,7 @@ def command() -> str:
     return f"python {path.name}" if path.suffix == ".py" else path.name
 
 
-def versions() -> str:
+def format_versions() -> str:
     """onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"""
     from importlib import metadata  # takes longer than all else before a job
 
@@ -117,7 +119,7 @@ def versions() -> str:
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
-def files_named(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str, str]]:
+def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str, str]]:
     """Yield every file that the options name: which option, and its path; of a model all files."""
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":

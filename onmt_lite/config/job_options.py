@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from onmt_lite.config.option import DEVICE, File, opt
+from onmt_lite.config.option import DEVICE_PATTERN, File, opt
 from onmt_lite.system.resources import may_have_gpu
 
 # Levels of a log, by name and by number
@@ -18,7 +18,7 @@ class SpeedOptions:
 
     batch_size: int | None = opt(None, min=1)
     batch_type: Literal["tokens", "sents"] = "tokens"
-    device: str = opt("auto", form=DEVICE, value="DEVICE")
+    device: str = opt("auto", form=DEVICE_PATTERN, value="DEVICE")
     gpu: tuple[int, ...] = opt((), within=(-1, 99))
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     threads: int | None = opt(None, within=(1, 1024))

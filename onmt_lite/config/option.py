@@ -29,7 +29,7 @@ BOUNDS = {
     "min": ("at least", operator.ge),
     "max": ("at most", operator.le),
 }
-DEVICE = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
+DEVICE_PATTERN = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
 
 Group = TypeVar("Group")
 
@@ -78,8 +78,8 @@ class MetaOptions:
 
 
 # Groups that every program has, and that are never part of a configuration
-META = (ConfigOptions, MetaOptions)
-META_NAMES = tuple(f.name for group in META for f in dataclasses.fields(group))
+META_GROUPS = (ConfigOptions, MetaOptions)
+META_NAMES = tuple(f.name for group in META_GROUPS for f in dataclasses.fields(group))
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ class Option:
             return self.form[1]
         text = "a path" if self.is_path else "text"
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: text}
-        limits = [f"{BOUNDS[k][0]} {_limit(v)}" for k, v in self.bounds.items() if v is not None]
+        limits = [
+            f"{BOUNDS[k][0]} {_format_bound(v)}" for k, v in self.bounds.items() if v is not None
+        ]
         return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
 
 
@@ -148,14 +150,14 @@ def read_help() -> dict[str, dict[str, dict[str, str]]]:
     return texts
 
 
-def _limit(bound: float) -> str:
+def _format_bound(bound: float) -> str:
     """Write a bound readably: 1000, 100,000, 2^63 - 1."""
     if bound == 2**63 - 1:
         return "2^63 - 1"
     return f"{round(bound):,}" if abs(bound) >= 10_000 else f"{bound:g}"
 
 
-def options_of(
+def collect_options(
     groups: tuple[type[Any], ...],
     sections: tuple[str, ...] = (),
     remark: Callable[[str], str] = lambda name: "",
@@ -173,26 +175,26 @@ def options_of(
         hints = typing.get_type_hints(group, include_extras=True)
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
-            more = {**_read_type(hints[f.name]), **f.metadata, "remark": remark(f.name)}
+            more = {**_parse_hint(hints[f.name]), **f.metadata, "remark": remark(f.name)}
             found[f.name] = Option(f.name, group.title, sections, default=f.default, **more)
     return found
 
 
-def build(group: type[Group], values: Mapping[str, Any]) -> Group:
+def build_group(group: type[Group], values: Mapping[str, Any]) -> Group:
     """Build the dataclass of one group from the values of all options."""
     return group(**{f.name: values[f.name] for f in dataclasses.fields(group)})  # type: ignore
 
 
-def _read_type(hint: Any) -> dict[str, Any]:
+def _parse_hint(hint: Any) -> dict[str, Any]:
     """int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> many str."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (hint,) = [part for part in parts if part is not type(None)]
-        return _read_type(hint)
+        return _parse_hint(hint)
     if origin is Literal:
         return {"kind": str, "choices": parts}
     if origin is tuple:
-        return {**_read_type(parts[0]), "many": True}
+        return {**_parse_hint(parts[0]), "many": True}
     return {"kind": parts[0], "value": parts[1]} if origin is Annotated else {"kind": hint}
 
 
@@ -210,7 +212,7 @@ def parse_words(option: Option, words: list[str]) -> Any:
     if not option.many and len(words) != 1:
         raise ValueError(f"takes one value, got {len(words)}: {' '.join(words)}")
     values = [_parse_word(option, word) for word in words]
-    return check(option, values if option.many else values[0])
+    return check_value(option, values if option.many else values[0])
 
 
 def _parse_word(option: Option, word: str) -> Any:
@@ -225,7 +227,7 @@ def _parse_word(option: Option, word: str) -> Any:
     return word
 
 
-def check_quoted(option: Option, value: Any) -> Any:
+def check_unquoted_value(option: Option, value: Any) -> Any:
     """Check a value from YAML whose quotes make no difference: "5" and 5 are the same number and
     the same text, as in files of programs that read all values as words of a command line."""
 
@@ -234,23 +236,23 @@ def check_quoted(option: Option, value: Any) -> Any:
             return SWITCHES.get(str(item).lower(), item)
         return _parse_word(option, item) if isinstance(item, str) else item
 
-    return check(option, list(map(unquoted, value)) if _is_list(value) else unquoted(value))
+    return check_value(option, list(map(unquoted, value)) if _is_list(value) else unquoted(value))
 
 
-def check(option: Option, value: Any) -> Any:
+def check_value(option: Option, value: Any) -> Any:
     """Return a value from YAML or Python as it is used.  Raises ValueError, as `parse_words`."""
     if option.table and isinstance(value, dict):
         value = str(value)
     if not option.many:
-        return _checked(option, value)
-    return tuple(_checked(option, item) for item in (value if _is_list(value) else [value]))
+        return _check_item(option, value)
+    return tuple(_check_item(option, item) for item in (value if _is_list(value) else [value]))
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _checked(option: Option, value: Any) -> Any:
+def _check_item(option: Option, value: Any) -> Any:
     if isinstance(value, PurePath):
         value = str(value)
     near = difflib.get_close_matches(str(value).lower(), map(str.lower, option.choices), 1)
@@ -295,10 +297,10 @@ def _quote(value: Any) -> str:
     return text if len(text) <= 100 else text[:100] + "..."
 
 
-def as_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a value as on a command line: (0, 1) -> "0 1", True -> "true"."""
     if _is_list(value):
-        return " ".join(map(as_words, value))
+        return " ".join(map(format_value, value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

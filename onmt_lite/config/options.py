@@ -9,19 +9,26 @@ from onmt_lite.checkpoints import hub
 from onmt_lite.checkpoints.generation_config import read_decoder, read_defaults
 from onmt_lite.checkpoints.shipped import find_model, model_paths
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
-from onmt_lite.config.option import META, Option, as_words, build, check, options_of
-from onmt_lite.config.other_tools import OURS_TOO, of_opennmt, remark_on
-from onmt_lite.config.rules import help_of
+from onmt_lite.config.option import (
+    META_GROUPS,
+    Option,
+    build_group,
+    check_value,
+    collect_options,
+    format_value,
+)
+from onmt_lite.config.other_tools import SHARED_OPTIONS, find_hint, load_opennmt_options
+from onmt_lite.config.rules import describe_requirements
 from onmt_lite.config.search_options import (
     AttentionOptions,
     PhraseOptions,
     SamplingOptions,
     SearchOptions,
 )
-from onmt_lite.config.sources import KEYWORD, Program, Resolved, Resolver
+from onmt_lite.config.sources import KEYWORD_ORIGIN, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.config.translate_rules import RULES
-from onmt_lite.errors import in_keywords
+from onmt_lite.errors import use_keyword_style
 from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import LEAST_WIDTH
@@ -42,8 +49,8 @@ YAML over the default.
 
   echo "Guten Morgen!" | {command}
   {command} -src input.de -output output.en -config nbest"""
-PAGE = "src output model config beam_size n_best min_length block_ngram_repeat".split()
-PAGE += "output_format search device workers resume quiet".split()
+COMMON_OPTIONS = "src output model config beam_size n_best min_length block_ngram_repeat".split()
+COMMON_OPTIONS += "output_format search device workers resume quiet".split()
 
 
 @dataclass(frozen=True)
@@ -117,8 +124,8 @@ class TranslateOptions:
         """
         resolver = Resolver(PROGRAM)
         for name, value in given.items():
-            resolver.put(name, value, KEYWORD)
-        with in_keywords():
+            resolver.put(name, value, KEYWORD_ORIGIN)
+        with use_keyword_style():
             return build_options(resolver.result())
 
     def updated(self, **given: "Unpack[AllOptions]") -> "TranslateOptions":
@@ -153,21 +160,21 @@ class TranslateOptions:
         resolved = PROGRAM.complete(replace(self.resolved, values=before))
         brought = {n: v for n, v in resolved.values.items() if v != self.resolved.values[n]}
         groups = {}
-        for name in KINDS:
+        for name in GROUPS:
             group = getattr(self, name)
             groups[name] = replace(group, **{n: brought[n] for n in vars(group) if n in brought})
         return replace(self, **groups, resolved=resolved)
 
 
-KINDS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if f.name != "resolved"}
+GROUPS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if f.name != "resolved"}
 
 
-def help_besides(name: str) -> str:
+def describe_dependencies(name: str) -> str:
     """Return what help says about an option besides its own text: what it needs, which searches
     have it, and the defaults that they bring."""
     have = [s for s, preset in PRESETS.items() if name in preset.options or name not in SWITCHES]
     lack = [s for s in PRESETS if s not in have]
-    sentences = [help_of(RULES, name)]
+    sentences = [describe_requirements(RULES, name)]
     if lack:
         word, searches = ("Only", have) if len(have) < len(lack) else ("Not", lack)
         sentences.append(f"{word} with -search {', '.join(searches)}")
@@ -177,20 +184,20 @@ def help_besides(name: str) -> str:
         by_value: dict[str, list[str]] = {}
         for search, values in defaults.items():
             if name in values:
-                by_value.setdefault(as_words(values[name]), []).append(search)
+                by_value.setdefault(format_value(values[name]), []).append(search)
         if by_value:
             shown = [f"{value} ({', '.join(names)})" for value, names in by_value.items()]
             sentences.append(f"Default {of_what}: {', '.join(shown)}")
     return ". ".join(filter(None, sentences))
 
 
-def waits_for_model(values: Mapping[str, Any]) -> bool:
+def awaits_model(values: Mapping[str, Any]) -> bool:
     """Return True if a search takes defaults from a model that may be one of the hub."""
     is_here = [find_model(path).exists() for path in values["model"]]
     return PRESETS[values["search"]].asks_model is not None and not all(is_here)
 
 
-def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
     """The defaults of the system whose search is asked for, then those that the model brings."""
     name = given.get("search", "opennmt")
     preset = PRESETS[name]
@@ -202,39 +209,39 @@ def preset_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], s
     own: list[tuple[Mapping[str, Any], str]] = []
     models = given.get("model", ())
     if preset.asks_model == "marian":
-        own = read_decoder(models, lambda n, value: check(OPTIONS[n], value))
+        own = read_decoder(models, lambda n, value: check_value(OPTIONS[n], value))
     elif preset.asks_model is not None:
-        own = read_defaults(models, name, preset, given, lambda n, v: check(OPTIONS[n], v))
+        own = read_defaults(models, name, preset, given, lambda n, v: check_value(OPTIONS[n], v))
     return [(defaults, f"of {name}"), *own]
 
 
-def values_here(values: Mapping[str, Any]) -> dict[str, str]:
+def describe_auto_values(values: Mapping[str, Any]) -> dict[str, str]:
     """Return what `auto` resolves to, by option."""
-    found, data = precision_here(values), build(DataOptions, values)
+    found, data = describe_precision(values), build_group(DataOptions, values)
     if data.output_format == "auto":
         found["output_format"] = f"here {data.format}"
-    if waits_for_model(values):
+    if awaits_model(values):
         found["model"] = "its defaults are read once it is fetched"
     return found
 
 
-def precision_here(values: Mapping[str, Any]) -> dict[str, str]:
+def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
     """Say what precision `auto` is on this machine, as far as that is known without torch."""
     if values["precision"] != "auto":
         return {}
-    if build(SpeedOptions, values).expects_gpu:
+    if build_group(SpeedOptions, values).expects_gpu:
         return {"precision": "here bf16, or fp32 if the GPU lacks it"}
     is_exact = values["search"] != "opennmt"
     if not is_exact and find_library(compiles=False) is None:
         return {"precision": "here fp32, or int8 with kernels; kernels: not compiled yet"}
     if is_exact or load_library() is None:
         return {"precision": "here fp32"}
-    widths = [*map(width_of, map(find_model, model_paths(values["model"])))]
+    widths = [*map(read_width, map(find_model, model_paths(values["model"])))]
     known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
     return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
 
 
-def width_of(path: Path) -> int:
+def read_width(path: Path) -> int:
     """The width of a Transformer that a JSON file describes; 0 if none does."""
     for name in ("model.json", "config.json"):
         try:
@@ -245,32 +252,34 @@ def width_of(path: Path) -> int:
     return 0
 
 
-def remark_on_translation(name: str) -> str | None:
+def hint_translation_option(name: str) -> str | None:
     """Return the hint on a translator option given to another program."""
     is_known = name in OPTIONS
     return "it is for translation (python -m onmt_lite); leave it out" if is_known else None
 
 
 def build_options(resolved: Resolved) -> TranslateOptions:
-    groups = {name: resolved.build(kind) for name, kind in KINDS.items()}
+    groups = {name: resolved.build(kind) for name, kind in GROUPS.items()}
     return TranslateOptions(**groups, resolved=resolved)
 
 
-OPTIONS: dict[str, Option] = options_of((*KINDS.values(), *META), ("translate",), help_besides)
+OPTIONS: dict[str, Option] = collect_options(
+    (*GROUPS.values(), *META_GROUPS), ("translate",), describe_dependencies
+)
 PROGRAM = Program(
     name="onmt_lite",
     usage=USAGE,
     options=OPTIONS,
-    page=PAGE,
+    page=COMMON_OPTIONS,
     takes_text=True,
     rules=RULES,
     build=build_options,
-    ours_too=OURS_TOO,
-    foreign=of_opennmt,
-    remark=lambda name: remark_on(name, OPTIONS),
-    waits=waits_for_model,
-    defaults=preset_defaults,
-    comments=values_here,
+    ours_too=SHARED_OPTIONS,
+    foreign=load_opennmt_options,
+    remark=lambda name: find_hint(name, OPTIONS),
+    waits=awaits_model,
+    defaults=find_defaults,
+    comments=describe_auto_values,
     quoted=True,
 )
 load_options = PROGRAM.load

@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from onmt_lite.config.option import as_words
+from onmt_lite.config.option import format_value
 
-NOTHING = "nothing here does the same; python -m onmt_lite -help all lists all"
-FOR_TRAINING = "it is for training (python -m onmt_lite.train); leave it out"
+NO_EQUIVALENT = "nothing here does the same; python -m onmt_lite -help all lists all"
+TRAINING_ONLY = "it is for training (python -m onmt_lite.train); leave it out"
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignOption:
     """An option of another program that has nothing to do here, taken so that its files load.
 
     An entry for an option that we have too says which values are as if it were not given, and what
@@ -49,52 +49,52 @@ def _plain(words: str) -> str:
 
 
 # Ours too: what "not given" is in OpenNMT-py, and what else a value may mean
-OURS_TOO = {
-    **dict.fromkeys(("src_lang", "tgt_lang", "precision"), Foreign(("",))),
-    "seed": Foreign(("-1",)),
-    "length_penalty": Foreign((), "the exponent is alpha", refused=True),  # as elsewhere
-    "coverage_penalty": Foreign((), "its weight is beta", refused=True),
-    "tgt_prefix": Foreign(
+SHARED_OPTIONS = {
+    **dict.fromkeys(("src_lang", "tgt_lang", "precision"), ForeignOption(("",))),
+    "seed": ForeignOption(("-1",)),
+    "length_penalty": ForeignOption((), "the exponent is alpha", refused=True),  # as elsewhere
+    "coverage_penalty": ForeignOption((), "its weight is beta", refused=True),
+    "tgt_prefix": ForeignOption(
         ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
     ),
 }
 
 
 @functools.cache
-def table() -> dict[str, Any]:
+def load_peers() -> dict[str, Any]:
     """Read peers.yaml, when a name is met that no option has."""
     return yaml.safe_load(Path(__file__).with_name("peers.yaml").read_bytes())
 
 
 @functools.cache
-def of_opennmt() -> Mapping[str, Foreign]:
+def load_opennmt_options() -> Mapping[str, ForeignOption]:
     """Return the options of OpenNMT-py that do nothing here, and those that are ours too."""
-    found: dict[str, Foreign] = {}
-    for entry in table()["foreign"]:
+    found: dict[str, ForeignOption] = {}
+    for entry in load_peers()["foreign"]:
         says = {key: entry[key] for key in entry.keys() - {"options"}}
         if "transform" in says:
             says |= {"says": "for training only; leave it out", "refused": True}
         for name, off in entry["options"].items():
             values = off if isinstance(off, list) else [off]
-            words = None if off is None else tuple(map(as_words, values))
-            found[name] = Foreign(words, **says)
-    return {**found, **OURS_TOO}
+            words = None if off is None else tuple(map(format_value, values))
+            found[name] = ForeignOption(words, **says)
+    return {**found, **SHARED_OPTIONS}
 
 
-def remark_on(name: str, options: Container[str]) -> str | None:
+def find_hint(name: str, options: Container[str]) -> str | None:
     """Return what to say about a name of another tool, with underscores for hyphens; None if no
     tool is known to have it."""
-    peers = table()
+    peers = load_peers()
     for names in (*peers["tools"].values(), peers["others"]):
         for theirs, ours in names.items():
             if theirs.replace("-", "_") == name:
-                return f"here it is {ours}" if option_of(ours) in options else NOTHING
-    for answer, others in (*peers["says"].items(), (NOTHING, peers["nothing"])):
+                return f"here it is {ours}" if parse_option_name(ours) in options else NO_EQUIVALENT
+    for answer, others in (*peers["says"].items(), (NO_EQUIVALENT, peers["nothing"])):
         if name in others.split():
             return answer
-    return FOR_TRAINING if name in peers["training"].split() else None
+    return TRAINING_ONLY if name in peers["training"].split() else None
 
 
-def option_of(ours: str) -> str:
+def parse_option_name(ours: str) -> str:
     """Return the option that an entry of the table names."""
     return re.split(r"\W", ours, maxsplit=1)[0]

@@ -1,6 +1,6 @@
 """Rules about options that do not go together: when a rule holds, how serious it is, what it says.
 
-Each program has a table of rules; the one of a translation is in `onmt_lite.config.translate_rules`.
+Each program has a table of rules; the translator's is in `onmt_lite.config.translate_rules`.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onmt_lite.config.option import as_words
+from onmt_lite.config.option import format_value
 from onmt_lite.errors import Message
 
 
@@ -21,14 +21,16 @@ class Values(dict[str, Any]):
     def say(self, template: str, *texts: str) -> Message:
         """Fill in `{beam_size}` with name and value, and `{0}` with the first text."""
         return Message.of(
-            template, *texts, **{name: as_words(value) for name, value in self.items()}
+            template, *texts, **{name: format_value(value) for name, value in self.items()}
         )
 
 
-Condition = Callable[[Values], Any]
+Predicate = Callable[[Values], Any]
 # A template of `Values.say`, or a function that makes one or several messages
-Says = str | Callable[[Values], str | Iterable[str]]
-Clauses = dict[str, Condition]  # conditions that must all hold, by the words that help has for them
+MessageSource = str | Callable[[Values], str | Iterable[str]]
+Conditions = dict[
+    str, Predicate
+]  # conditions that must all hold, by the words that help has for them
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Rule:
     """
 
     serious: Literal["refused", "idle", "noted"]
-    holds: Condition
-    says: Says
+    holds: Predicate
+    says: MessageSource
     names: tuple[str, ...] = ()  # options, each of which is `v.option` in turn
     help: str = ""  # what the help on these options says about the rule
 
@@ -58,83 +60,83 @@ class Rule:
 # -- entries of a table ---------------------------------------------------------------------------
 
 
-def refuse(holds: Condition, says: Says) -> Rule:
+def reject_if(holds: Predicate, says: MessageSource) -> Rule:
     return Rule("refused", holds, says)
 
 
-def refuse_all(problems: Callable[[Values], Iterable[str]]) -> Rule:
+def reject_all(problems: Callable[[Values], Iterable[str]]) -> Rule:
     """Refuse with every problem that a function finds."""
     return Rule("refused", lambda v: True, problems)
 
 
-def missing(*names: str) -> Rule:
+def require_paths(*names: str) -> Rule:
     """Refuse if one of these paths is not given."""
-    return refuse_all(lambda v: [f"{n} is missing; give a path" for n in names if not v[n]])
+    return reject_all(lambda v: [f"{n} is missing; give a path" for n in names if not v[n]])
 
 
-def requires(names: str, clauses: Clauses, usual: Any = None) -> Rule:
+def requires(names: str, clauses: Conditions, usual: Any = None) -> Rule:
     """Refuse the options unless all clauses hold; `usual` is a value that asks for nothing."""
 
     def says(v: Values) -> str:
-        lacks = _undashed(unmet(clauses, v))
+        lacks = _strip_hyphens(find_unmet(clauses, v))
         return v.say(f"{v.option} needs {{0}}; give that too, or leave {v.option} out", lacks)
 
     return Rule(
         "refused",
-        lambda v: asks(v[v.option]) and v[v.option] != usual and unmet(clauses, v),
+        lambda v: is_set(v[v.option]) and v[v.option] != usual and find_unmet(clauses, v),
         says,
         tuple(names.split()),
         f"Requires {' and '.join(clauses)}",
     )
 
 
-def idle(names: str, holds: Condition, says: Says) -> Rule:
+def no_effect_if(names: str, holds: Predicate, says: MessageSource) -> Rule:
     return Rule("idle", holds, says, tuple(names.split()))
 
 
-def needs(names: str, clauses: Clauses, on: bool = False) -> Rule:
+def effective_only_with(names: str, clauses: Conditions, on: bool = False) -> Rule:
     """The options are idle unless all clauses hold; `on`: false asks for something, too."""
 
     def says(v: Values) -> str:
-        clause = unmet(clauses, v)
-        why = v.say(f"{v.option} needs {{0}}", _undashed(clause))
+        clause = find_unmet(clauses, v)
+        why = v.say(f"{v.option} needs {{0}}", _strip_hyphens(clause))
         needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
         if len(needed) != 1:
             return why
-        shown = "not given" if v[needed[0]] in (None, "", ()) else as_words(v[needed[0]])
+        shown = "not given" if v[needed[0]] in (None, "", ()) else format_value(v[needed[0]])
         return v.say(f"{needed[0]} is {shown}, {{0}}", why)
 
     return Rule(
         "idle",
-        lambda v: (on or asks(v[v.option])) and unmet(clauses, v),
+        lambda v: (on or is_set(v[v.option])) and find_unmet(clauses, v),
         says,
         tuple(names.split()),
         f"Effective only with {' and '.join(clauses)}",
     )
 
 
-def note(holds: Condition, says: Says) -> Rule:
+def notice_if(holds: Predicate, says: MessageSource) -> Rule:
     return Rule("noted", holds, says)
 
 
 # -- clauses --------------------------------------------------------------------------------------
 
 
-def given(*names: str) -> Clauses:
+def any_set(*names: str) -> Conditions:
     """-a or -b: one of these options asks for something."""
-    return {" or ".join(f"-{n}" for n in names): lambda v: any(asks(v[n]) for n in names)}
+    return {" or ".join(f"-{n}" for n in names): lambda v: any(is_set(v[n]) for n in names)}
 
 
-def absent(*names: str) -> Clauses:
+def none_set(*names: str) -> Conditions:
     """no -a and no -b: none of these options asks for anything."""
 
-    def absence(name: str) -> Condition:
-        return lambda v: not asks(v[name])
+    def absence(name: str) -> Predicate:
+        return lambda v: not is_set(v[name])
 
     return {f"no -{name}": absence(name) for name in names}
 
 
-def one_of(name: str, *values: str) -> Clauses:
+def value_in(name: str, *values: str) -> Conditions:
     """-name x or y: the value is one of these, or holds one of them."""
 
     def holds(v: Values) -> bool:
@@ -143,28 +145,28 @@ def one_of(name: str, *values: str) -> Clauses:
     return {Message.of(f"-{{{name}}}", **{name: " or ".join(values)}): holds}
 
 
-def at_least(name: str, least: int) -> Clauses:
+def at_least(name: str, least: int) -> Conditions:
     return {Message.of(f"-{{{name}}} or more", **{name: least}): lambda v: v[name] >= least}
 
 
-def asks(value: Any) -> bool:
+def is_set(value: Any) -> bool:
     """Return whether a value asks for anything."""
     return bool(value) and value != "none"
 
 
-def unmet(clauses: Clauses, v: Values) -> str:
+def find_unmet(clauses: Conditions, v: Values) -> str:
     """The first clause that does not hold; "" if all do."""
     return next((words for words, holds in clauses.items() if not holds(v)), "")
 
 
-def _undashed(clause: str) -> Message:
+def _strip_hyphens(clause: str) -> Message:
     """Write a clause as messages have it: -beam_size becomes beam_size."""
     plain = Message(re.sub(r"(?<!\S)-(?=[a-z])", "", clause))
     plain.keywords = getattr(clause, "keywords", plain)
     return plain
 
 
-def refusals(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
+def find_errors(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
     """Return the messages of all rules that refuse these values."""
     return [
         said
@@ -175,7 +177,9 @@ def refusals(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def notes(rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, str]) -> list[str]:
+def find_notices(
+    rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, str]
+) -> list[str]:
     """Return the notes about these values, one for each option that is idle.
 
     asked  options that ask for more than holds anyway, and where each was given
@@ -193,6 +197,6 @@ def notes(rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, 
     return [*others, *idle.values()]
 
 
-def help_of(rules: Iterable[Rule], name: str) -> str:
+def describe_requirements(rules: Iterable[Rule], name: str) -> str:
     """Return what the help on an option says about the rules."""
     return ". ".join(rule.help for rule in rules if rule.help and name in rule.names)

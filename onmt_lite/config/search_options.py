@@ -6,8 +6,6 @@ from typing import ClassVar, Literal
 from onmt_lite.config.option import File, opt
 from onmt_lite.search.presets import PRESETS
 
-FORM = "TAB between them; a file of one line holds for all lines, else it has a line for each line"
-
 
 @dataclass(frozen=True)
 class SearchOptions:

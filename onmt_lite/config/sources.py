@@ -13,26 +13,26 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from onmt_lite.checkpoints.shipped import find_config
-from onmt_lite.config.files import PHRASES, TAKES
+from onmt_lite.config.files import CONTENTS, PHRASES
 from onmt_lite.config.option import (
     META_NAMES,
     SWITCHES,
     Group,
     Option,
-    as_words,
-    build,
-    check,
-    check_quoted,
+    build_group,
+    check_unquoted_value,
+    check_value,
+    format_value,
     parse_words,
 )
-from onmt_lite.config.other_tools import Foreign
-from onmt_lite.config.rules import Rule, notes, refusals
-from onmt_lite.config.suggestions import about_extra, about_stray, near_names
+from onmt_lite.config.other_tools import ForeignOption
+from onmt_lite.config.rules import Rule, find_errors, find_notices
+from onmt_lite.config.suggestions import suggest_for_extra, suggest_for_stray, suggest_names
 from onmt_lite.config.yaml_file import read_yaml
 from onmt_lite.errors import OptionError
 
 T = TypeVar("T")
-KEYWORD = "keyword argument"  # an origin of values
+KEYWORD_ORIGIN = "keyword argument"  # an origin of values
 Read = Callable[[Option, Any], Any]  # reads the value of an option, or raises ValueError
 Setting = tuple[Any, str]  # a value and its origin
 
@@ -47,8 +47,8 @@ class Program(Generic[T]):
     rules: Sequence[Rule] = ()  # about options that do not go together
     build: Callable[[Any], T] = lambda resolved: resolved  # from Resolved
     # Options of another program, in YAML too: those that are ours too, and all
-    ours_too: Mapping[str, Foreign] = field(default_factory=dict)
-    foreign: Callable[[], Mapping[str, Foreign]] = dict
+    ours_too: Mapping[str, ForeignOption] = field(default_factory=dict)
+    foreign: Callable[[], Mapping[str, ForeignOption]] = dict
     remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
     # Whether defaults depend on a model that is not here yet; rules are checked when it is
     waits: Callable[[Mapping[str, Any]], bool] = lambda values: False
@@ -104,7 +104,7 @@ class Program(Generic[T]):
                 else:
                     fixed[name] = found[name], f"default {origin}"
         rules = () if self.waits(values) else self.rules
-        refused = refusals(rules, values)
+        refused = find_errors(rules, values)
         if problems:  # what cannot be read may be what is missing
             refused = [problem for problem in refused if " is missing; " not in problem]
         if problems or refused:
@@ -112,7 +112,7 @@ class Program(Generic[T]):
         # An option that is given what holds anyway, as in a printed configuration, asks for nothing
         given = {n: v for n, v in given.items() if n not in META_NAMES}
         asked = {n: origins[n] for n, value in given.items() if value != usual[n]}
-        said = notes(rules, {**values, "given": given}, asked)
+        said = find_notices(rules, {**values, "given": given}, asked)
         return Resolved(values, origins, known.foreign, tuple(said), fixed)
 
 
@@ -131,7 +131,7 @@ class Resolved:
         return (*self.foreign, *self.idle)
 
     def build(self, group: type[Group]) -> Group:
-        return build(group, self.values)
+        return build_group(group, self.values)
 
     def given(self) -> dict[str, Any]:
         """Values of a configuration that are not defaults."""
@@ -147,10 +147,10 @@ class Resolved:
         lines = {name: " ".join(origin.split()) for name, _, origin in rows}
         for name, comment in (comments or {}).items():
             lines[name] += f"; {comment}"
-        return "".join(f"{name}: {dump(value)}  # {lines[name]}\n" for name, value, _ in rows)
+        return "".join(f"{name}: {dump_yaml(value)}  # {lines[name]}\n" for name, value, _ in rows)
 
 
-def dump(value: Any) -> str:
+def dump_yaml(value: Any) -> str:
     """Write a value on one line of YAML."""
     plain = list(value) if isinstance(value, tuple) else value
     texts = [item for item in (plain if isinstance(plain, list) else [plain]) if type(item) is str]
@@ -168,17 +168,17 @@ class Resolver:
         self.program, self.options = program, program.options
         self.values = {name: option.default for name, option in self.options.items()}
         self.origins = dict.fromkeys(self.options, "default")
-        self.asked: dict[str, tuple[Foreign, str, str]] = {}  # by name: words and origin
+        self.asked: dict[str, tuple[ForeignOption, str, str]] = {}  # by name: words and origin
         self.problems: list[str] = []
         self.notes: dict[str, str] = {}  # by name, so that each option has one
 
-    def _foreign(self, name: str) -> Foreign | None:
+    def _foreign(self, name: str) -> ForeignOption | None:
         program = self.program
         return program.ours_too.get(name) if name in self.options else program.foreign().get(name)
 
     def yaml_file(self, path: str) -> None:
         path = find_config(os.path.expanduser(path))
-        read = check_quoted if self.program.quoted else check
+        read = check_unquoted_value if self.program.quoted else check_value
         try:
             found = read_yaml(path, self._is_text)
         except ValueError as error:
@@ -202,7 +202,7 @@ class Resolver:
     def command_line(self, argv: Sequence[str]) -> None:
         given, stray = split_argv(argv)
         if stray:
-            hint = about_stray(stray, self.options, self.program.takes_text)
+            hint = suggest_for_stray(stray, self.options, self.program.takes_text)
             self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
         configs: list[str] = []
         for name, words in given:
@@ -211,7 +211,7 @@ class Resolver:
                 words = configs
             self.put(name, words, "command line", parse_words)
 
-    def put(self, name: str, raw: Any, origin: str, read: Read = check) -> None:
+    def put(self, name: str, raw: Any, origin: str, read: Read = check_value) -> None:
         """Take a value, or the words of a command line; None is as if it were not there.  An empty
         path is not given: a shell writes one for a variable that is not set."""
         known, ours, typed = self._foreign(name), name in self.options, read is parse_words
@@ -223,7 +223,7 @@ class Resolver:
                 self.values[name], self.origins[name] = self.options[name].default, "default"
                 return
             raw = [path for path in paths if path != ""] if self.options[name].many else raw
-        words = as_words(raw or True) if typed else as_words(raw)
+        words = format_value(raw or True) if typed else format_value(raw)
         asks = known is not None and known.asks_for(words)
         # What "not given" is in the other program; nobody types "" to say nothing
         if known and ours and not asks and (words or not typed):
@@ -232,7 +232,7 @@ class Resolver:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
         elif known and known.switch and words == "true":
             self._note(name, known, words, origin)
-            self._take(*known.switch, origin, check)
+            self._take(*known.switch, origin, check_value)
         elif ours or known is None:
             self._take(name, raw, origin, read)
         elif known.renamed and asks:
@@ -254,9 +254,13 @@ class Resolver:
             known = self._foreign(name)
             is_guessed = "; did you mean" in f"{error}"
             hint = f"; {known.says}" if known and known.refused and not is_guessed else ""
-            if isinstance(raw, list) and read is not parse_words and TAKES.get(name) == PHRASES:
+            if isinstance(raw, list) and read is not parse_words and CONTENTS.get(name) == PHRASES:
                 hint = f"; {name} takes {PHRASES}"
-                hint += "; give the phrases themselves to translate()" if origin == KEYWORD else ""
+                hint += (
+                    "; give the phrases themselves to translate()"
+                    if origin == KEYWORD_ORIGIN
+                    else ""
+                )
             is_typed = read is parse_words and not is_guessed
             meant = self._extra(name, raw) if is_typed else ""
             self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
@@ -266,11 +270,11 @@ class Resolver:
         option = self.options[name]
         if option.kind is bool and words:
             if len(words) == 1 and (switch := SWITCHES.get(words[0].lower())) is not None:
-                return f"; did you mean {as_words(switch)}?"
+                return f"; did you mean {format_value(switch)}?"
             words = ["true", *words]
         if option.many or len(words) < 2 or not any(words[1:]):
             return ""
-        return f"; {about_extra(option, words, self.options, self.program.takes_text)}"
+        return f"; {suggest_for_extra(option, words, self.options, self.program.takes_text)}"
 
     def _unknown(self, name: str, raw: Any = None) -> str:
         shown = name[:50]
@@ -284,11 +288,11 @@ class Resolver:
             return f"unknown option {shown}; options have no sections: {remedy}"
         if plain in self.program.foreign():
             return f"unknown option {shown}; it is spelt {plain}"
-        if not (near := near_names(name, self.options, self.program.page)):
+        if not (near := suggest_names(name, self.options, self.program.page)):
             return f"unknown option {shown}; python -m {self.program.name} -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
-    def _note(self, name: str, known: Foreign, words: str, origin: str) -> None:
+    def _note(self, name: str, known: ForeignOption, words: str, origin: str) -> None:
         if known.says:
             shown = "" if words == "true" else f" {words[:50]}"
             self.notes[name] = f"{name}{shown}: {known.says} ({origin})"

@@ -6,15 +6,15 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from onmt_lite.config.files import PHRASES, TAKES
+from onmt_lite.config.files import CONTENTS, PHRASES
 from onmt_lite.config.option import Option
 from onmt_lite.system.terminal import is_text, line_that_works
 
-MAX_GUESSES = 3  # names in a suggestion
-IS_NAME = re.compile(r"(\W*)([A-Za-z]\w*)(=.*)?", re.DOTALL)
+MAX_SUGGESTIONS = 3  # names in a suggestion
+OPTION_NAME = re.compile(r"(\W*)([A-Za-z]\w*)(=.*)?", re.DOTALL)
 
 
-def near_names(
+def suggest_names(
     name: str, options: Mapping[str, Option], page: Collection[str], groups: Iterable[str] = ()
 ) -> list[str]:
     """Return up to three options, or groups, that an unknown name may mean: names that begin with
@@ -35,33 +35,33 @@ def near_names(
         or difflib.get_close_matches(plain, known, 1)
     )
     found.sort(key=lambda each: (each not in page, len(each)))
-    return found[:MAX_GUESSES]
+    return found[:MAX_SUGGESTIONS]
 
 
-def as_option(words: Sequence[str], options: Collection[str]) -> str:
+def suggest_hyphen(words: Sequence[str], options: Collection[str]) -> str:
     """Return the remedy if the first word is an option without its hyphen or after another dash:
     `beam_size=5` -> `-beam_size=5`; "" for any other word."""
-    match = IS_NAME.fullmatch(words[0])
+    match = OPTION_NAME.fullmatch(words[0])
     if match is None or match[2].lower() not in options:
         return ""
     typed = f"-{match[2].lower()}{match[3] or ''}"
     return f"an option begins with a hyphen: {shlex.join([typed, *words[1:]])}"
 
 
-def about_stray(words: Sequence[str], options: Mapping[str, Option], takes_text: bool) -> str:
+def suggest_for_stray(words: Sequence[str], options: Mapping[str, Option], takes_text: bool) -> str:
     """Return what to do about words before any option."""
     works = line_that_works(words) if takes_text else "-help lists the options"
-    return as_option(words, options) or works
+    return suggest_hyphen(words, options) or works
 
 
-def about_extra(
+def suggest_for_extra(
     option: Option, words: Sequence[str], options: Mapping[str, Option], takes_text: bool
 ) -> str:
     """Return what to do about several words after an option that takes one value."""
     extra = words[1:]
-    if remedy := as_option(extra, options):
+    if remedy := suggest_hyphen(extra, options):
         return remedy
-    if TAKES.get(option.name) == PHRASES:
+    if CONTENTS.get(option.name) == PHRASES:
         return f"{option.name} takes {PHRASES}: write the phrases to a file and give its path"
     text = words if option.name == "src" else extra
     if takes_text and " " in " ".join(text).strip() and is_text(text):

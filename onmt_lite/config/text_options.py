@@ -9,17 +9,21 @@ import ast
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onmt_lite.config.extensions import format_of
+from onmt_lite.config.extensions import format_from_path
 from onmt_lite.config.option import File, opt
 from onmt_lite.text.bpe import SubwordFile
 
 # Transforms of OpenNMT-py
-SUBWORDS = ("sentencepiece", "bpe", "onmt_tokenize")  # cut lines; one of them may be given
-PERFORMED = (*SUBWORDS, "prefix", "suffix")
-REWRITING = ("normalize", "uppercase")  # whatever cuts the line
-OF_TRAINING = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
-OF_REFERENCES = ("text", "jsonl")  # output formats that -score_only can have
-NO_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
+SUBWORD_TRANSFORMS = (
+    "sentencepiece",
+    "bpe",
+    "onmt_tokenize",
+)  # cut lines; one of them may be given
+TOKEN_TRANSFORMS = (*SUBWORD_TRANSFORMS, "prefix", "suffix")
+TEXT_TRANSFORMS = ("normalize", "uppercase")  # whatever cuts the line
+TRAINING_TRANSFORMS = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
+SCORE_FORMATS = ("text", "jsonl")  # output formats that -score_only can have
+DEFAULT_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class TextOptions:
     tgt_prefix: str = ""
     src_suffix: str = ""
     tgt_suffix: str = ""
-    src_onmttok_kwargs: str = opt(NO_KWARGS, table=True, value="DICT")
-    tgt_onmttok_kwargs: str = opt(NO_KWARGS, table=True, value="DICT")
+    src_onmttok_kwargs: str = opt(DEFAULT_KWARGS, table=True, value="DICT")
+    tgt_onmttok_kwargs: str = opt(DEFAULT_KWARGS, table=True, value="DICT")
     penn: bool = True
     norm_quote_commas: bool = True
     norm_numbers: bool = True
@@ -73,15 +77,17 @@ class TextOptions:
     @property
     def performed(self) -> tuple[str, ...]:
         """The transforms that cut lines or put something around them."""
-        return tuple(name for name in self.transforms if name in PERFORMED)
+        return tuple(name for name in self.transforms if name in TOKEN_TRANSFORMS)
 
     @property
     def rewriting(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The transforms that rewrite the line before it is cut, and its tokens after that."""
-        cut = [self.transforms.index(name) for name in SUBWORDS if name in self.transforms]
+        cut = [
+            self.transforms.index(name) for name in SUBWORD_TRANSFORMS if name in self.transforms
+        ]
         at = cut[0] if cut else len(self.transforms)
         idle = () if self.upper_corpus_ratio >= 1 else ("uppercase",)
-        names = [n if n in REWRITING and n not in idle else "" for n in self.transforms]
+        names = [n if n in TEXT_TRANSFORMS and n not in idle else "" for n in self.transforms]
         return tuple(filter(None, names[:at])), tuple(filter(None, names[at:]))
 
     def subword_files(self) -> tuple[SubwordFile, SubwordFile]:
@@ -116,8 +122,8 @@ class DataOptions:
         """The output format, which `auto` takes from the ending of the output."""
         if self.output_format != "auto":
             return self.output_format
-        found = format_of(self.output) or "text"
-        return "text" if self.score_only and found not in OF_REFERENCES else found
+        found = format_from_path(self.output) or "text"
+        return "text" if self.score_only and found not in SCORE_FORMATS else found
 
     def is_jsonl(self, path: str) -> bool:
         """Return whether the lines of an input, src or tgt, are JSON objects.
@@ -136,5 +142,5 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(type(name) is str for name in found):
-        raise ValueError(f"expected a dict like {NO_KWARGS!r}, got {text[:50]!r}")
+        raise ValueError(f"expected a dict like {DEFAULT_KWARGS!r}, got {text[:50]!r}")
     return found

@@ -8,13 +8,13 @@ from typing import Any
 import yaml
 
 from onmt_lite.checkpoints.shipped import config_names
-from onmt_lite.errors import explained, hint_on
+from onmt_lite.errors import explain_os_error, hint_for_path
 from onmt_lite.system.safe_parse import PlainLoader
 
 MAX_BYTES = 64 * 1024
 TAG = "tag:yaml.org,2002:"
 PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
-LINES = (
+WRITE_LINES = (
     "write a line `option: value` for each option, not indented, such as `beam_size: 5`; "
     "quote values with special characters"
 )
@@ -25,7 +25,7 @@ REMEDIES = {
 }
 
 
-class Unreadable(ValueError):
+class ConfigFileError(ValueError):
     """What is wrong with a file, where, and what to do."""
 
     def __init__(self, problem: str, place: str, remedy: str):
@@ -71,22 +71,22 @@ def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str,
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = error.problem or ""
-        remedy = next((says for part, says in REMEDIES.items() if part in problem), LINES)
+        remedy = next((says for part, says in REMEDIES.items() if part in problem), WRITE_LINES)
         if error.context and error.context_mark:
             problem = (
                 f"{error.context} that begins in line {error.context_mark.line + 1}: {problem}"
             )
-        raise Unreadable(f"not valid YAML: {problem}", f"{path}:{line}", remedy) from None
+        raise ConfigFileError(f"not valid YAML: {problem}", f"{path}:{line}", remedy) from None
     except (yaml.YAMLError, RecursionError) as error:
         problem = f"not valid YAML: {' '.join(str(error).split())}"
-        raise Unreadable(problem, path, "save the file as plain UTF-8 text") from None
+        raise ConfigFileError(problem, path, "save the file as plain UTF-8 text") from None
     if node is None or node.value == "":
         return []
     if not isinstance(node, yaml.MappingNode):
         is_list = isinstance(node, yaml.SequenceNode)
-        remedy = "write the options without `- ` or [ ]" if is_list else LINES
+        remedy = "write the options without `- ` or [ ]" if is_list else WRITE_LINES
         problem = f"the file is {'a list' if is_list else 'text'}, not 'option: value' lines"
-        raise Unreadable(problem, f"{path}:{node.start_mark.line + 1}", remedy)
+        raise ConfigFileError(problem, f"{path}:{node.start_mark.line + 1}", remedy)
     return _read_mapping(loader, node, path, is_text)
 
 
@@ -96,23 +96,23 @@ def _read_text(path: str) -> str:
             data = f.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         shipped = config_names()
-        hint = hint_on(path) or "check the path"
+        hint = hint_for_path(path) or "check the path"
         if near := difflib.get_close_matches(path.removesuffix(".yaml"), shipped, 1):
             hint = f"did you mean {near[0]}?"
         remedy = f"{hint} (shipped are {', '.join(shipped)})"
-        raise Unreadable(f"cannot be read: {error.strerror}", path, remedy) from None
+        raise ConfigFileError(f"cannot be read: {error.strerror}", path, remedy) from None
     except (OSError, ValueError) as error:
-        reason, _, remedy = explained(error).partition("; ")
-        raise Unreadable(f"cannot be read: {reason}", path, remedy) from None
+        reason, _, remedy = explain_os_error(error).partition("; ")
+        raise ConfigFileError(f"cannot be read: {reason}", path, remedy) from None
     if len(data) > MAX_BYTES:
         problem = f"larger than {MAX_BYTES // 1024} KiB"
-        raise Unreadable(problem, path, "give a YAML file of options")
+        raise ConfigFileError(problem, path, "give a YAML file of options")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         problem, place = f"not UTF-8 text: byte {error.start}", f"{path}:{line}"
-        raise Unreadable(problem, place, "save the file as UTF-8") from None
+        raise ConfigFileError(problem, place, "save the file as UTF-8") from None
 
 
 def _read_mapping(
@@ -124,11 +124,11 @@ def _read_mapping(
         line = key_node.start_mark.line + 1
         where = f"{path}:{line}"
         if not isinstance(key_node, yaml.ScalarNode):
-            raise Unreadable("a key must be an option's name", where, LINES)
+            raise ConfigFileError("a key must be an option's name", where, WRITE_LINES)
         key = key_node.value.lstrip("-")
         if key in lines:
             problem = f"{key} is set twice, at lines {lines[key]} and {line}"
-            raise Unreadable(problem, where, "remove one of them")
+            raise ConfigFileError(problem, where, "remove one of them")
         lines[key] = line
         items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
         for scalar in [value_node, *items]:
@@ -137,11 +137,13 @@ def _read_mapping(
                 scalar.tag = TAG + "str"
             elif kind == "int" and not PLAIN_INT.fullmatch(scalar.value):
                 problem = f"{key}: YAML reads {scalar.value} as another number"
-                raise Unreadable(problem, where, "write plain digits or quote it")
+                raise ConfigFileError(problem, where, "write plain digits or quote it")
         try:
             value = loader.construct_object(value_node, deep=True)
         except (ValueError, OverflowError, yaml.YAMLError) as error:  # 2026-13-45, like a date
             reason = " ".join(str(error).split())
-            raise Unreadable(f"{key}: not valid YAML: {reason}", where, "quote the value") from None
+            raise ConfigFileError(
+                f"{key}: not valid YAML: {reason}", where, "quote the value"
+            ) from None
         found.append((key, value, line))
     return found

@@ -19,7 +19,7 @@ from onmt_lite.checkpoints.subwords import (
 )
 from onmt_lite.config.files import check_inputs
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.text_options import SUBWORDS, TextOptions, parse_kwargs
+from onmt_lite.config.text_options import SUBWORD_TRANSFORMS, TextOptions, parse_kwargs
 from onmt_lite.errors import CheckpointError, Message, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import placed
@@ -218,7 +218,7 @@ def _of_transforms(text: TextOptions) -> TransformTokenizer:
 
 def _subword_kind(text: TextOptions) -> str:
     """The transform that cuts words into subwords; "" for none."""
-    return next((name for name in text.performed if name in SUBWORDS), "")
+    return next((name for name in text.performed if name in SUBWORD_TRANSFORMS), "")
 
 
 def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:

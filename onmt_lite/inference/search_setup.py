@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from onmt_lite.checkpoints.checkpoint import Checkpoint
-from onmt_lite.config.checks import FORCED_AND_DRAWN, no_such_option
 from onmt_lite.config.options import TranslateOptions
+from onmt_lite.config.translate_checks import FORCED_AND_SAMPLED, explain_missing_option
 from onmt_lite.errors import Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
@@ -234,13 +234,13 @@ def check_given(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool)
     """OptionError for prefixes or phrases of lines if the search cannot follow them."""
     search, known = config.options.search.search, config.preset.options
     if has_prefixes and "tgt_file_prefix" not in known:
-        raise OptionError(no_such_option("tgt_file_prefix", search, "prefixes"))
+        raise OptionError(explain_missing_option("tgt_file_prefix", search, "prefixes"))
     forced, banned = any(line.forced for line in lines), any(line.banned for line in lines)
     for name, is_given in (("force_words", forced), ("ban_words", banned)):
         if is_given and name not in known:
-            raise OptionError(no_such_option(name, search))
+            raise OptionError(explain_missing_option(name, search))
     if forced and config.spec.sampling is not None:
-        raise OptionError(FORCED_AND_DRAWN)
+        raise OptionError(FORCED_AND_SAMPLED)
 
 
 # -- one line -------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from onmt_lite.config.files import check_inputs, rereads
+from onmt_lite.config.files import check_inputs, is_rereadable
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import DataError, FileError, OptionError, refused
+from onmt_lite.errors import DataError, FileError, OptionError, wrap_os_errors
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.system.byte_stream import STANDARD_INPUT, text_stream
 from onmt_lite.text.lines import MAX_LINE_BYTES, max_bytes_of
@@ -141,7 +141,7 @@ def look_at_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
     beside = roles_of(options)[1:]
     paths = [*sources, *(path for _, path in beside)]
     check_inputs([*(("src", path) for path in sources), *beside])
-    if streams := [path for path in paths if not rereads(path)]:
+    if streams := [path for path in paths if not is_rereadable(path)]:
         if options.jobs.shard:
             raise OptionError(f"shard: lines of {streams[0]} cannot be counted first; give a file")
         return with_streams(options)
@@ -246,7 +246,7 @@ def open_input(path: str) -> Iterator[int]:
         yield sys.stdin.fileno()
         return
     with Unchanged(path):
-        with refused(f"read {path}"):
+        with wrap_os_errors(f"read {path}"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield fd

@@ -12,20 +12,20 @@ from itertools import count
 from tqdm import tqdm
 
 from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
-from onmt_lite.config.extensions import is_gzip_name
+from onmt_lite.config.extensions import is_gzip_path
 from onmt_lite.config.files import (
-    Packer,
-    Stream,
-    check_paths,
-    check_places,
+    GzipCompressor,
+    OutputStream,
+    check_directories,
+    check_distinct,
     check_writable,
-    name_of,
-    replaces_a_file,
-    rereads,
-    write_out,
+    format_path,
+    is_regular_output,
+    is_rereadable,
+    write_text,
 )
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, refused
+from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, wrap_os_errors
 from onmt_lite.inference.records import Progress, Trace
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
@@ -54,16 +54,16 @@ def run_job(
     model already, the log stays as the caller has set it up, and nothing goes on.  `progress` is
     called with the lines and target tokens that are done.
     """
-    check_paths(list(files_read(options)), files_written(options))
+    check_distinct(list(files_read(options)), files_written(options))
     if options.jobs.log_file is not None:
-        check_places([("log_file", options.jobs.log_file)])
+        check_directories([("log_file", options.jobs.log_file)])
     if options.jobs.resume and (why := why_not_resumed(options)):
         raise OptionError(f"resume: {why}")
     resumable = engine is None and not why_not_resumed(options)
     run = Run(options, [options.data.src], resumable, progress)
     logged = logging_to(options.jobs, options.information.verbose)
     with logged if engine is None else contextlib.nullcontext():
-        check_places(files_written(options))
+        check_directories(files_written(options))
         return run.translate(lambda *job: engine or choose_engine(*job))
 
 
@@ -115,7 +115,7 @@ class Run:
             log_models(asked.model.model, options.model.model)
             log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
             if is_over:
-                LOG.info("%s is complete; nothing is left to do", name_of(options.data.output))
+                LOG.info("%s is complete; nothing is left to do", format_path(options.data.output))
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
             has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
@@ -135,7 +135,7 @@ class Run:
             self._log_end(out.summary, meter)
             if self.dump is not None:
                 to_text = to_html if self.dump.endswith(".html") else to_json
-                write_out(to_text(self.traces), self.dump)
+                write_text(to_text(self.traces), self.dump)
             meter.end(options.data.output, time.monotonic() - self.started)
             out.place()  # after the log: a job that fails leaves no output
         return out.summary
@@ -200,10 +200,14 @@ class Output:
         """`resumable`: another run can go on from the parts.  Raises FileError."""
         self.path, self.resumable = path, resumable
         paths = [path for path in (path, report) if path is not None]
-        self.sinks = [Store(each) if replaces_a_file(each) else Stream(each) for each in paths]
+        self.sinks = [
+            Store(each) if is_regular_output(each) else OutputStream(each) for each in paths
+        ]
         # The gzip packer of each sink whose name ends in .gz
         self.packers = [
-            Packer(flushes=isinstance(sink, Stream)) if is_gzip_name(sink.path) else None
+            GzipCompressor(flushes=isinstance(sink, OutputStream))
+            if is_gzip_path(sink.path)
+            else None
             for sink in self.sinks
         ]
         self.stores = [sink for sink in self.sinks if isinstance(sink, Store)]
@@ -313,7 +317,7 @@ class Output:
 
     def _remove_stores(self) -> None:
         for store in self.stores:
-            with refused(f"write {store.path}"):
+            with wrap_os_errors(f"write {store.path}"):
                 store.remove()
 
 
@@ -323,12 +327,12 @@ class Output:
 def why_not_resumed(options: TranslateOptions) -> str:
     """Why another run cannot go on with the job; "" if it can."""
     for name, path in named_files(options):
-        if not rereads(path):
+        if not is_rereadable(path):
             shown = "standard input" if path == "-" else path
             return f"{name} is {shown}, which cannot be read again; give a file"
     for name, sink in (("output", options.data.output), ("report", options.jobs.report)):
-        if sink is not None and not replaces_a_file(sink) and not os.path.isdir(sink):
-            return f"{name} is {name_of(sink)}, which is no file to go on with; give a file"
+        if sink is not None and not is_regular_output(sink) and not os.path.isdir(sink):
+            return f"{name} is {format_path(sink)}, which is no file to go on with; give a file"
     return ""
 
 
@@ -379,11 +383,11 @@ def say_what_is_kept(
     n_lines = 0 if out is None else out.summary.n_lines
     done = f"after {meter.done(n_lines)}" if meter and n_lines else "before the first line"
     if out is not None and out.complete:
-        state = f"; {name_of(output)} is complete"
-    elif replaces_a_file(output):
+        state = f"; {format_path(output)} is complete"
+    elif is_regular_output(output):
         state = "is as it was before" if os.path.exists(output) else "was not written"
         rest = "; go on with:" if goes_on else ", nothing of this run is kept"
-        state = f"; {name_of(output)} {state}{rest}"
+        state = f"; {format_path(output)} {state}{rest}"
     else:
-        state = f", written to {name_of(output)}" if n_lines else "; nothing was written"
+        state = f", written to {format_path(output)}" if n_lines else "; nothing was written"
     vars(error).update(goes_on=goes_on, kept=done + state)

@@ -12,9 +12,9 @@ from io import TextIOWrapper
 
 from tqdm import tqdm
 
-from onmt_lite.config.files import descriptor_of, name_of
+from onmt_lite.config.files import find_descriptor, format_path
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.errors import FileError, explained
+from onmt_lite.errors import FileError, explain_os_error
 from onmt_lite.jobs.reports import DETAIL
 from onmt_lite.system.clock import Clock
 from onmt_lite.system.log import LOG
@@ -87,7 +87,7 @@ class Meter:
         """Log where how many lines are; on stderr if the way there was seen."""
         seen = (CONSOLE.isatty() or self.said) and not (self.typed and output == "-")
         took = f"{seconds:.1f} s" if seconds < 100 else tqdm.format_interval(seconds)
-        lines, where = counted(self.n_lines), name_of(output)
+        lines, where = counted(self.n_lines), format_path(output)
         LOG.info("%s -> %s (%s)", lines, where, took, extra={"on_stderr": seen})
 
     def done(self, n_lines: int) -> str:
@@ -151,7 +151,7 @@ class StrictFileHandler(logging.FileHandler):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
     def _open(self) -> TextIOWrapper:
-        fd = descriptor_of(self.baseFilename)
+        fd = find_descriptor(self.baseFilename)
         return (
             super()._open()
             if fd is None
@@ -161,7 +161,7 @@ class StrictFileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
-            reason = explained(error, "write")
+            reason = explain_os_error(error, "write")
             raise FileError(f"cannot write {self.baseFilename}: {reason}") from None
         raise  # a message that cannot be made is a defect
 
@@ -206,7 +206,9 @@ def add_log_file(path: str, level: str = "NOTSET") -> None:
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot write log_file {path}: {explained(error, 'write')}") from None
+        raise FileError(
+            f"cannot write log_file {path}: {explain_os_error(error, 'write')}"
+        ) from None
     form = "[%(asctime)s %(process)d %(levelname)s] %(message)s"  # two runs may share a file
     handler.setFormatter(logging.Formatter(form))
     handler.setLevel(int(level) if level.isdecimal() else level)

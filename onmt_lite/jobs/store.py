@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints.shipped import find_model, model_files, model_paths
-from onmt_lite.config.files import name_of, parts_of
-from onmt_lite.config.options import KINDS, TranslateOptions
-from onmt_lite.errors import FileError, OptionError, refused
+from onmt_lite.config.files import format_path, get_parts_directory
+from onmt_lite.config.options import GROUPS, TranslateOptions
+from onmt_lite.errors import FileError, OptionError, wrap_os_errors
 from onmt_lite.inference.records import Trace
 from onmt_lite.jobs.reports import Summary, read_summary
 from onmt_lite.system.atomic_files import create, make_ready, put_in_place, write_all, write_whole
@@ -86,14 +86,14 @@ class Parts:
     """Writes and reads the parts of a job, in any process; `path` is that of the output."""
 
     def __init__(self, path: str, job: Job):
-        self.path, self.folder = path, parts_of(path)
+        self.path, self.folder = path, get_parts_directory(path)
         self.job, self.job_id = job, digest(job)
 
     def put(self, done: Done) -> None:
         """Write a part; it is on the disk when this returns.  Raises FileError."""
         record = {"job": self.job_id, "number": done.number}
         record |= {"summary": asdict(done.summary), "report": done.report.decode("ascii")}
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             write_whole(self._name(done.number), sealed(record, done.data))
 
     def read(self, number: int) -> Done | None:
@@ -109,7 +109,7 @@ class Parts:
         path = os.path.join(self.folder, MACHINE)
         if not unsealed(path)[0]:
             aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
-            with refused(f"write {self.path}"):
+            with wrap_os_errors(f"write {self.path}"):
                 write_whole(aside, sealed({"machine": machine}))
                 try:
                     os.link(aside, path)  # of several who begin together, the first one counts
@@ -130,7 +130,11 @@ class Store:
     """The store of a file, which it locks against other jobs; a context."""
 
     def __init__(self, path: str):
-        self.path, self.target, self.folder = path, os.path.realpath(path), parts_of(path)
+        self.path, self.target, self.folder = (
+            path,
+            os.path.realpath(path),
+            get_parts_directory(path),
+        )
         self.crc = 0  # of what is appended
         self._lock_fd = self._fd = -1
         self._removed = False
@@ -142,7 +146,7 @@ class Store:
             raise FileError(
                 f"cannot write {self.path}: it names a directory; give the path of a file"
             )
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             while not self._lock():
                 pass  # the job that held it has just removed it
         return self
@@ -216,7 +220,7 @@ class Store:
 
     def begin(self, job: Job, goes_on: bool) -> None:
         """Make the store one of this job, which may go on with its parts.  Raises FileError."""
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             left = set(os.listdir(self.folder)) - {LOCK}
             if goes_on:
                 unfinished = {n for n in left if n == OUTPUT or n.endswith(".tmp")}
@@ -224,7 +228,9 @@ class Store:
                     unfinished |= left & {MACHINE}
                 self._unlink(unfinished)
             elif left:
-                LOG.info("NOTE: %s, left by a stopped job, is written anew", name_of(self.folder))
+                LOG.info(
+                    "NOTE: %s, left by a stopped job, is written anew", format_path(self.folder)
+                )
                 self._unlink(left)
             if not self._manifest():
                 write_whole(os.path.join(self.folder, MANIFEST), sealed({"job": job}))
@@ -235,19 +241,19 @@ class Store:
 
     def clear(self) -> None:
         """Remove the contents of the store.  Raises FileError."""
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             self._unlink(set(os.listdir(self.folder)) - {LOCK})
 
     def append(self, data: bytes) -> None:
         """Write to the end of the file, which is not in its place yet.  Raises FileError."""
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             self._open()
             write_all(self._fd, data)
         self.crc = zlib.crc32(data, self.crc)
 
     def finish(self, job: Job | None = None, summary: Summary | None = None) -> None:
         """Put the file in its place, labelled as all of a `job`.  Raises FileError."""
-        with refused(f"write {self.path}"):
+        with wrap_os_errors(f"write {self.path}"):
             self._open()
             if job is not None and summary is not None:
                 label = {"job": digest(job), "crc": self.crc, "summary": asdict(summary)}
@@ -330,7 +336,7 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
         torch = metadata.version("torch")  # the import takes seconds
     except metadata.PackageNotFoundError:
         torch = "unknown"
-    groups = [vars(getattr(options, group)) for group in KINDS]
+    groups = [vars(getattr(options, group)) for group in GROUPS]
     compared = {n: value for group in groups for n, value in group.items() if n not in EXEMPT}
     compared["output_format"] = options.data.format
     named = (options.data.output, options.jobs.log_file, options.jobs.report)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
-from onmt_lite.errors import DataError, refused
+from onmt_lite.errors import DataError, wrap_os_errors
 from onmt_lite.inference.records import Added, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
@@ -107,7 +107,7 @@ class Reader:
         span, lines = wanted.spans[role], list[Line]()
         first = wanted.first if span.n_lines == wanted.n_lines else 0  # one line for all
         left, crc = span.n_bytes, 0
-        with refused(f"read {span.path}"), contextlib.suppress(EOFError, zlib.error):
+        with wrap_os_errors(f"read {span.path}"), contextlib.suppress(EOFError, zlib.error):
             file = self._at(span.path, span.start)
 
             def read(size: int) -> bytes:

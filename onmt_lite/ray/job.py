@@ -9,10 +9,17 @@ from typing import Any, Literal
 
 from onmt_lite.checkpoints.hub import described
 from onmt_lite.checkpoints.shipped import absent, find_model, model_paths
-from onmt_lite.config.extensions import format_of
-from onmt_lite.config.files import check_paths, check_places
+from onmt_lite.config.extensions import format_from_path
+from onmt_lite.config.files import check_directories, check_distinct
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, hint_on, refused
+from onmt_lite.errors import (
+    CheckpointError,
+    DataError,
+    FileError,
+    OptionError,
+    hint_for_path,
+    wrap_os_errors,
+)
 from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
 from onmt_lite.jobs.progress import logging_to
 from onmt_lite.jobs.tasks import Engine, is_packed
@@ -27,7 +34,7 @@ def run_job(options: RayOptions) -> None:
     ray = find_ray()
     paths, data = find_files(options.src), options.translation.data
     kind = kind_of_files(paths, data.input_format)
-    if data.output_format == "auto" and not format_of(data.output):
+    if data.output_format == "auto" and not format_from_path(data.output):
         data = replace(data, output_format=kind)
     translation = replace(options.translation, data=replace(data, src=paths[0]))
     check_inputs(paths, translation)
@@ -57,8 +64,8 @@ def find_ray() -> Any:
 def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     """Raise an OnmtLiteError if names or first bytes tell what cannot be read or written."""
     read = [("src", path) for path in paths] + list(files_read(options))[1:]
-    check_paths(read, files_written(options))
-    check_places(files_written(options))
+    check_distinct(read, files_written(options))
+    check_directories(files_written(options))
     if why := why_not_resumed(options):
         raise OptionError(why)
     for model in model_paths(map(described, options.model.model)):
@@ -90,12 +97,14 @@ def find_files(words: Sequence[str]) -> list[str]:
 def _files_of(word: str) -> list[str]:
     found = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))
     if not found:
-        raise FileError(f"src {word}: nothing has this name; {hint_on(word) or 'check the path'}")
+        raise FileError(
+            f"src {word}: nothing has this name; {hint_for_path(word) or 'check the path'}"
+        )
     # A pattern such as text/** finds folders besides the files in them
     files = [path for path in found if not os.path.isdir(path)]
     files = files or [file for folder in found for file in _in_folder(folder)]
     for path in files:
-        with refused(f"read {path}"):
+        with wrap_os_errors(f"read {path}"):
             mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise OptionError(
@@ -105,7 +114,7 @@ def _files_of(word: str) -> list[str]:
 
 
 def _in_folder(folder: str) -> list[str]:
-    with refused(f"read {folder}"):
+    with wrap_os_errors(f"read {folder}"):
         names = sorted(os.listdir(folder))
     paths = [os.path.join(folder, n) for n in names if n[0] not in "._"]
     if inner := next(filter(os.path.isdir, paths), None):

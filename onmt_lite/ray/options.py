@@ -7,16 +7,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
-from onmt_lite.config.option import META, Option, opt, options_of
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import PROGRAM as TRANSLATION
 from onmt_lite.config.options import (
     TranslateOptions,
     build_options,
-    preset_defaults,
+    find_defaults,
 )
-from onmt_lite.config.other_tools import OURS_TOO, of_opennmt, remark_on
-from onmt_lite.config.rules import missing, refusals, refuse, refuse_all
+from onmt_lite.config.other_tools import SHARED_OPTIONS, find_hint, load_opennmt_options
+from onmt_lite.config.rules import find_errors, reject_all, reject_if, require_paths
 from onmt_lite.config.search_options import SamplingOptions, SearchOptions
 from onmt_lite.config.sources import Program, Resolved
 from onmt_lite.config.text_options import ModelOptions, TextOptions
@@ -63,9 +63,9 @@ HELP = ("ray",)  # the section of help.yaml
 OPTIONS: dict[str, Option] = {
     "src": replace(TRANSLATE["src"], sections=HELP, many=True, default=()),
     **{name: TRANSLATE[name] for name in FILES},
-    **options_of((ClusterOptions,), HELP),
+    **collect_options((ClusterOptions,), HELP),
     **{name: TRANSLATE[name] for name in SHARED_NAMES},
-    **options_of(META),
+    **collect_options(META_GROUPS),
     "output": replace(TRANSLATE["output"], sections=HELP, default=""),
     "output_format": replace(
         TRANSLATE["output_format"], sections=HELP, choices=("text", "jsonl"), default=None
@@ -80,21 +80,21 @@ NOT_HERE = {
     "workers": "here it is actors",
 }
 RULES = (
-    missing("src", "output"),
-    refuse(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
-    refuse(
+    require_paths("src", "output"),
+    reject_if(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
+    reject_if(
         lambda v: v.device not in ("auto", "cuda" if v.gpus_per_actor else "cpu"),
         lambda v: (
             f"device {v.device}: with gpus_per_actor {v.gpus_per_actor:g} actors run on "
             f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
         ),
     ),
-    refuse_all(lambda v: problems_of_translation(translation_values(v))),
+    reject_all(lambda v: problems_of_translation(translation_values(v))),
 )
 
 
 def problems_of_translation(values: dict[str, Any]) -> list[str]:
-    return [] if TRANSLATION.waits(values) else refusals(TRANSLATION.rules, values)
+    return [] if TRANSLATION.waits(values) else find_errors(TRANSLATION.rules, values)
 
 
 def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,10 +144,10 @@ PROGRAM = Program(
     page=PAGE,
     rules=RULES,
     build=build_ray_options,
-    ours_too=OURS_TOO,
-    foreign=of_opennmt,
-    remark=lambda name: NOT_HERE.get(name) or remark_on(name, OPTIONS),
-    defaults=preset_defaults,
+    ours_too=SHARED_OPTIONS,
+    foreign=load_opennmt_options,
+    remark=lambda name: NOT_HERE.get(name) or find_hint(name, OPTIONS),
+    defaults=find_defaults,
     quoted=True,
 )
 load_ray_options = PROGRAM.load

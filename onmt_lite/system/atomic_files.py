@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from onmt_lite.errors import refused
+from onmt_lite.errors import wrap_os_errors
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -21,10 +21,10 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
     asides: dict[str, str] = {}
     try:
         for name, data in files.items():
-            with refused(f"write {folder / name}"):
+            with wrap_os_errors(f"write {folder / name}"):
                 asides[name] = write_aside(str(folder / name), data)
         for name in files:
-            with refused(f"write {folder / name}"):
+            with wrap_os_errors(f"write {folder / name}"):
                 put_in_place(asides[name], str(folder / name))
                 del asides[name]
     finally:

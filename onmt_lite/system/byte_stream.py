@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import IO, cast
 
-from onmt_lite.errors import DataError, FileError, explained
+from onmt_lite.errors import DataError, FileError, explain_os_error
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 
 GZIP = b"\x1f\x8b"
@@ -63,7 +63,7 @@ def text_stream(fd: int, name: str) -> ByteStream:
             except BlockingIOError:  # of a pipe or terminal that another program has set so
                 ready.poll()
             except OSError as error:
-                raise FileError(f"cannot read {name}: {explained(error)}") from None
+                raise FileError(f"cannot read {name}: {explain_os_error(error)}") from None
 
     def unpack(size: int) -> bytes:
         try:

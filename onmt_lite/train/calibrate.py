@@ -30,10 +30,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.files import write_out
-from onmt_lite.config.option import META, File, Option, opt, options_of
+from onmt_lite.config.files import write_text
+from onmt_lite.config.option import META_GROUPS, File, Option, collect_options, opt
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.rules import Values, missing, refuse, refuse_all
+from onmt_lite.config.rules import Values, reject_all, reject_if, require_paths
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
@@ -86,15 +86,17 @@ def wrong_words(v: Values) -> list[str]:
     return problems
 
 
-OPTIONS: dict[str, Option] = options_of((CalibrateOptions, *META), ("calibrate",))
+OPTIONS: dict[str, Option] = collect_options((CalibrateOptions, *META_GROUPS), ("calibrate",))
 RULES = (
-    missing("model", "valid"),
-    refuse_all(wrong_words),
-    refuse(
+    require_paths("model", "valid"),
+    reject_all(wrong_words),
+    reject_if(
         lambda v: len(v.languages) not in (0, 2) or "" in v.languages,
         "languages: give two codes, source and target",
     ),
-    refuse(lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"),
+    reject_if(
+        lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"
+    ),
 )
 PROGRAM = Program(
     "onmt_lite.train.calibrate",
@@ -132,7 +134,7 @@ def calibrate(options: CalibrateOptions) -> None:
     curve = fit(points)
     described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.pair)
     native.update_manifest(path, config, *described)
-    write_out(
+    write_text(
         f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
         f"{len(points)} are right, half of those of ten tokens at {curve.threshold(10):.3f} per "
         f"token\n{table(points, curve)}"

@@ -14,7 +14,7 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from onmt_lite.errors import DataError, OptionError, refused
+from onmt_lite.errors import DataError, OptionError, wrap_os_errors
 from onmt_lite.system.byte_stream import text_stream
 from onmt_lite.train.options import DataOptions
 
@@ -103,7 +103,7 @@ def read_lines(path: Path | str) -> list[str]:
 
     Raises FileError if the file cannot be read, DataError if its content is not text.
     """
-    with refused(f"read {path}"):
+    with wrap_os_errors(f"read {path}"):
         file = open(path, "rb")
     with file:
         stream = text_stream(file.fileno(), str(path))

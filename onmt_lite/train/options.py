@@ -5,9 +5,15 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from onmt_lite.checkpoints.shipped import find_model
-from onmt_lite.config.option import DEVICE, META, File, Option, opt, options_of
-from onmt_lite.config.options import remark_on_translation
-from onmt_lite.config.rules import absent, help_of, missing, needs, refuse
+from onmt_lite.config.option import DEVICE_PATTERN, META_GROUPS, File, Option, collect_options, opt
+from onmt_lite.config.options import hint_translation_option
+from onmt_lite.config.rules import (
+    describe_requirements,
+    effective_only_with,
+    none_set,
+    reject_if,
+    require_paths,
+)
 from onmt_lite.config.sources import Program, Resolved
 
 USAGE = """\
@@ -76,7 +82,7 @@ class LearningOptions:
     mean_steps: int = opt(0, min=0)
     valid_minutes: float | None = opt(None, above=0)
     seed: int = opt(1, within=(0, 2**63 - 1))
-    device: str = opt("auto", form=DEVICE, value="DEVICE")
+    device: str = opt("auto", form=DEVICE_PATTERN, value="DEVICE")
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     threads: int | None = opt(None, within=(1, 256))
     resume: bool = False
@@ -101,36 +107,38 @@ class TrainOptions:
 MAX_WEIGHT = 10_000  # an epoch is a list with so many copies of each pair
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
-    missing("train", "output"),
-    needs(
+    require_paths("train", "output"),
+    effective_only_with(
         "vocab_size all_characters d_model heads d_ff enc_layers dec_layers norm max_positions",
-        absent("init_from"),
+        none_set("init_from"),
     ),
-    refuse(
+    reject_if(
         lambda v: v.d_model % (2 * v.heads),
         "{d_model} is not an even multiple of {heads}; change one",
     ),
-    refuse(
+    reject_if(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
             f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train; "
             "give one for each"
         ),
     ),
-    refuse(
+    reject_if(
         lambda v: not all(0 < weight <= MAX_WEIGHT for weight in v.train_weights),
         f"train_weights: each must be above 0 and at most {MAX_WEIGHT:,}",
     ),
-    refuse(
+    reject_if(
         lambda v: v.save_bits not in (8, 16),
         "{save_bits} is not 8 or 16; give one of these",
     ),
-    refuse(
+    reject_if(
         lambda v: not v.train_steps and not v.train_minutes,
         "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)",
     ),
 )
-OPTIONS: dict[str, Option] = options_of((*GROUPS, *META), ("train",), partial(help_of, RULES))
+OPTIONS: dict[str, Option] = collect_options(
+    (*GROUPS, *META_GROUPS), ("train",), partial(describe_requirements, RULES)
+)
 
 
 def as_table(options: TrainOptions) -> dict[str, Any]:
@@ -155,7 +163,7 @@ PROGRAM = Program(
     OPTIONS,
     RULES,
     page=PAGE,
-    remark=remark_on_translation,
+    remark=hint_translation_option,
     build=build_options,
 )
 load_train_options = PROGRAM.load

@@ -16,9 +16,9 @@ import torch
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.shipped import absent, model_files
-from onmt_lite.config.cli import command
-from onmt_lite.config.files import check_inputs, check_paths, check_writable
-from onmt_lite.errors import CheckpointError, DataError, OptionError, refused
+from onmt_lite.config.cli import get_command_name
+from onmt_lite.config.files import check_distinct, check_inputs, check_writable
+from onmt_lite.errors import CheckpointError, DataError, OptionError, wrap_os_errors
 from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
@@ -43,7 +43,7 @@ def check_files(options: TrainOptions) -> None:
         files = [Path(data.init_from), *model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]
     own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
-    check_paths(read, [*own, *([("log_file", log_file)] if log_file else [])])
+    check_distinct(read, [*own, *([("log_file", log_file)] if log_file else [])])
 
     begun, resume = (out / STATE).exists(), options.learning.resume
     if begun and not resume:
@@ -54,7 +54,7 @@ def check_files(options: TrainOptions) -> None:
         raise OptionError(f"output: {out} holds a model already; choose another directory")
 
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    with refused(f"write {out}"):
+    with wrap_os_errors(f"write {out}"):
         os.rmdir(tempfile.mkdtemp(dir=there))
     if log_file and Path(log_file).absolute().parent != out.absolute():
         check_writable(log_file)
@@ -119,7 +119,7 @@ class Journal:
     def add(self, row: Row) -> None:
         """Append a row, in one write, so that a killed process leaves whole lines."""
         self.rows.append(row)
-        with refused(f"write {self.out / TABLE}"):
+        with wrap_os_errors(f"write {self.out / TABLE}"):
             with open(self.out / TABLE, "ab", buffering=0) as table:
                 table.write(row.line().encode())
 
@@ -128,7 +128,7 @@ def read_table(path: Path) -> list[Row]:
     """Read the rows of a table, without a last line that was cut off."""
     if not path.exists():
         return []
-    with refused(f"read {path}"):
+    with wrap_os_errors(f"read {path}"):
         _, *lines = path.read_text(encoding="utf-8").split("\n")[:-1] or [""]
         values = [[float(v) if v else None for v in line.split(",")] for line in lines]
         named = [dict(zip(Row._fields, row, strict=True)) for row in values]
@@ -203,14 +203,14 @@ def cannot_resume(out: Path, error: Exception) -> DataError:
 
 def how_to_go_on(out: Path, how: str = "go on") -> str:
     """Return the end of a message with the command to paste; "" if there is no state yet."""
-    again = f"{command()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+    again = f"{get_command_name()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
     return f"; {how}: {again}" if (out / STATE).exists() else ""
 
 
 def translate_with(out: Path) -> str:
     """Return the command to paste that translates with the model."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
-    program = "onmt_lite" if command() == "onmt_lite_train" else script
+    program = "onmt_lite" if get_command_name() == "onmt_lite_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
 
 

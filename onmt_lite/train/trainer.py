@@ -22,7 +22,7 @@ from tqdm import tqdm
 from onmt_lite.checkpoints import native
 from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.errors import FileError, MemoryExhausted, OptionError, refused
+from onmt_lite.errors import FileError, MemoryExhausted, OptionError, wrap_os_errors
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
 from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
@@ -165,7 +165,7 @@ class Trainer:
         model = self.out if self.options.learning.resume else files.init_from
         if model is not None:
             path = Path(model) / native.SENTENCEPIECE
-            with refused(f"read {path}"):
+            with wrap_os_errors(f"read {path}"):
                 return path.read_bytes()
         LOG.info("making pieces of the words of %s pairs", f"{len(self.text.pairs):,}")
         size, all_characters = files.vocab_size, files.all_characters
@@ -173,7 +173,7 @@ class Trainer:
 
     def _begin(self, held_out: list[data.Pair]) -> None:
         """Make the directory and begin its files; log sizes, device and notes."""
-        with refused(f"write {self.out}"):
+        with wrap_os_errors(f"write {self.out}"):
             self.out.mkdir(parents=True, exist_ok=True)
         add_log_file(str(self.out / run_directory.LOG_FILE))
         if self.options.learning.log_file is not None:

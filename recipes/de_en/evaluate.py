@@ -20,9 +20,9 @@ if __name__ == "__main__":
 
 from onmt_lite.api import Translator
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.files import write_out
-from onmt_lite.config.option import META, Option, opt, options_of
-from onmt_lite.config.rules import refuse
+from onmt_lite.config.files import write_text
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
+from onmt_lite.config.rules import reject_if
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.reports import has_sacrebleu
@@ -139,10 +139,10 @@ class EvaluateOptions:
 
 
 RULES = (
-    refuse(lambda v: not v.test, "test is missing; give a file of pairs"),
-    refuse(lambda v: not has_sacrebleu(), "no scores without sacrebleu; pip install sacrebleu"),
+    reject_if(lambda v: not v.test, "test is missing; give a file of pairs"),
+    reject_if(lambda v: not has_sacrebleu(), "no scores without sacrebleu; pip install sacrebleu"),
 )
-OPTIONS: dict[str, Option] = options_of((EvaluateOptions, *META))
+OPTIONS: dict[str, Option] = collect_options((EvaluateOptions, *META_GROUPS))
 PROGRAM = Program(
     "recipes.de_en.evaluate",
     USAGE,
@@ -207,7 +207,7 @@ def evaluate(options: EvaluateOptions) -> None:
         chrf = sacrebleu.corpus_chrf(outputs, references).score
         empty = sum(not output.strip() for output in outputs)
         loops = sum(bool(LOOP.search(output)) for output in outputs)
-        write_out(
+        write_text(
             f"{name:30} {len(pairs):5} lines  BLEU {bleu:4.1f}  chrF {chrf:4.1f}  "
             f"empty {empty}  loops {loops}\n"
         )
@@ -215,7 +215,7 @@ def evaluate(options: EvaluateOptions) -> None:
         pairs = list(copying(kind, options.strings, Random(f"{options.seed} {kind}")))
         outputs = translated(translator, pairs, kind, options.output)
         n = sum(copies(string, output) for (_, string), output in zip(pairs, outputs, strict=True))
-        write_out(f"{kind:30} {len(pairs):5} lines  copied {n}\n")
+        write_text(f"{kind:30} {len(pairs):5} lines  copied {n}\n")
 
 
 def translated(

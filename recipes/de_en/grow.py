@@ -23,8 +23,14 @@ import torch
 from torch import Tensor
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.option import META, Option, opt, options_of
-from onmt_lite.config.rules import given, help_of, missing, refuse, requires
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
+from onmt_lite.config.rules import (
+    any_set,
+    describe_requirements,
+    reject_if,
+    require_paths,
+    requires,
+)
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError
 from onmt_lite.models.transformer import Transformer
@@ -105,11 +111,13 @@ class GrowOptions:
 
 
 RULES = (
-    missing("model", "output"),
-    requires("vocab_size", given("train")),
-    refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+    require_paths("model", "output"),
+    requires("vocab_size", any_set("train")),
+    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
 )
-OPTIONS: dict[str, Option] = options_of((GrowOptions, *META), (), partial(help_of, RULES))
+OPTIONS: dict[str, Option] = collect_options(
+    (GrowOptions, *META_GROUPS), (), partial(describe_requirements, RULES)
+)
 PROGRAM = Program(
     "recipes.de_en.grow", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(GrowOptions)
 )

@@ -16,8 +16,8 @@ if __name__ == "__main__":
     prepare_environment()
 
 from onmt_lite.config.cli import run_program
-from onmt_lite.config.option import META, Option, opt, options_of
-from onmt_lite.config.rules import missing, refuse
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
+from onmt_lite.config.rules import reject_if, require_paths
 from onmt_lite.config.sources import Program
 from onmt_lite.errors import OptionError
 from recipes.de_en.models import check_new, read_model, write_model
@@ -51,19 +51,19 @@ class MeanOptions:
 
 
 RULES = (
-    missing("output"),
-    refuse(lambda v: len(v.models) < 2, "models: give two models or more"),
-    refuse(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
-    refuse(
+    require_paths("output"),
+    reject_if(lambda v: len(v.models) < 2, "models: give two models or more"),
+    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+    reject_if(
         lambda v: v.weights and len(v.weights) != len(v.models),
         lambda v: f"weights: {len(v.weights)} weights for {len(v.models)} models",
     ),
-    refuse(
+    reject_if(
         lambda v: v.weights and (min(v.weights) < 0 or sum(v.weights) <= 0),
         "weights: none may be below 0, and one must be above",
     ),
 )
-OPTIONS: dict[str, Option] = options_of((MeanOptions, *META))
+OPTIONS: dict[str, Option] = collect_options((MeanOptions, *META_GROUPS))
 PROGRAM = Program(
     "recipes.de_en.mean", USAGE, OPTIONS, RULES, build=lambda resolved: resolved.build(MeanOptions)
 )

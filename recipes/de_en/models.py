@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.config.files import write_out
+from onmt_lite.config.files import write_text
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.models.transformer import Transformer
 
@@ -31,4 +31,4 @@ def write_model(output: Path, model: Transformer, pieces: bytes, bits: int) -> N
     except OSError as error:
         raise FileError(f"cannot write {output}: {error.strerror}") from None
     native.save(output, model, pieces, bits)
-    write_out(f"model: {output}\n")
+    write_text(f"model: {output}\n")

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from onmt_lite.config.option import META, Option, opt, options_of
-from onmt_lite.config.rules import Values, given, help_of, missing, refuse, refuse_all, requires
+from onmt_lite.config.option import META_GROUPS, Option, collect_options, opt
+from onmt_lite.config.rules import (
+    Values,
+    any_set,
+    describe_requirements,
+    reject_all,
+    reject_if,
+    require_paths,
+    requires,
+)
 from onmt_lite.config.sources import Program
 
 USAGE = """\
@@ -187,32 +195,32 @@ def wrong_pairs(v: Values) -> list[str]:
 
 
 RULES = (
-    missing("train", "output"),
-    requires("train_same", given("same_lines")),
-    requires("same_lines", given("train_same")),
-    requires("made", given("made_lines")),
-    requires("made_lines", given("made")),
-    requires("slots", given("slot_lines")),
-    requires("slot_lines", given("slots")),
-    requires("join_bare", given("join")),
-    requires("conjunctions", given("conjunction")),
-    requires("conjunction", given("join") | given("conjunctions")),
-    requires("quotes", given("quote")),
-    requires("quote", given("quotes")),
-    refuse(
+    require_paths("train", "output"),
+    requires("train_same", any_set("same_lines")),
+    requires("same_lines", any_set("train_same")),
+    requires("made", any_set("made_lines")),
+    requires("made_lines", any_set("made")),
+    requires("slots", any_set("slot_lines")),
+    requires("slot_lines", any_set("slots")),
+    requires("join_bare", any_set("join")),
+    requires("conjunctions", any_set("conjunction")),
+    requires("conjunction", any_set("join") | any_set("conjunctions")),
+    requires("quotes", any_set("quote")),
+    requires("quote", any_set("quotes")),
+    reject_if(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
             f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train"
         ),
     ),
-    refuse(
+    reject_if(
         lambda v: any(weight <= 0 for weight in v.train_weights),
         "train_weights: each must be above 0; leave the file out instead",
     ),
-    refuse_all(wrong_pairs),
+    reject_all(wrong_pairs),
 )
-OPTIONS: dict[str, Option] = options_of(
-    (FileOptions, ChangeOptions, *META), (), partial(help_of, RULES)
+OPTIONS: dict[str, Option] = collect_options(
+    (FileOptions, ChangeOptions, *META_GROUPS), (), partial(describe_requirements, RULES)
 )
 PROGRAM = Program(
     "recipes.de_en.text",

@@ -31,7 +31,7 @@ from benchmarks.report import headline, ratios, tables_of, write_pages
 from benchmarks.systems import OURS
 from onmt_lite import OnmtLiteError, OptionError, Translator
 from onmt_lite.config import other_tools
-from onmt_lite.config.help import markdown_table
+from onmt_lite.config.help import format_markdown
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.export import OPTIONS as EXPORT_OPTIONS
 from onmt_lite.export import load_export_options
@@ -391,7 +391,7 @@ class TestNames:
 
     def test_options_exist(self, path):
         known = {*OPTIONS, *TRAIN_OPTIONS, *EXPORT_OPTIONS, *CALIBRATE_OPTIONS, *RAY_OPTIONS}
-        known |= {*vars(parse_benchmarks([])), *other_tools.of_opennmt()}
+        known |= {*vars(parse_benchmarks([])), *other_tools.load_opennmt_options()}
         spans = re.findall(r"`(-[^`]+)`", prose_of(path))
         named = [name for span in spans for name in re.findall(r"(?:^| )--?([a-z]\w+)", span)]
         assert set(named) - known == set()
@@ -415,7 +415,7 @@ def test_the_promises_have_the_figures_of_the_pages():
     stopped = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
     noted = re.search(r"was (\d+) of 2,000 .*? (\d+) of 1,000 .*? hand, (\d+) rightly", text, re.S)
     test, others, right = map(int, noted.groups())
-    names = sum(map(len, other_tools.table()["tools"].values()))
+    names = sum(map(len, other_tools.load_peers()["tools"].values()))
     base = median(ratios(SPEED["workloads"]["base"], OURS, "seconds"))
     promised = re.findall(r"^- \*\*.*?\*\* ([\d,.]+) (?:of ([\d,]+) )?", front, re.M)
     assert promised == [
@@ -437,7 +437,7 @@ def between(text: str, name: str) -> str:
 def names_table() -> str:
     """A row for each tool: its names, each with the option that is here."""
     rows = ["| from | names there → here |", "|---|---|"]
-    for tool, names in other_tools.table()["tools"].items():
+    for tool, names in other_tools.load_peers()["tools"].items():
         pairs = [f"{theirs} → `{ours.split(',')[0]}`" for theirs, ours in names.items()]
         rows.append(f"| {tool} | {', '.join(pairs)} |")
     return "\n".join(rows)
@@ -562,7 +562,7 @@ def test_the_design_says_how_much_code_there_is():
 
 SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
 GENERATED = {  # what stands between comments -> the page that has it, and what makes it
-    "options": (ROOT / "docs" / "options.md", lambda: markdown_table(OPTIONS)),
+    "options": (ROOT / "docs" / "options.md", lambda: format_markdown(OPTIONS)),
     "names": (ROOT / "docs" / "coming-from.md", names_table),
     "exactness": (ROOT / "docs" / "searches.md", exactness_table),
     "measured": (ROOT / "docs" / "speed.md", lambda: tables_of(SPEED)),

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from onmt_lite import OptionWarning, Translator
-from onmt_lite.config.files import PACKED_AT_ONCE, Packer
+from onmt_lite.config.files import GZIP_CHUNK, GzipCompressor
 from tests.support.stop_signals import stopped_before_part
 
 OBJECTS = b'{"text": "one", "id": 7}\n{"id": 8, "text": "two"}\n'
@@ -133,10 +133,10 @@ def test_gzip_pipe_gets_each_line_at_once(process, tmp_path):
         assert unpacked.decompress(pipe.read()) == b"" and unpacked.eof
 
 
-@pytest.mark.parametrize("sizes", [[], [1], [PACKED_AT_ONCE], [3] * 50_000, [400_000, 5]])
+@pytest.mark.parametrize("sizes", [[], [1], [GZIP_CHUNK], [3] * 50_000, [400_000, 5]])
 def test_packer_writes_the_same_bytes_however_data_is_cut(sizes):
     data = os.urandom(300) * 400 + b"a" * sum(sizes)
-    whole, cut = Packer(), Packer()
+    whole, cut = GzipCompressor(), GzipCompressor()
     expected = whole.pack(data) + whole.finish()
     parts, at = [], 0
     for size in [*sizes, len(data)]:

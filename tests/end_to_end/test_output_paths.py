@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
-from onmt_lite.config.files import descriptor_of, is_device
+from onmt_lite.config.files import find_descriptor, is_device
 from tests.end_to_end.conftest import redirected
 from tests.support.files import DATA
 from tests.support.stop_signals import stopped_before_part
@@ -230,7 +230,7 @@ def test_devices_by_name(tmp_path):
         assert not is_device(path)
     os.symlink("b", tmp_path / "a")
     os.symlink("a", tmp_path / "b")  # a circle
-    assert descriptor_of(str(tmp_path / "a")) is None
+    assert find_descriptor(str(tmp_path / "a")) is None
 
 
 def test_other_descriptors_by_name(main, src, tmp_path):

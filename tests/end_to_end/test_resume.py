@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from onmt_lite import __main__ as program
-from onmt_lite.config.cli import say_how_to_go_on
+from onmt_lite.config.cli import print_resume_command
 from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.inference import loading
@@ -197,10 +197,10 @@ def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
 def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
     words = ["-X", "utf8", "-m", "onmt_lite", "-src", "it's a file", "-output", "$HOME/ü", *again]
     stop = Interrupted(signal.SIGTERM)
-    say_how_to_go_on(stop, words)
+    print_resume_command(stop, words)
     assert capfd.readouterr().err == ""
     stop.goes_on = True
-    say_how_to_go_on(stop, words)
+    print_resume_command(stop, words)
     command = capfd.readouterr().err
     assert shlex.split(command) == [sys.executable, *words, *([] if again else ["-resume"])]
     assert command.count("\n") == 1

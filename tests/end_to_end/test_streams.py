@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from onmt_lite.config.files import Stream
+from onmt_lite.config.files import OutputStream
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.inputs import open_input
 from onmt_lite.jobs.job import Output
@@ -39,7 +39,7 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(buffering):
     reader = threading.Thread(target=read_slowly)
     reader.start()
     with open(writing, "wb", buffering=buffering) as out:
-        stream = Stream("-")
+        stream = OutputStream("-")
         stream.file = out
         stream.append(TEXT.encode())
         stream.append(b"end\n")

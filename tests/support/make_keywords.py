@@ -6,8 +6,8 @@
 from dataclasses import fields
 from pathlib import Path
 
-from onmt_lite.api import FIXED
-from onmt_lite.config.options import KINDS, OPTIONS
+from onmt_lite.api import FIXED_OPTIONS
+from onmt_lite.config.options import GROUPS, OPTIONS
 
 STUB = Path(__file__).resolve().parents[2] / "onmt_lite" / "config" / "keywords.pyi"
 HEADER = '''\
@@ -51,12 +51,12 @@ def format_entry(name):
 
 def make_stub():
     """Return the text of the stub file."""
-    groups = {name: [f.name for f in fields(kind)] for name, kind in KINDS.items()}
+    groups = {name: [f.name for f in fields(kind)] for name, kind in GROUPS.items()}
     files = [*groups["data"], *groups["phrases"]]
     named = {"src", "output"}  # parameters of translate_file
     program = [*groups["jobs"], *groups["information"], *named]
     every = [name for names in groups.values() for name in names]
-    call = [name for name in every if name not in (*FIXED, *files, *program)]
+    call = [name for name in every if name not in (*FIXED_OPTIONS, *files, *program)]
     of_file = [name for name in files if name not in named]
     rest = [name for name in every if name not in (*call, *of_file)]
     classes = {

@@ -9,7 +9,7 @@ from onmt_lite.checkpoints import archive, fairseq
 from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.shipped import model_files
-from onmt_lite.config.files import check_paths
+from onmt_lite.config.files import check_distinct
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.loading import read_checkpoint
@@ -275,4 +275,4 @@ class TestFiles:
         output = str(published / "dict.aa.txt")
         options = TranslateOptions.of(model=str(published / "model1.pt"), output=output)
         with pytest.raises(OptionError, match="dict.aa.txt"):
-            check_paths([*files_read(options)], files_written(options))
+            check_distinct([*files_read(options)], files_written(options))

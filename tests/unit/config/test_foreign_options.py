@@ -6,12 +6,12 @@ import pytest
 
 from onmt_lite.config.options import OPTIONS, TranslateOptions, load_options
 from onmt_lite.config.other_tools import (
-    FOR_TRAINING,
-    NOTHING,
-    of_opennmt,
-    option_of,
-    remark_on,
-    table,
+    NO_EQUIVALENT,
+    TRAINING_ONLY,
+    find_hint,
+    load_opennmt_options,
+    load_peers,
+    parse_option_name,
 )
 from onmt_lite.ray.options import load_ray_options
 from tests.support.option_problems import problem_of, problems_of, spellings
@@ -150,7 +150,7 @@ attn_implementation tokenizer truncation padding clean_up_tokenization_spaces sk
 return_tensors return_text revision cache_dir local_files_only token framework model_kwargs
 """,
 }
-TOOLS, OTHERS = table()["tools"], table()["others"]
+TOOLS, OTHERS = load_peers()["tools"], load_peers()["others"]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
@@ -161,27 +161,29 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
             assert re.match(rf"unknown option {name}; here it is {ours}\b", problem), problem
     tables = [*TOOLS.values(), {name.replace("_", "-"): ours for name, ours in OTHERS.items()}]
     spelt = (theirs, theirs.replace("_", "-"))
-    assert any(option_of(names.get(name, "")) == ours for names in tables for name in spelt)
+    assert any(parse_option_name(names.get(name, "")) == ours for names in tables for name in spelt)
 
 
 def test_every_name_leads_to_one_option_that_exists():
     found: dict[str, set[str]] = {}
     for names in (*TOOLS.values(), OTHERS):
         for theirs, ours in names.items():
-            found.setdefault(theirs.replace("-", "_"), set()).add(option_of(ours))
+            found.setdefault(theirs.replace("-", "_"), set()).add(parse_option_name(ours))
     assert [name for name, several in found.items() if len(several) > 1] == []
     assert set().union(*found.values()) <= set(OPTIONS)
-    others = {*table()["nothing"].split(), *table()["training"].split()}
-    others |= {name for names in table()["says"].values() for name in names.split()}
-    assert not {*found, *others} & set(of_opennmt()) and not set(found) & set(OPTIONS) - {"n_best"}
+    others = {*load_peers()["nothing"].split(), *load_peers()["training"].split()}
+    others |= {name for names in load_peers()["says"].values() for name in names.split()}
+    assert not {*found, *others} & set(load_opennmt_options()) and not set(found) & set(OPTIONS) - {
+        "n_best"
+    }
     assert not set(found) & others
 
 
 @pytest.mark.parametrize("tool", ALL_NAMES)
 def test_every_name_of_a_tool_gets_an_answer(tool):
-    known = {*OPTIONS, *of_opennmt()}
+    known = {*OPTIONS, *load_opennmt_options()}
     names = [name for name in ALL_NAMES[tool].split() if name not in known]
-    assert [name for name in names if remark_on(name, OPTIONS) is None] == []
+    assert [name for name in names if find_hint(name, OPTIONS) is None] == []
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(OPTIONS) if "_" in name])
@@ -200,15 +202,15 @@ def load_ray(words):
     [
         (load_options, "data-type", "it is spelt data_type"),
         (load_options, "world-size", "it is spelt world_size"),
-        (load_options, "lm-weight", NOTHING),
-        (load_options, "prefix_bias_beta", NOTHING),
+        (load_options, "lm-weight", NO_EQUIVALENT),
+        (load_options, "prefix_bias_beta", NO_EQUIVALENT),
         (load_options, "no_repeat_ngram", "here it is block_ngram_repeat"),
         (load_options, "eos-token", "the model sets it; leave it out"),
-        (load_options, "workspace", NOTHING),
-        (load_options, "word-penalty", NOTHING),
-        (load_options, "rnn_size", FOR_TRAINING),
+        (load_options, "workspace", NO_EQUIVALENT),
+        (load_options, "word-penalty", NO_EQUIVALENT),
+        (load_options, "rnn_size", TRAINING_ONLY),
         (load_ray, "num_beams", "here it is beam_size"),
-        (load_ray, "word-scores", NOTHING),  # token_scores is of translate.py alone
+        (load_ray, "word-scores", NO_EQUIVALENT),  # token_scores is of translate.py alone
         (load_ray, "tgt", "only translate.py has it; leave it out"),
     ],
 )
@@ -219,8 +221,8 @@ def test_no_name_gets_one_of_another_meaning_or_program(load, name, said):
 
 def test_names_that_are_ours_too_go_on_working():
     """And the table of the others is not even read."""
-    table.cache_clear()
+    load_peers.cache_clear()
     words = "-beam_size 4 -n_best 2 -max_length 9 -early_stopping true -repetition_penalty 1.2"
     options, _ = load_options([*words.split(), "-search", "transformers"])
     assert (options.search.beam_size, options.search.n_best) == (4, 2)
-    assert table.cache_info().misses == 0
+    assert load_peers.cache_info().misses == 0

@@ -10,8 +10,8 @@ import yaml
 
 import translate
 from onmt_lite import export
-from onmt_lite.config.help import by_group, help_on, help_text
-from onmt_lite.config.help import example as example_of
+from onmt_lite.config.help import describe_options, format_help, group_options
+from onmt_lite.config.help import format_example as example_of
 from onmt_lite.config.option import META_NAMES, read_help
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
@@ -65,7 +65,7 @@ def main(capfdbinary, monkeypatch):
 
 class TestHelp:
     def test_groups_in_the_order_of_use(self):
-        titles = re.findall(r"(?m)^(\w[\w ]*):$", help_text(OPTIONS, ""))
+        titles = re.findall(r"(?m)^(\w[\w ]*):$", format_help(OPTIONS, ""))
         assert titles == (
             "Input and output, Model, Text, Search, Sampling, Attention, Phrases, "
             "Speed, Jobs, Information"
@@ -76,15 +76,15 @@ class TestHelp:
     def test_lines_fit(self, program, columns):
         """80 when unknown, which the caller says; never more than 100, never a sliver."""
         width = max(40, min(columns, 100))
-        text = help_text(program.options, "", columns) + "\n"
-        names = [*program.options, *(title.lower() for title in by_group(program.options))]
-        text += help_on(names, program.options, columns)
+        text = format_help(program.options, "", columns) + "\n"
+        names = [*program.options, *(title.lower() for title in group_options(program.options))]
+        text += describe_options(names, program.options, columns)
         for line in text.split("\n"):
             assert len(line) <= width or len(line.split()) == 1, line
 
     @each_program
     def test_each_option_says_what_it_does_its_default_and_what_it_needs(self, program):
-        text = help_text(program.options, "usage", 100)
+        text = format_help(program.options, "usage", 100)
         squeezed = " ".join(text.split())
         for name, option in program.options.items():
             assert f"\n  -{name}" in text
@@ -94,13 +94,13 @@ class TestHelp:
                 assert f"Default: {option.default}." in said
 
     def test_needs(self):
-        said = " ".join(help_on(["beta"], OPTIONS).split())
+        said = " ".join(describe_options(["beta"], OPTIONS).split())
         assert "Effective only with -coverage_penalty wu or summary." in said
         assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
         assert "Default of searches: 1 (fairseq, ctranslate2)." in " ".join(
-            help_on(["min_length"], OPTIONS).split()
+            describe_options(["min_length"], OPTIONS).split()
         )
-        said = " ".join(help_on(["random_sampling_topk"], OPTIONS).split())
+        said = " ".join(describe_options(["random_sampling_topk"], OPTIONS).split())
         drawn = "Default with -do_sample: 50 (transformers-2, transformers, transformers-5)."
         assert drawn in said
         options, _ = load_options("-search transformers -do_sample".split())
@@ -128,15 +128,15 @@ class TestHelp:
         assert not [note for note in by_words.notes if note.startswith(f"{name}:")]
 
     def test_an_option_a_group_and_both(self):
-        option = help_on(["beam_size"], OPTIONS)
+        option = describe_options(["beam_size"], OPTIONS)
         assert option.startswith("-beam_size N\n") and "    YAML:          beam_size: 8" in option
         assert "a whole number at least 1 and at most 1000" in option
-        group = help_on(["sampling"], OPTIONS)
+        group = describe_options(["sampling"], OPTIONS)
         assert group.startswith("Sampling:\n") and "-random_sampling_topk 10" in group
-        both = help_on(["search"], OPTIONS)
+        both = describe_options(["search"], OPTIONS)
         assert both.startswith("-search NAME\n") and "\nSearch:\n" in both
-        assert help_on(["-Beam_Size"], OPTIONS) == option
-        several = help_on(["beam_size", "sampling"], OPTIONS)
+        assert describe_options(["-Beam_Size"], OPTIONS) == option
+        several = describe_options(["beam_size", "sampling"], OPTIONS)
         assert several == f"{option}\n\n{group}"
 
     @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ class TestHelp:
         code, out, err = main(program, *words.split())
         assert (code, err) == (0, "")
         assert re.findall(r"(?m)^  -(\w+)", out) == [
-            option.name for group in by_group(program.options).values() for option in group
+            option.name for group in group_options(program.options).values() for option in group
         ]
-        assert re.findall(r"(?m)^(\w[\w ]*):$", out) == [*by_group(program.options)]
+        assert re.findall(r"(?m)^(\w[\w ]*):$", out) == [*group_options(program.options)]
 
     @pytest.mark.parametrize("program", [TRANSLATE, TRAIN, RAY], ids=lambda p: p.name)
     def test_help_is_one_page(self, main, program, monkeypatch):

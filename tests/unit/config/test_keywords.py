@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onmt_lite import OptionError
-from onmt_lite.config.option import META_NAMES, check
+from onmt_lite.config.option import META_NAMES, check_value
 from onmt_lite.config.options import OPTIONS
 from tests.support import make_keywords as keywords
 
@@ -101,7 +101,7 @@ def write_values(option):
 def accepts(option, value):
     """Return whether a value has a type that the option takes, whatever its bounds and form."""
     try:
-        check(replace(option, min=None, max=None, above=None, form=(".*", "")), value)
+        check_value(replace(option, min=None, max=None, above=None, form=(".*", "")), value)
         return True
     except ValueError:
         return False

@@ -20,9 +20,14 @@ import pytest
 import yaml
 
 import translate
-from onmt_lite.config.help import markdown_table
+from onmt_lite.config.help import format_markdown
 from onmt_lite.config.options import OPTIONS, load_options
-from onmt_lite.config.other_tools import FOR_TRAINING, NOTHING, of_opennmt, remark_on
+from onmt_lite.config.other_tools import (
+    NO_EQUIVALENT,
+    TRAINING_ONLY,
+    find_hint,
+    load_opennmt_options,
+)
 from onmt_lite.errors import OptionError
 from tests.support.files import DATA
 from tests.support.sweeps import swept
@@ -79,9 +84,9 @@ def run(tmp_path, monkeypatch, capfd):
 
 def test_the_table_is_whole():
     assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
-    assert set(NAMES) <= {*OPTIONS, *of_opennmt()}
+    assert set(NAMES) <= {*OPTIONS, *load_opennmt_options()}
     # 2.2 to 3.0, and a name of training
-    assert set(of_opennmt()) - set(NAMES) - set(EOLE) == {"src_feats", "fp16"}
+    assert set(load_opennmt_options()) - set(NAMES) - set(EOLE) == {"src_feats", "fp16"}
     assert set(ASKS) == {*BY_CLASS["C"], *BY_CLASS["N"], "precision"}
     for name in ASKS:
         row = ROWS[NAMES.index(name)]
@@ -91,8 +96,8 @@ def test_the_table_is_whole():
 @pytest.mark.parametrize("name", sorted(EOLE))
 def test_every_option_of_eole_is_answered(name, tmp_path):
     """As one of ours, as one without effect, or with ours in words."""
-    if name not in OPTIONS and name not in of_opennmt():
-        problem = f"unknown option {name}; {remark_on(name, OPTIONS)} (command line)"
+    if name not in OPTIONS and name not in load_opennmt_options():
+        problem = f"unknown option {name}; {find_hint(name, OPTIONS)} (command line)"
         with pytest.raises(OptionError) as caught:
             load_options([f"-{name}", "1"])
         assert caught.value.problems == (problem,) and "None" not in problem
@@ -117,8 +122,8 @@ def test_a_call_of_eole_is_answered(tmp_path):
         "unknown option model_path; here it is model",
         "unknown option compute_dtype; here it is precision",
         "unknown option engine; here it is search, ctranslate2 for what its ct2 gives",
-        f"unknown option ref; {NOTHING}",
-        f"unknown option trackio; {FOR_TRAINING}",
+        f"unknown option ref; {NO_EQUIVALENT}",
+        f"unknown option trackio; {TRAINING_ONLY}",
         "unknown option hf_token; the environment variable HF_TOKEN gives it; leave it out",
         "task translate: only text is translated; leave it out",
     ]
@@ -254,7 +259,7 @@ def test_a_top_k_of_one_leaves_a_beam_as_it_is(run):
 
 def test_md_is_the_table_of_options(capfd):
     assert translate.main(["-md"]) == 0
-    assert capfd.readouterr() == (markdown_table(OPTIONS) + "\n", "")
+    assert capfd.readouterr() == (format_markdown(OPTIONS) + "\n", "")
 
 
 def test_save_config_stops_and_gives_the_same_job(run):

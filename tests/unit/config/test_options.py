@@ -14,8 +14,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.config.option import META_NAMES
-from onmt_lite.config.options import KINDS, OPTIONS, PROGRAM, TranslateOptions, load_options
-from onmt_lite.config.rules import refusals
+from onmt_lite.config.options import GROUPS, OPTIONS, PROGRAM, TranslateOptions, load_options
+from onmt_lite.config.rules import find_errors
 from onmt_lite.errors import OptionError
 from onmt_lite.export import PROGRAM as EXPORTER
 from onmt_lite.models.kernels import build
@@ -256,7 +256,7 @@ def test_printed_configuration_loads_back(tmp_path_factory, values):
     text = re.sub(r"(?m)^\w+: \[\]  # default\n", "", resolved.to_yaml())
     second.write_text(text, encoding="utf-8", newline="\n")
     again, _ = load_options(["-config", str(second)])
-    for name in KINDS:
+    for name in GROUPS:
         assert getattr(loaded, name) == getattr(options, name)
         assert getattr(again, name) == getattr(options, name)
     for name in values:
@@ -302,7 +302,7 @@ def test_any_command_line_gives_options_or_an_option_error(argv):
         assert error.problems
         assert all(isinstance(problem, str) and problem for problem in error.problems)
     else:
-        assert not refusals(PROGRAM.rules, resolved.values)
+        assert not find_errors(PROGRAM.rules, resolved.values)
         assert 1 <= options.search.n_best <= options.search.beam_size
         assert options.search.min_length <= options.search.max_length
 

@@ -19,7 +19,7 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
 from onmt_lite.config.rules import Values
-from onmt_lite.config.text_options import PERFORMED, REWRITING
+from onmt_lite.config.text_options import TEXT_TRANSFORMS, TOKEN_TRANSFORMS
 from onmt_lite.train.options import PROGRAM as TRAIN
 from onmt_lite.train.options import load_train_options
 from tests.support import tiny
@@ -274,7 +274,7 @@ def some_value(option, dice):
     if dice.random() < 0.5:
         return option.default
     if option.name == "transforms":
-        return tuple(dice.sample(PERFORMED + REWRITING, 2))
+        return tuple(dice.sample(TOKEN_TRANSFORMS + TEXT_TRANSFORMS, 2))
     if option.choices:
         return dice.choice(option.choices)
     if option.many:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onmt_lite.config.help import markdown_table
-from onmt_lite.config.option import opt, options_of
+from onmt_lite.config.help import format_markdown
+from onmt_lite.config.option import collect_options, opt
 from onmt_lite.config.sources import Program, Resolver
 from onmt_lite.errors import OptionError
 
@@ -34,7 +34,7 @@ class Words:
     names: tuple[str, ...] = opt((), help="all it is called")
 
 
-OPTIONS = options_of((Shape, Words))
+OPTIONS = collect_options((Shape, Words))
 PROGRAM = Program("test", "", OPTIONS, remark={"num_beams": "here it is count"}.get)
 
 
@@ -380,11 +380,11 @@ def test_groups_must_not_share_a_name():
         count: int = opt(1, help="again")
 
     with pytest.raises(AssertionError, match="count"):
-        options_of((Shape, Again))
+        collect_options((Shape, Again))
 
 
 def test_the_table_has_every_option_under_its_group():
-    table = markdown_table(OPTIONS)
+    table = format_markdown(OPTIONS)
     assert "| `-count N` | `5` | how many. |" in table
     rows = [line for line in table.split("\n") if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") == 4 for line in rows)  # a bar ends a cell

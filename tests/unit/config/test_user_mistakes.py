@@ -8,8 +8,8 @@ import pytest
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.config.help import help_on
-from onmt_lite.config.option import check, parse_words
+from onmt_lite.config.help import describe_options
+from onmt_lite.config.option import check_value, parse_words
 from onmt_lite.config.options import OPTIONS, PROGRAM, TranslateOptions, load_options
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.export import PROGRAM as EXPORT
@@ -136,7 +136,7 @@ NAMES = [
 def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, folder):
     (folder / "a.yaml").write_text(f"{name}: 1\n")
     problems = [
-        problem_of(lambda: help_on([name], OPTIONS, 80, PROGRAM.page)),
+        problem_of(lambda: describe_options([name], OPTIONS, 80, PROGRAM.page)),
         problem_of(load_options, [f"-{name}", "1"]),
         problem_of(load_options, ["-config", "a.yaml"]),
         problem_of(lambda: TranslateOptions.of(**{name: 1})),
@@ -147,11 +147,13 @@ def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, fo
 
 
 def test_help_answers_names_of_other_tools_and_programs():
-    problem = problem_of(lambda: help_on(["num-beams"], OPTIONS, 80, PROGRAM.page, PROGRAM.remark))
+    problem = problem_of(
+        lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.page, PROGRAM.remark)
+    )
     assert problem.endswith("; here it is beam_size")
-    problem = problem_of(lambda: help_on(["layers"], TRAIN.options, 80, TRAIN.page))
+    problem = problem_of(lambda: describe_options(["layers"], TRAIN.options, 80, TRAIN.page))
     assert problem.endswith("did you mean enc_layers or dec_layers?")
-    problem = problem_of(lambda: help_on(["mod"], EXPORT.options))
+    problem = problem_of(lambda: describe_options(["mod"], EXPORT.options))
     assert problem.endswith("did you mean model?")
     for load in (load_train_options, load_export_options):
         with pytest.raises(OptionError, match="unknown option beam_size; it is for translation"):
@@ -209,7 +211,7 @@ def test_a_wrong_value_is_told_all_values(name, word, expected):
 )
 def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
     with pytest.raises(ValueError, match="expected a whole number at least 1") as caught:
-        check(OPTIONS["beam_size"], value)
+        check_value(OPTIONS["beam_size"], value)
     assert "did you mean" not in str(caught.value)
 
 
@@ -367,9 +369,9 @@ def test_a_tilde_is_the_home_directory_in_every_path_option(folder):
                 continue
             expanded = path.replace("~", home)
             expected = (expanded,) if option.many else expanded
-            assert check(option, path) == parse_words(option, [path]) == expected
-    assert check(OPTIONS["src"], "a/~/b") == "a/~/b"
-    assert check(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
+            assert check_value(option, path) == parse_words(option, [path]) == expected
+    assert check_value(OPTIONS["src"], "a/~/b") == "a/~/b"
+    assert check_value(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
 
 
 def test_a_tilde_is_expanded_wherever_options_come_from(folder):
@@ -391,4 +393,4 @@ def test_a_tilde_is_expanded_wherever_options_come_from(folder):
 def test_a_tilde_with_a_name_is_that_user(folder):
     pwd = pytest.importorskip("pwd")
     user = pwd.getpwuid(os.getuid())
-    assert check(OPTIONS["src"], f"~{user.pw_name}/x") == f"{user.pw_dir}/x"
+    assert check_value(OPTIONS["src"], f"~{user.pw_name}/x") == f"{user.pw_dir}/x"

@@ -11,7 +11,7 @@ import pytest
 import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS as DECLARED
-from onmt_lite.config.text_options import OF_REFERENCES, DataOptions
+from onmt_lite.config.text_options import SCORE_FORMATS, DataOptions
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs import reports
 from onmt_lite.jobs.reports import build_writer
@@ -106,7 +106,7 @@ def test_what_a_limit_cuts_off_is_counted_and_marked(run):
 
 def test_options_name_the_formats_that_there_are():
     assert set(DECLARED["output_format"].choices) == {"auto", *reports.FORMATS}
-    assert set(OF_REFERENCES) == set(reports.OF_REFERENCES)
+    assert set(SCORE_FORMATS) == set(reports.OF_REFERENCES)
 
 
 def test_tabs_and_line_ends_in_a_text_do_not_move_columns():
