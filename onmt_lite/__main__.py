@@ -51,7 +51,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
         run_job(options).check()
     except Interrupted as stop:
-        if not stop.kept:  # the job had not begun
+        if not stop.status:  # the job had not begun
             from onmt_lite.jobs.job import say_before_work
 
             say_before_work(stop, options)

@@ -76,13 +76,13 @@ class OnmtLiteError(Exception):
 
     Attributes:
         exit_code: int, with which the command line ends.
-        goes_on: bool, whether the same command with -resume goes on from what is written.
-        kept: str, how far the work was, and what is left of it; "" if nothing was begun.
+        can_resume: bool, whether the same command with -resume goes on from what is written.
+        status: str, how far the work was, and what is left of it; "" if nothing was begun.
     """
 
     exit_code = 1
-    goes_on = False
-    kept = ""
+    can_resume = False
+    status = ""
 
 
 class OptionError(OnmtLiteError):
@@ -155,20 +155,20 @@ class WorkerLost(OnmtLiteError):
 
 
 @contextlib.contextmanager
-def wrap_os_errors(deed: str) -> Iterator[None]:
+def wrap_os_errors(action: str) -> Iterator[None]:
     """Raise FileError ("cannot write out: No space left on device") if an operation on a file
     fails; nothing else belongs within."""
     try:
         yield
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot {deed}: {explain_os_error(error, deed)}") from None
+        raise FileError(f"cannot {action}: {explain_os_error(error, action)}") from None
 
 
-def explain_os_error(error: Exception, deed: str = "") -> str:
+def explain_os_error(error: Exception, action: str = "") -> str:
     """Return the reason and the remedy of a failed operation on a file: "No space left on device;
-    free some space or choose another disk".  `deed` begins with "write" if a file was written."""
+    free some space or choose another disk".  `action` begins with "write" if a file was written."""
     number = getattr(error, "errno", None) or 0
-    writes = deed.startswith("write")
+    writes = action.startswith("write")
     known = {
         **REMEDIES,
         errno.ENOENT: "create its directory first" if writes else "check the path",

@@ -35,9 +35,9 @@ class ExportOptions:
 
     title: ClassVar[str] = "Export"
 
-    model: str = opt("", value="PATH")
+    model: str = opt("", metavar="PATH")
     to: Literal["opennmt-py", "marian"] | None = None
-    output: str = opt("", value="PATH")
+    output: str = opt("", metavar="PATH")
 
 
 CTRANSLATE2 = (
@@ -59,8 +59,8 @@ PROGRAM = Program(
     OPTIONS,
     RULES,
     build=lambda resolved: resolved.build(ExportOptions),
-    ours_too={"to": ForeignOption((), CTRANSLATE2, refused=True)},
-    remark=hint_translation_option,
+    shared_options={"to": ForeignOption((), CTRANSLATE2, is_rejected=True)},
+    hint=hint_translation_option,
 )
 load_export_options = PROGRAM.load
 

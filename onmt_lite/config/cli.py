@@ -38,11 +38,11 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
             return 0
         loaded, resolved = program.load(argv)
         if resolved.values["print_config"]:
-            write_text(resolved.to_yaml(program.comments(resolved.values)))
+            write_text(resolved.to_yaml(program.describe_auto(resolved.values)))
         elif (path := resolved.values["save_config"]) is not None:
             check_directories([("save_config", path)])
             check_distinct(list(list_files(program, resolved)), [("save_config", path)])
-            write_text(resolved.to_yaml(program.comments(resolved.values)), path)
+            write_text(resolved.to_yaml(program.describe_auto(resolved.values)), path)
         else:
             run(loaded)
     except OnmtLiteError as error:
@@ -57,7 +57,7 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted
             echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
-            kept = f" {_one_line(interrupted.kept)}" if interrupted.kept else ""
+            kept = f" {_one_line(interrupted.status)}" if interrupted.status else ""
             print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
             print_resume_command(interrupted, words)
         return interrupted.exit_code
@@ -71,10 +71,10 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
 
 def print_resume_command(error: BaseException, words: Sequence[str]) -> None:
     """Print the command that goes on with a job; `words` follow the name of the interpreter."""
-    if not getattr(error, "goes_on", False):
+    if not getattr(error, "can_resume", False):
         return
     if not isinstance(error, Interrupted):  # which says that itself
-        print(f"onmt_lite: stopped {_one_line(vars(error)['kept'])}", file=CONSOLE)
+        print(f"onmt_lite: stopped {_one_line(vars(error)['status'])}", file=CONSOLE)
     resumes = dict(split_argv(words)[0]).get("resume") in ENABLED
     again = [] if resumes else ["-resume"]  # of several the last one counts
     print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
@@ -89,12 +89,14 @@ def format_information(argv: Sequence[str], program: Program[Any]) -> str:
         if names in ENABLED or names == ["all"]:
             usage = f"{get_command_name()} {program.usage}".replace("{command}", get_command_name())
             return format_help(
-                program.options, usage, columns, program.page if names in ENABLED else ()
+                program.options, usage, columns, program.common_options if names in ENABLED else ()
             )
-        return describe_options(names, program.options, columns, program.page, program.remark)
+        return describe_options(
+            names, program.options, columns, program.common_options, program.hint
+        )
     if asked.get("version") in ENABLED:
         return format_versions()
-    if "md" in asked and "md" in program.foreign():  # OpenNMT-py's name
+    if "md" in asked and "md" in program.foreign_options():  # OpenNMT-py's name
         return format_markdown(program.options)
     return ""
 
@@ -125,7 +127,7 @@ def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str,
         if not option.is_path or name == "save_config":
             continue
         value = resolved.values[name]
-        paths = list(filter(None, value if option.many else [value]))
+        paths = list(filter(None, value if option.is_list else [value]))
         if name in ("model", "init_from"):
             models = map(find_model, model_paths(paths) if name == "model" else paths)
             files = [file for path in models for file in model_files(path)]

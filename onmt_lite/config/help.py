@@ -52,8 +52,10 @@ def format_help(options: Options, usage: str, columns: int = 80, page: Sequence[
 def shorten(option: Option) -> Option:
     """The option with one value and a default that is none by itself."""
     default = None if not option.default or option.default == "-" else option.default
-    value = option.value or "NAME" * bool(option.choices)
-    return replace(option, many=False, choices=(), default=default, value=value, remark="")
+    metavar = option.metavar or "NAME" * bool(option.choices)
+    return replace(
+        option, is_list=False, choices=(), default=default, metavar=metavar, extra_help=""
+    )
 
 
 def describe_options(
@@ -146,11 +148,11 @@ def format_markdown(options: Options) -> str:
 def format_signature(option: Option) -> str:
     """The option's name and the form of its value: -beam_size N."""
     choices = "{" + ",".join(option.choices) + "}"
-    word = {bool: "", int: "N", float: "X", str: "TEXT"}[option.kind]
+    word = {bool: "", int: "N", float: "X", str: "TEXT"}[option.value_type]
     if option.choices:
         word = choices if len(choices) <= MAX_CHOICES else "NAME"
-    word = option.value or word
-    several = option.many and not word.startswith("[")
+    word = option.metavar or word
+    several = option.is_list and not word.startswith("[")
     return f"-{option.name} {f'{word} [{word} ...]' if several else word}".rstrip()
 
 
@@ -166,8 +168,8 @@ def describe(option: Option, with_default: bool = True, of: str = "") -> str:
         sentences.append(f"One of {', '.join(option.choices)}")
     if with_default and option.default not in UNSET and option.default is not False:
         sentences.append(f"Default: {_format_default(option.default)}")
-    if option.remark:
-        sentences.append(option.remark)
+    if option.extra_help:
+        sentences.append(option.extra_help)
     return " ".join(f"{sentence}." for sentence in sentences)
 
 

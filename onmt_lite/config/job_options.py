@@ -18,7 +18,7 @@ class SpeedOptions:
 
     batch_size: int | None = opt(None, min=1)
     batch_type: Literal["tokens", "sents"] = "tokens"
-    device: str = opt("auto", form=DEVICE_PATTERN, value="DEVICE")
+    device: str = opt("auto", pattern=DEVICE_PATTERN, metavar="DEVICE")
     gpu: tuple[int, ...] = opt((), within=(-1, 99))
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     threads: int | None = opt(None, within=(1, 1024))
@@ -39,13 +39,15 @@ class JobOptions:
     title: ClassVar[str] = "Jobs"
 
     quiet: bool = False
-    log_file: str | None = opt(None, value="FILE")
-    log_file_level: str = opt("0", choices=LEVELS, value="LEVEL")
+    log_file: str | None = opt(None, metavar="FILE")
+    log_file_level: str = opt("0", choices=LEVELS, metavar="LEVEL")
     report: File | None = None
     resume: bool = False
     bucket_lines: int | None = opt(None, within=(1, 10_000_000))
     shard: str | None = opt(
-        None, form=(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}", "I/N, where I counts from 1"), value="I/N"
+        None,
+        pattern=(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}", "I/N, where I counts from 1"),
+        metavar="I/N",
     )
     workers: int | None = opt(None, within=(1, 256))
 
@@ -60,6 +62,6 @@ class InformationOptions:
     report_time: bool = False
     report_bleu: bool = False
     dump_beam: File | None = opt(
-        None, form=(r".*\.(json|html)", "a file that ends in .json or .html")
+        None, pattern=(r".*\.(json|html)", "a file that ends in .json or .html")
     )
     print_model: bool = False

@@ -53,7 +53,7 @@ def opt(
     """
     texts = {"help": help, "example": example} if help else None
     bounds = dict(zip(("min", "max"), within))
-    return dataclasses.field(default=default, metadata={"texts": texts, **bounds, **more})
+    return dataclasses.field(default=default, metadata={"help_texts": texts, **bounds, **more})
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MetaOptions:
 
     print_config: bool = False
     save_config: File | None = None
-    help: tuple[str, ...] = opt((), value="[NAME ...]")
+    help: tuple[str, ...] = opt((), metavar="[NAME ...]")
     version: bool = False
 
 
@@ -89,18 +89,18 @@ class Option:
     name: str
     group: str  # the title of the group that help shows it in
     sections: tuple[str, ...]  # of help.yaml, the first that has the name counts
-    kind: type  # of one value: bool, int, float or str
+    value_type: type  # of one value: bool, int, float or str
     default: Any
-    many: bool = False  # takes a list of values
+    is_list: bool = False  # takes a list of values
     choices: tuple[str, ...] = ()  # values of a text
     min: float | None = None  # bounds of a number, inclusive
     max: float | None = None
     above: float | None = None  # a bound, exclusive
-    form: tuple[str, str] = (".*", "")  # what a text must match, and how messages describe that
-    table: bool = False  # a text; a table in YAML becomes what Python would write
-    value: str = ""  # what help calls a value; FILE and PATH name what is on disk
-    texts: Mapping[str, str] | None = None  # its help and example, if help.yaml has none
-    remark: str = ""  # what help says besides, such as what the option needs
+    pattern: tuple[str, str] = (".*", "")  # what a text must match, and how messages describe that
+    is_dict: bool = False  # a text; a table in YAML becomes what Python would write
+    metavar: str = ""  # what help calls a value; FILE and PATH name what is on disk
+    help_texts: Mapping[str, str] | None = None  # its help and example, if help.yaml has none
+    extra_help: str = ""  # what help says besides, such as what the option needs
 
     @property
     def help(self) -> str:
@@ -114,14 +114,14 @@ class Option:
 
     @property
     def _texts(self) -> Mapping[str, str]:
-        if self.texts is not None:
-            return self.texts
+        if self.help_texts is not None:
+            return self.help_texts
         texts = read_help()
         return next(texts[name][self.name] for name in self.sections if self.name in texts[name])
 
     @property
     def is_path(self) -> bool:
-        return self.value in ("FILE", "PATH")
+        return self.metavar in ("FILE", "PATH")
 
     @property
     def bounds(self) -> dict[str, float | None]:
@@ -131,14 +131,14 @@ class Option:
         """Describe valid values."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        if self.form[1]:
-            return self.form[1]
+        if self.pattern[1]:
+            return self.pattern[1]
         text = "a path" if self.is_path else "text"
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: text}
         limits = [
             f"{BOUNDS[k][0]} {_format_bound(v)}" for k, v in self.bounds.items() if v is not None
         ]
-        return " ".join([nouns[self.kind], " and ".join(limits)]).strip()
+        return " ".join([nouns[self.value_type], " and ".join(limits)]).strip()
 
 
 @cache
@@ -160,14 +160,14 @@ def _format_bound(bound: float) -> str:
 def collect_options(
     groups: tuple[type[Any], ...],
     sections: tuple[str, ...] = (),
-    remark: Callable[[str], str] = lambda name: "",
+    extra_help: Callable[[str], str] = lambda name: "",
 ) -> dict[str, Option]:
     """Return the options of all groups by name, in order.
 
     Args:
         groups: dataclasses with a `title`, whose fields are options.
         sections: of help.yaml, where the texts are looked up.
-        remark: returns what help adds about the option of a name.
+        extra_help: returns what help adds about the option of a name.
     """
     sections = (*sections, "common")
     found: dict[str, Option] = {}
@@ -175,7 +175,7 @@ def collect_options(
         hints = typing.get_type_hints(group, include_extras=True)
         for f in dataclasses.fields(group):
             assert f.name not in found, f"two options named {f.name}"
-            more = {**_parse_hint(hints[f.name]), **f.metadata, "remark": remark(f.name)}
+            more = {**_parse_hint(hints[f.name]), **f.metadata, "extra_help": extra_help(f.name)}
             found[f.name] = Option(f.name, group.title, sections, default=f.default, **more)
     return found
 
@@ -192,10 +192,14 @@ def _parse_hint(hint: Any) -> dict[str, Any]:
         (hint,) = [part for part in parts if part is not type(None)]
         return _parse_hint(hint)
     if origin is Literal:
-        return {"kind": str, "choices": parts}
+        return {"value_type": str, "choices": parts}
     if origin is tuple:
-        return {**_parse_hint(parts[0]), "many": True}
-    return {"kind": parts[0], "value": parts[1]} if origin is Annotated else {"kind": hint}
+        return {**_parse_hint(parts[0]), "is_list": True}
+    return (
+        {"value_type": parts[0], "metavar": parts[1]}
+        if origin is Annotated
+        else {"value_type": hint}
+    )
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -203,23 +207,23 @@ def _parse_hint(hint: Any) -> dict[str, Any]:
 
 def parse_words(option: Option, words: list[str]) -> Any:
     """Read the words of a command line.  Raises ValueError that says what was expected."""
-    if option.kind is bool and not words:
+    if option.value_type is bool and not words:
         return True
     if not words:
-        problem = "needs at least one value" if option.many else "takes one value, got none"
+        problem = "needs at least one value" if option.is_list else "takes one value, got none"
         shown = f"; for example: -{option.name} {option.example}" if option.example else ""
         raise ValueError(problem + shown)
-    if not option.many and len(words) != 1:
+    if not option.is_list and len(words) != 1:
         raise ValueError(f"takes one value, got {len(words)}: {' '.join(words)}")
     values = [_parse_word(option, word) for word in words]
-    return check_value(option, values if option.many else values[0])
+    return check_value(option, values if option.is_list else values[0])
 
 
 def _parse_word(option: Option, word: str) -> Any:
     """5 -> 5 for a number; other words stay text, which `check` refuses if it must."""
-    if option.kind is bool and word in ("true", "false"):
+    if option.value_type is bool and word in ("true", "false"):
         return word == "true"
-    if option.kind in (int, float) and NUMBER.fullmatch(word):
+    if option.value_type in (int, float) and NUMBER.fullmatch(word):
         try:
             return int(word)
         except ValueError:
@@ -232,7 +236,7 @@ def check_unquoted_value(option: Option, value: Any) -> Any:
     the same text, as in files of programs that read all values as words of a command line."""
 
     def unquoted(item: Any) -> Any:
-        if option.kind is bool and type(item) in (str, int):
+        if option.value_type is bool and type(item) in (str, int):
             return SWITCHES.get(str(item).lower(), item)
         return _parse_word(option, item) if isinstance(item, str) else item
 
@@ -241,9 +245,9 @@ def check_unquoted_value(option: Option, value: Any) -> Any:
 
 def check_value(option: Option, value: Any) -> Any:
     """Return a value from YAML or Python as it is used.  Raises ValueError, as `parse_words`."""
-    if option.table and isinstance(value, dict):
+    if option.is_dict and isinstance(value, dict):
         value = str(value)
-    if not option.many:
+    if not option.is_list:
         return _check_item(option, value)
     return tuple(_check_item(option, item) for item in (value if _is_list(value) else [value]))
 
@@ -267,15 +271,15 @@ def _check_item(option: Option, value: Any) -> Any:
         if value not in option.choices:
             raise wrong
         return value
-    if option.kind is float:
+    if option.value_type is float:
         if isinstance(value, str) and EXPONENT.fullmatch(value):
             value = float(value)  # YAML 1.1 takes 1e-3 for text
         if type(value) is int and abs(value) < 2**53:
             value = float(value)
-    if type(value) is not option.kind:  # True is an int to isinstance
+    if type(value) is not option.value_type:  # True is an int to isinstance
         raise wrong
     if isinstance(value, str):
-        if "\0" in value or not re.fullmatch(option.form[0], value, re.DOTALL):
+        if "\0" in value or not re.fullmatch(option.pattern[0], value, re.DOTALL):
             raise wrong
         if option.is_path:  # the shell does it only for a word that begins with ~
             value = os.path.expanduser(value)
@@ -285,7 +289,7 @@ def _check_item(option: Option, value: Any) -> Any:
         for name, bound in option.bounds.items():
             if bound is not None and not BOUNDS[name][1](value, bound):
                 raise wrong
-    return 0.0 if option.kind is float and value == 0 else value  # -0.0 is 0
+    return 0.0 if option.value_type is float and value == 0 else value  # -0.0 is 0
 
 
 def _quote(value: Any) -> str:

@@ -91,7 +91,7 @@ class TranslateOptions:
     @property
     def notes(self) -> tuple[str, ...]:
         """Options without effect, each with the reason."""
-        return self.resolved.notes
+        return self.resolved.notices
 
     @property
     def configs(self) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ class TranslateOptions:
         """
         resolver = Resolver(PROGRAM)
         for name, value in given.items():
-            resolver.put(name, value, KEYWORD_ORIGIN)
+            resolver.add_value(name, value, KEYWORD_ORIGIN)
         with use_keyword_style():
-            return build_options(resolver.result())
+            return build_options(resolver.resolve())
 
     def updated(self, **given: "Unpack[AllOptions]") -> "TranslateOptions":
         """Change some options.
@@ -270,16 +270,16 @@ PROGRAM = Program(
     name="onmt_lite",
     usage=USAGE,
     options=OPTIONS,
-    page=COMMON_OPTIONS,
-    takes_text=True,
+    common_options=COMMON_OPTIONS,
+    accepts_text=True,
     rules=RULES,
     build=build_options,
-    ours_too=SHARED_OPTIONS,
-    foreign=load_opennmt_options,
-    remark=lambda name: find_hint(name, OPTIONS),
-    waits=awaits_model,
+    shared_options=SHARED_OPTIONS,
+    foreign_options=load_opennmt_options,
+    hint=lambda name: find_hint(name, OPTIONS),
+    awaits_model=awaits_model,
     defaults=find_defaults,
-    comments=describe_auto_values,
-    quoted=True,
+    describe_auto=describe_auto_values,
+    ignores_quotes=True,
 )
 load_options = PROGRAM.load

@@ -18,6 +18,14 @@ from onmt_lite.config.option import format_value
 
 NO_EQUIVALENT = "nothing here does the same; python -m onmt_lite -help all lists all"
 TRAINING_ONLY = "it is for training (python -m onmt_lite.train); leave it out"
+# Keys of `foreign` in peers.yaml, and the fields of ForeignOption
+FIELDS = {
+    "says": "message",
+    "refused": "is_rejected",
+    "transform": "transform",
+    "renamed": "renamed_to",
+    "switch": "sets",
+}
 
 
 @dataclass(frozen=True)
@@ -28,16 +36,18 @@ class ForeignOption:
     to add to the message about a wrong value.
     """
 
-    off: tuple[str, ...] | None  # values that ask for nothing, as words; None: all do
-    says: str = "without effect here"  # what a note says of any other value
-    refused: bool = False  # other values are refused; `says` is the reason and the remedy
+    neutral_values: tuple[str, ...] | None  # values that ask for nothing, as words; None: all do
+    message: str = "without effect here"  # what a note says of any other value
+    is_rejected: bool = False  # other values are refused; `says` is the reason and the remedy
     transform: str = ""  # if `transforms` name it, they are noted instead
-    renamed: str = ""  # our option that has the same values
-    switch: tuple[str, Any] | None = None  # our option and its value if the switch is on
+    renamed_to: str = ""  # our option that has the same values
+    sets: tuple[str, Any] | None = None  # our option and its value if the switch is on
 
-    def asks_for(self, words: str) -> bool:
+    def has_effect(self, words: str) -> bool:
         """Return whether the value would have an effect in the other program."""
-        return self.off is not None and _plain(words) not in map(_plain, self.off)
+        return self.neutral_values is not None and _plain(words) not in map(
+            _plain, self.neutral_values
+        )
 
 
 def _plain(words: str) -> str:
@@ -52,10 +62,10 @@ def _plain(words: str) -> str:
 SHARED_OPTIONS = {
     **dict.fromkeys(("src_lang", "tgt_lang", "precision"), ForeignOption(("",))),
     "seed": ForeignOption(("-1",)),
-    "length_penalty": ForeignOption((), "the exponent is alpha", refused=True),  # as elsewhere
-    "coverage_penalty": ForeignOption((), "its weight is beta", refused=True),
+    "length_penalty": ForeignOption((), "the exponent is alpha", is_rejected=True),  # as elsewhere
+    "coverage_penalty": ForeignOption((), "its weight is beta", is_rejected=True),
     "tgt_prefix": ForeignOption(
-        ("false", ""), "here it is tgt_file_prefix", switch=("tgt_file_prefix", True)
+        ("false", ""), "here it is tgt_file_prefix", sets=("tgt_file_prefix", True)
     ),
 }
 
@@ -71,13 +81,13 @@ def load_opennmt_options() -> Mapping[str, ForeignOption]:
     """Return the options of OpenNMT-py that do nothing here, and those that are ours too."""
     found: dict[str, ForeignOption] = {}
     for entry in load_peers()["foreign"]:
-        says = {key: entry[key] for key in entry.keys() - {"options"}}
-        if "transform" in says:
-            says |= {"says": "for training only; leave it out", "refused": True}
+        fields = {FIELDS[key]: entry[key] for key in entry.keys() - {"options"}}
+        if "transform" in fields:
+            fields |= {"message": "for training only; leave it out", "is_rejected": True}
         for name, off in entry["options"].items():
             values = off if isinstance(off, list) else [off]
             words = None if off is None else tuple(map(format_value, values))
-            found[name] = ForeignOption(words, **says)
+            found[name] = ForeignOption(words, **fields)
     return {**found, **SHARED_OPTIONS}
 
 

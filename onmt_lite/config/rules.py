@@ -18,7 +18,7 @@ class Values(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
-    def say(self, template: str, *texts: str) -> Message:
+    def fill(self, template: str, *texts: str) -> Message:
         """Fill in `{beam_size}` with name and value, and `{0}` with the first text."""
         return Message.of(
             template, *texts, **{name: format_value(value) for name, value in self.items()}
@@ -26,7 +26,7 @@ class Values(dict[str, Any]):
 
 
 Predicate = Callable[[Values], Any]
-# A template of `Values.say`, or a function that makes one or several messages
+# A template of `Values.fill`, or a function that makes one or several messages
 MessageSource = str | Callable[[Values], str | Iterable[str]]
 Conditions = dict[
     str, Predicate
@@ -41,19 +41,19 @@ class Rule:
     note says why if they were given.  noted: the message is a note.
     """
 
-    serious: Literal["refused", "idle", "noted"]
-    holds: Predicate
-    says: MessageSource
-    names: tuple[str, ...] = ()  # options, each of which is `v.option` in turn
+    severity: Literal["refused", "idle", "noted"]
+    applies: Predicate
+    message: MessageSource
+    options: tuple[str, ...] = ()  # options, each of which is `v.option` in turn
     help: str = ""  # what the help on these options says about the rule
 
-    def messages(self, v: Values) -> list[str]:
+    def format_messages(self, v: Values) -> list[str]:
         """Return what to say about these values; nothing unless the rule holds."""
-        if not self.holds(v):
+        if not self.applies(v):
             return []
-        if isinstance(self.says, str):
-            return [v.say(self.says)]
-        said = self.says(v)
+        if isinstance(self.message, str):
+            return [v.fill(self.message)]
+        said = self.message(v)
         return [said] if isinstance(said, str) else list(said)
 
 
@@ -79,7 +79,7 @@ def requires(names: str, clauses: Conditions, usual: Any = None) -> Rule:
 
     def says(v: Values) -> str:
         lacks = _strip_hyphens(find_unmet(clauses, v))
-        return v.say(f"{v.option} needs {{0}}; give that too, or leave {v.option} out", lacks)
+        return v.fill(f"{v.option} needs {{0}}; give that too, or leave {v.option} out", lacks)
 
     return Rule(
         "refused",
@@ -99,12 +99,12 @@ def effective_only_with(names: str, clauses: Conditions, on: bool = False) -> Ru
 
     def says(v: Values) -> str:
         clause = find_unmet(clauses, v)
-        why = v.say(f"{v.option} needs {{0}}", _strip_hyphens(clause))
+        why = v.fill(f"{v.option} needs {{0}}", _strip_hyphens(clause))
         needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
         if len(needed) != 1:
             return why
         shown = "not given" if v[needed[0]] in (None, "", ()) else format_value(v[needed[0]])
-        return v.say(f"{needed[0]} is {shown}, {{0}}", why)
+        return v.fill(f"{needed[0]} is {shown}, {{0}}", why)
 
     return Rule(
         "idle",
@@ -171,9 +171,9 @@ def find_errors(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
     return [
         said
         for rule in rules
-        if rule.serious == "refused"
-        for name in rule.names or ("",)
-        for said in rule.messages(Values(values, option=name))
+        if rule.severity == "refused"
+        for name in rule.options or ("",)
+        for said in rule.format_messages(Values(values, option=name))
     ]
 
 
@@ -187,11 +187,11 @@ def find_notices(
     others: list[str] = []
     idle: dict[str, str] = {}
     for rule in rules:
-        if rule.serious == "noted":
-            others += rule.messages(Values(values))
-        for name in rule.names if rule.serious == "idle" else ():
+        if rule.severity == "noted":
+            others += rule.format_messages(Values(values))
+        for name in rule.options if rule.severity == "idle" else ():
             if name in asked and name not in idle:
-                for why in rule.messages(Values(values, option=name)):
+                for why in rule.format_messages(Values(values, option=name)):
                     template = f"{name}: without effect; {{0}} ({{1}})"
                     idle[name] = Message.of(template, why, asked[name])
     return [*others, *idle.values()]
@@ -199,4 +199,4 @@ def find_notices(
 
 def describe_requirements(rules: Iterable[Rule], name: str) -> str:
     """Return what the help on an option says about the rules."""
-    return ". ".join(rule.help for rule in rules if rule.help and name in rule.names)
+    return ". ".join(rule.help for rule in rules if rule.help and name in rule.options)

@@ -23,7 +23,7 @@ class SearchOptions:
     length_penalty: Literal["none", "wu", "avg"] = "avg"
     alpha: float = opt(1.0, within=(-10, 10))
     block_ngram_repeat: int = opt(0, min=0)
-    ignore_when_blocking: tuple[str, ...] = opt((), value="TOKEN")
+    ignore_when_blocking: tuple[str, ...] = opt((), metavar="TOKEN")
     repetition_penalty: float = opt(1.0, above=0, max=100)
     ban_unk_token: bool = False
     coverage_penalty: Literal["none", "wu", "summary"] = "none"
@@ -62,7 +62,7 @@ class AttentionOptions:
     attn_debug: bool = False
 
     @property
-    def chosen(self) -> bool:
+    def uses_alignment(self) -> bool:
         """Return whether unknown tokens are replaced by these alignments, not by the attention of
         the search."""
         return self.report_align or self.alignment_layer is not None

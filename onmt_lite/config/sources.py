@@ -47,18 +47,20 @@ class Program(Generic[T]):
     rules: Sequence[Rule] = ()  # about options that do not go together
     build: Callable[[Any], T] = lambda resolved: resolved  # from Resolved
     # Options of another program, in YAML too: those that are ours too, and all
-    ours_too: Mapping[str, ForeignOption] = field(default_factory=dict)
-    foreign: Callable[[], Mapping[str, ForeignOption]] = dict
-    remark: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
+    shared_options: Mapping[str, ForeignOption] = field(default_factory=dict)
+    foreign_options: Callable[[], Mapping[str, ForeignOption]] = dict
+    hint: Callable[[str], str | None] = lambda name: None  # what to say about an unknown name
     # Whether defaults depend on a model that is not here yet; rules are checked when it is
-    waits: Callable[[Mapping[str, Any]], bool] = lambda values: False
+    awaits_model: Callable[[Mapping[str, Any]], bool] = lambda values: False
     # From the given values, defaults that depend on them and what they belong to; the last ones win
     defaults: Callable[[Mapping[str, Any]], list[tuple[Mapping[str, Any], str]]] = lambda given: []
     # What a printed configuration says of values besides where they come from, by name
-    comments: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda values: {}
-    page: Sequence[str] = ()  # the most used options, which help shows first; by default all
-    takes_text: bool = False  # whether words on the command line may be meant as text
-    quoted: bool = False  # whether quotes around a value in YAML make no difference
+    describe_auto: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda values: {}
+    common_options: Sequence[
+        str
+    ] = ()  # the most used options, which help shows first; by default all
+    accepts_text: bool = False  # whether words on the command line may be meant as text
+    ignores_quotes: bool = False  # whether quotes around a value in YAML make no difference
 
     def load(self, argv: Sequence[str]) -> tuple[T, "Resolved"]:
         """Load a command line and the YAML files that it names.
@@ -75,9 +77,9 @@ class Program(Generic[T]):
         resolver = Resolver(self)
         for name, words in split_argv(argv)[0]:
             for path in filter(None, words if name == "config" else ()):
-                resolver.yaml_file(path)
-        resolver.command_line(argv)
-        resolved = resolver.result()
+                resolver.add_yaml_file(path)
+        resolver.add_command_line(argv)
+        resolved = resolver.resolve()
         return self.build(resolved), resolved
 
     def complete(self, known: "Resolved", problems: Sequence[str] = ()) -> "Resolved":
@@ -103,7 +105,7 @@ class Program(Generic[T]):
                     values[name], origins[name] = found[name], f"default {origin}"
                 else:
                     fixed[name] = found[name], f"default {origin}"
-        rules = () if self.waits(values) else self.rules
+        rules = () if self.awaits_model(values) else self.rules
         refused = find_errors(rules, values)
         if problems:  # what cannot be read may be what is missing
             refused = [problem for problem in refused if " is missing; " not in problem]
@@ -113,7 +115,7 @@ class Program(Generic[T]):
         given = {n: v for n, v in given.items() if n not in META_NAMES}
         asked = {n: origins[n] for n, value in given.items() if value != usual[n]}
         said = find_notices(rules, {**values, "given": given}, asked)
-        return Resolved(values, origins, known.foreign, tuple(said), fixed)
+        return Resolved(values, origins, known.foreign_notices, tuple(said), fixed)
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,13 @@ class Resolved:
 
     values: dict[str, Any]
     origins: dict[str, str]  # default, FILE:LINE, command line, keyword argument
-    foreign: tuple[str, ...] = ()  # notes on options of other programs
-    idle: tuple[str, ...] = ()  # notes on options without effect
+    foreign_notices: tuple[str, ...] = ()  # notes on options of other programs
+    option_notices: tuple[str, ...] = ()  # notes on options without effect
     fixed: Mapping[str, Setting] = field(default_factory=dict)  # what no option sets
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        return (*self.foreign, *self.idle)
+    def notices(self) -> tuple[str, ...]:
+        return (*self.foreign_notices, *self.option_notices)
 
     def build(self, group: type[Group]) -> Group:
         return build_group(group, self.values)
@@ -168,53 +170,59 @@ class Resolver:
         self.program, self.options = program, program.options
         self.values = {name: option.default for name, option in self.options.items()}
         self.origins = dict.fromkeys(self.options, "default")
-        self.asked: dict[str, tuple[ForeignOption, str, str]] = {}  # by name: words and origin
+        self.foreign_values: dict[
+            str, tuple[ForeignOption, str, str]
+        ] = {}  # by name: words and origin
         self.problems: list[str] = []
-        self.notes: dict[str, str] = {}  # by name, so that each option has one
+        self.notices: dict[str, str] = {}  # by name, so that each option has one
 
-    def _foreign(self, name: str) -> ForeignOption | None:
+    def _find_foreign(self, name: str) -> ForeignOption | None:
         program = self.program
-        return program.ours_too.get(name) if name in self.options else program.foreign().get(name)
+        return (
+            program.shared_options.get(name)
+            if name in self.options
+            else program.foreign_options().get(name)
+        )
 
-    def yaml_file(self, path: str) -> None:
+    def add_yaml_file(self, path: str) -> None:
         path = find_config(os.path.expanduser(path))
-        read = check_unquoted_value if self.program.quoted else check_value
+        read = check_unquoted_value if self.program.ignores_quotes else check_value
         try:
-            found = read_yaml(path, self._is_text)
+            found = read_yaml(path, self._reads_as_text)
         except ValueError as error:
             self.problems.append(f"config: {error}")
             return
         for name, value, line in found:
-            self.put(name, value, f"{path}:{line}", read)
+            self.add_value(name, value, f"{path}:{line}", read)
         if not found:
             remedy = "write lines such as `beam_size: 5` into it, or leave it out"
-            self.notes["config"] = f"config: without effect; {path} holds no options; {remedy}"
+            self.notices["config"] = f"config: without effect; {path} holds no options; {remedy}"
 
-    def _is_text(self, name: str, kind: str) -> bool:
+    def _reads_as_text(self, name: str, kind: str) -> bool:
         """Return whether `no`, 1.5 or 2024-01-01 in a file are text, as they would be in quotes."""
-        known = self._foreign(name)
-        if known and known.switch and kind == "bool":  # a switch of the other program
+        known = self._find_foreign(name)
+        if known and known.sets and kind == "bool":  # a switch of the other program
             return False
-        option = self.options.get(known.renamed if known and known.renamed else name)
-        is_text = option is not None and option.kind is str and not option.choices
-        return self.program.quoted and is_text
+        option = self.options.get(known.renamed_to if known and known.renamed_to else name)
+        is_text = option is not None and option.value_type is str and not option.choices
+        return self.program.ignores_quotes and is_text
 
-    def command_line(self, argv: Sequence[str]) -> None:
+    def add_command_line(self, argv: Sequence[str]) -> None:
         given, stray = split_argv(argv)
         if stray:
-            hint = suggest_for_stray(stray, self.options, self.program.takes_text)
+            hint = suggest_for_stray(stray, self.options, self.program.accepts_text)
             self.problems.append(f"{' '.join(stray)!r} belongs to no option; {hint}")
         configs: list[str] = []
         for name, words in given:
             if name == "config":  # -config a -config b reads both; of others the last one counts
                 configs += words
                 words = configs
-            self.put(name, words, "command line", parse_words)
+            self.add_value(name, words, "command line", parse_words)
 
-    def put(self, name: str, raw: Any, origin: str, read: Read = check_value) -> None:
+    def add_value(self, name: str, raw: Any, origin: str, read: Read = check_value) -> None:
         """Take a value, or the words of a command line; None is as if it were not there.  An empty
         path is not given: a shell writes one for a variable that is not set."""
-        known, ours, typed = self._foreign(name), name in self.options, read is parse_words
+        known, ours, typed = self._find_foreign(name), name in self.options, read is parse_words
         if raw is None and (ours or known):
             return
         if ours and self.options[name].is_path:
@@ -222,38 +230,38 @@ class Resolver:
             if paths and all(path == "" for path in paths):
                 self.values[name], self.origins[name] = self.options[name].default, "default"
                 return
-            raw = [path for path in paths if path != ""] if self.options[name].many else raw
+            raw = [path for path in paths if path != ""] if self.options[name].is_list else raw
         words = format_value(raw or True) if typed else format_value(raw)
-        asks = known is not None and known.asks_for(words)
+        asks = known is not None and known.has_effect(words)
         # What "not given" is in the other program; nobody types "" to say nothing
         if known and ours and not asks and (words or not typed):
             self.values[name], self.origins[name] = self.options[name].default, "default"
         elif name in META_NAMES and ours and not typed:
             self.problems.append(f"{name} belongs on the command line; give it there ({origin})")
-        elif known and known.switch and words == "true":
-            self._note(name, known, words, origin)
-            self._take(*known.switch, origin, check_value)
+        elif known and known.sets and words == "true":
+            self._add_notice(name, known, words, origin)
+            self._set(*known.sets, origin, check_value)
         elif ours or known is None:
-            self._take(name, raw, origin, read)
-        elif known.renamed and asks:
-            self._note(name, known, words, origin)
-            self._take(known.renamed, raw, origin, read)
+            self._set(name, raw, origin, read)
+        elif known.renamed_to and asks:
+            self._add_notice(name, known, words, origin)
+            self._set(known.renamed_to, raw, origin, read)
         elif asks:
-            self.asked[name] = known, words, origin
+            self.foreign_values[name] = known, words, origin
         else:  # what was said before counts no more
-            self.asked.pop(name, None)
+            self.foreign_values.pop(name, None)
 
-    def _take(self, name: str, raw: Any, origin: str, read: Read) -> None:
+    def _set(self, name: str, raw: Any, origin: str, read: Read) -> None:
         if name not in self.options:
-            self.problems.append(f"{self._unknown(name, raw)} ({origin})")
+            self.problems.append(f"{self._explain_unknown(name, raw)} ({origin})")
             return
         try:
             self.values[name] = read(self.options[name], raw)
             self.origins[name] = origin
         except ValueError as error:
-            known = self._foreign(name)
+            known = self._find_foreign(name)
             is_guessed = "; did you mean" in f"{error}"
-            hint = f"; {known.says}" if known and known.refused and not is_guessed else ""
+            hint = f"; {known.message}" if known and known.is_rejected and not is_guessed else ""
             if isinstance(raw, list) and read is not parse_words and CONTENTS.get(name) == PHRASES:
                 hint = f"; {name} takes {PHRASES}"
                 hint += (
@@ -262,50 +270,50 @@ class Resolver:
                     else ""
                 )
             is_typed = read is parse_words and not is_guessed
-            meant = self._extra(name, raw) if is_typed else ""
+            meant = self._suggest_for_extra(name, raw) if is_typed else ""
             self.problems.append(f"{name}: {error}{hint} ({origin}){meant}")
 
-    def _extra(self, name: str, words: list[str]) -> str:
+    def _suggest_for_extra(self, name: str, words: list[str]) -> str:
         """Return what to add if words follow an option that does not take them."""
         option = self.options[name]
-        if option.kind is bool and words:
+        if option.value_type is bool and words:
             if len(words) == 1 and (switch := SWITCHES.get(words[0].lower())) is not None:
                 return f"; did you mean {format_value(switch)}?"
             words = ["true", *words]
-        if option.many or len(words) < 2 or not any(words[1:]):
+        if option.is_list or len(words) < 2 or not any(words[1:]):
             return ""
-        return f"; {suggest_for_extra(option, words, self.options, self.program.takes_text)}"
+        return f"; {suggest_for_extra(option, words, self.options, self.program.accepts_text)}"
 
-    def _unknown(self, name: str, raw: Any = None) -> str:
+    def _explain_unknown(self, name: str, raw: Any = None) -> str:
         shown = name[:50]
         if (plain := name.replace("-", "_")) in self.options:
             return f"unknown option {shown}; here it is {plain}"
-        remark = self.program.remark(plain)
+        remark = self.program.hint(plain)
         if remark:
             return f"unknown option {shown}; {remark}"
         if isinstance(raw, dict):
             remedy = f"write its options at the start of a line, without {shown}"
             return f"unknown option {shown}; options have no sections: {remedy}"
-        if plain in self.program.foreign():
+        if plain in self.program.foreign_options():
             return f"unknown option {shown}; it is spelt {plain}"
-        if not (near := suggest_names(name, self.options, self.program.page)):
+        if not (near := suggest_names(name, self.options, self.program.common_options)):
             return f"unknown option {shown}; python -m {self.program.name} -help all lists all"
         return f"unknown option {shown}; did you mean {' or '.join(near)}?"
 
-    def _note(self, name: str, known: ForeignOption, words: str, origin: str) -> None:
-        if known.says:
+    def _add_notice(self, name: str, known: ForeignOption, words: str, origin: str) -> None:
+        if known.message:
             shown = "" if words == "true" else f" {words[:50]}"
-            self.notes[name] = f"{name}{shown}: {known.says} ({origin})"
+            self.notices[name] = f"{name}{shown}: {known.message} ({origin})"
 
-    def result(self) -> Resolved:
+    def resolve(self) -> Resolved:
         """Return all values, checked by the rules.  Raises as `Program.complete`."""
-        for name, (known, words, origin) in self.asked.items():
+        for name, (known, words, origin) in self.foreign_values.items():
             excused = known.transform and known.transform in self.values["transforms"]
-            if known.refused and not excused:
-                self.problems.append(f"{name} {words[:50]}: {known.says} ({origin})")
+            if known.is_rejected and not excused:
+                self.problems.append(f"{name} {words[:50]}: {known.message} ({origin})")
             else:
-                self._note(name, known, words, origin)
-        read = Resolved(self.values, self.origins, tuple(self.notes.values()))
+                self._add_notice(name, known, words, origin)
+        read = Resolved(self.values, self.origins, tuple(self.notices.values()))
         return self.program.complete(read, self.problems)
 
 

@@ -66,7 +66,7 @@ def suggest_for_extra(
     text = words if option.name == "src" else extra
     if takes_text and " " in " ".join(text).strip() and is_text(text):
         return line_that_works(text)
-    is_free = option.kind is str and not (option.choices or option.form[1])
+    is_free = option.value_type is str and not (option.choices or option.pattern[1])
     if is_free and (not option.is_path or os.path.lexists(" ".join(words))):
         return f"quote a value with spaces: -{option.name} {shlex.quote(' '.join(words))}"
     path = shlex.quote(extra[0])

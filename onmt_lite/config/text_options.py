@@ -32,9 +32,9 @@ class ModelOptions:
 
     title: ClassVar[str] = "Model"
 
-    model: tuple[str, ...] = opt((), value="PATH")
-    src_lang: str = opt("", value="CODE")
-    tgt_lang: str = opt("", value="CODE")
+    model: tuple[str, ...] = opt((), metavar="PATH")
+    src_lang: str = opt("", metavar="CODE")
+    tgt_lang: str = opt("", metavar="CODE")
     model_weights: tuple[float, ...] = opt((), above=0, max=1e6)
     avg_raw_probs: bool = False
 
@@ -65,8 +65,8 @@ class TextOptions:
     tgt_prefix: str = ""
     src_suffix: str = ""
     tgt_suffix: str = ""
-    src_onmttok_kwargs: str = opt(DEFAULT_KWARGS, table=True, value="DICT")
-    tgt_onmttok_kwargs: str = opt(DEFAULT_KWARGS, table=True, value="DICT")
+    src_onmttok_kwargs: str = opt(DEFAULT_KWARGS, is_dict=True, metavar="DICT")
+    tgt_onmttok_kwargs: str = opt(DEFAULT_KWARGS, is_dict=True, metavar="DICT")
     penn: bool = True
     norm_quote_commas: bool = True
     norm_numbers: bool = True
@@ -75,12 +75,12 @@ class TextOptions:
     upper_corpus_ratio: float = opt(0.01, within=(0, 1))
 
     @property
-    def performed(self) -> tuple[str, ...]:
+    def token_transforms(self) -> tuple[str, ...]:
         """The transforms that cut lines or put something around them."""
         return tuple(name for name in self.transforms if name in TOKEN_TRANSFORMS)
 
     @property
-    def rewriting(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def text_transforms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The transforms that rewrite the line before it is cut, and its tokens after that."""
         cut = [
             self.transforms.index(name) for name in SUBWORD_TRANSFORMS if name in self.transforms
@@ -108,7 +108,7 @@ class DataOptions:
 
     src: File = "-"
     input_format: Literal["auto", "text", "jsonl"] = "auto"
-    text_field: str = opt("text", value="NAME")
+    text_field: str = opt("text", metavar="NAME")
     output: File = "-"
     output_format: Literal["auto", "text", "jsonl", "moses", "tsv"] = "auto"
     with_score: bool = False

@@ -78,7 +78,7 @@ def check_files(v: Values) -> Iterator[str]:
         yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
     if v.score_only and v.output_format not in ("auto", *SCORE_FORMATS):
         remedy = f"with score_only give {' or '.join(SCORE_FORMATS)}"
-        yield v.say("{output_format} is for translations; {0}", remedy)
+        yield v.fill("{output_format} is for translations; {0}", remedy)
 
 
 def get_output_format(v: Values) -> str:
@@ -169,16 +169,16 @@ def check_search(v: Values) -> Iterator[str]:
     for name, have in forms.items():
         if v[name] not in have:
             there = " and ".join(have)
-            yield v.say(f"{{{name}}}: -{{search}} has {{0}}; give one of these", there)
+            yield v.fill(f"{{{name}}}: -{{search}} has {{0}}; give one of these", there)
     if v.early_stopping == "never" and "early_stopping=never" not in get_preset(v).stops:
-        yield v.say("{early_stopping}: -{search} has true and false; give one")
+        yield v.fill("{early_stopping}: -{search} has true and false; give one")
     if v.n_best > v.beam_size:
-        yield v.say("{n_best} is more than {beam_size}; raise beam_size or lower n_best")
+        yield v.fill("{n_best} is more than {beam_size}; raise beam_size or lower n_best")
     if v.min_length > v.max_length:
-        yield v.say("{min_length} is more than {max_length}; lower min_length or raise max_length")
+        yield v.fill("{min_length} is more than {max_length}; lower min_length or raise max_length")
     if v.beam_size % v.beam_groups:
         remedy = f"give a beam_size that is a multiple of {v.beam_groups}"
-        yield v.say("{beam_groups} does not divide {beam_size}; {0}", remedy)
+        yield v.fill("{beam_groups} does not divide {beam_size}; {0}", remedy)
     sampling = get_sampling(v)
     if any(v[name] for name in ("do_sample", *FILTERS)):
         for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
@@ -204,13 +204,13 @@ def explain_missing_option(name: str, search: str, shown: str = "") -> Message:
 def check_jobs(v: Values) -> Iterator[str]:
     """Of the groups Speed, Jobs and Information."""
     if v.gpu and v.device != "auto":
-        yield v.say("{gpu} and {device} both choose the device; give one")
+        yield v.fill("{gpu} and {device} both choose the device; give one")
     if len(v.gpu) > 1 and -1 in v.gpu:
-        yield v.say("{gpu}: -1 is the CPU, which goes alone; leave it out")
+        yield v.fill("{gpu}: -1 is the CPU, which goes alone; leave it out")
     if len(v.gpu) > 1 and v.workers not in (None, 1, len(v.gpu)):
-        yield v.say("{gpu} has one worker per GPU, not {0}; leave workers out", str(v.workers))
+        yield v.fill("{gpu} has one worker per GPU, not {0}; leave workers out", str(v.workers))
     if v.shard and Fraction(v.shard) > 1:
-        yield v.say("{shard}: there are {0} parts; give one from 1", v.shard.split("/")[1])
+        yield v.fill("{shard}: there are {0} parts; give one from 1", v.shard.split("/")[1])
     if v.shard and "-" in (v.src, v.tgt):
         yield "shard: lines of standard input cannot be counted first; give a file"
     if v.verbose and v.quiet:

@@ -82,13 +82,13 @@ RULES: tuple[Rule, ...] = (
     no_effect_if(
         "with_score",
         lambda v: get_output_format(v) != "text",
-        lambda v: v.say(
+        lambda v: v.fill(
             "{output} is {0}, with_score needs output_format text", get_output_format(v)
         ),
     ),
     notice_if(
         has_misleading_extension,
-        lambda v: v.say(
+        lambda v: v.fill(
             "{output}: {0} is written, though the name means {1}; give that output_format or "
             "another name",
             *(get_output_format(v), format_from_path(v.output, LIKELY_EXTENSIONS) or ""),

@@ -85,8 +85,8 @@ def read_checkpoint(options: TranslateOptions) -> Checkpoint:
 def read_own(options: TranslateOptions) -> Named | None:
     """The tokenizer of the options themselves, if any.  CheckpointError for a damaged file."""
     text, name = options.text, options.text.tokenizer
-    if text.performed:
-        return f"transforms {', '.join(text.performed)}", _of_transforms(text)
+    if text.token_transforms:
+        return f"transforms {', '.join(text.token_transforms)}", _of_transforms(text)
     if not text.src_subword_model or name not in ("bpe", "sentencepiece"):
         return None
     shown = f"{name} of {Path(text.src_subword_model).name}"
@@ -102,7 +102,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     if checkpoint.text_end and name != "space":  # a line of tokens may have it already
         end, languages = checkpoint.text_end + checkpoint.src_end, of_text(checkpoint.languages)
         checkpoint = replace(checkpoint, src_end=end, text_end=(), languages=languages)
-    if isinstance(tokenizer, TransformTokenizer) and options.text.performed:
+    if isinstance(tokenizer, TransformTokenizer) and options.text.token_transforms:
         if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
             spaces = checkpoint.tokenizers["space"]  # lines of tokens as its toolkit splits them
             tokenizer = TransformTokenizer(
@@ -114,7 +114,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
         tokenizer = TransformTokenizer(tokenizer.encode, tokenizer.encode_target, join)
     if options.text.detokenizer != "auto":
         name = f"{name}, output joined by {options.text.detokenizer}"
-    if any(options.text.rewriting):
+    if any(options.text.text_transforms):
         tokenizer = _rewriting(tokenizer, options)
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
 
@@ -158,7 +158,7 @@ def forced_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, 
     text = options.text
     if not options.data.tgt_file_prefix or options.data.tgt is not None:
         return ()
-    if "prefix" not in text.performed:
+    if "prefix" not in text.token_transforms:
         return _ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
     tokens = next(iter(checkpoint.tokenizers.values())).encode_target("")
     return (*checkpoint.tgt_start, *checkpoint.tgt_vocab.encode(tokens))
@@ -182,7 +182,7 @@ def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformToke
     def cutter(cut: Cut, lang: str) -> Cut:
         do: dict[str, Callable[[str], str]]
         do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
-        before, after = text.rewriting  # as text, and as tokens
+        before, after = text.text_transforms  # as text, and as tokens
 
         def rewritten(line: str) -> list[str]:
             for name in before:
@@ -203,7 +203,7 @@ def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformToke
 
 
 def _of_transforms(text: TextOptions) -> TransformTokenizer:
-    names, kind = text.performed, _subword_kind(text)
+    names, kind = text.token_transforms, _subword_kind(text)
     uncut = names[: names.index(kind)] if kind else ()  # these meet the line while it is text
 
     def affixes(prefix: str, suffix: str) -> Affixes:
@@ -218,7 +218,7 @@ def _of_transforms(text: TextOptions) -> TransformTokenizer:
 
 def _subword_kind(text: TextOptions) -> str:
     """The transform that cuts words into subwords; "" for none."""
-    return next((name for name in text.performed if name in SUBWORD_TRANSFORMS), "")
+    return next((name for name in text.token_transforms if name in SUBWORD_TRANSFORMS), "")
 
 
 def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:

@@ -51,7 +51,7 @@ def search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchCo
     check_attention(options, checkpoint)
     preset = PRESETS[options.search.search]
     spec = search_spec(options, checkpoint, preset)
-    unk_later = options.text.replace_unk and options.attention.chosen
+    unk_later = options.text.replace_unk and options.attention.uses_alignment
     differ_late = unk_later and spec.policy.distinct == "text"
     if differ_late:  # all hypotheses are read, since no one knows yet which texts are equal
         spec = replace(spec, policy=replace(spec.policy, distinct="tokens"))

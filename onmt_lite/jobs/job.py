@@ -390,4 +390,4 @@ def say_what_is_kept(
         state = f"; {format_path(output)} {state}{rest}"
     else:
         state = f", written to {format_path(output)}" if n_lines else "; nothing was written"
-    vars(error).update(goes_on=goes_on, kept=done + state)
+    vars(error).update(can_resume=goes_on, status=done + state)

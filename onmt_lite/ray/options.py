@@ -40,7 +40,7 @@ class ClusterOptions:
 
     title: ClassVar[str] = "Cluster"
 
-    address: str | None = opt(None, value="ADDRESS")
+    address: str | None = opt(None, metavar="ADDRESS")
     actors: int | None = opt(None, within=(1, 100_000))
     cpus_per_actor: int = opt(1, within=(1, 1024))
     gpus_per_actor: float = opt(0.0, within=(0, 1))
@@ -61,7 +61,7 @@ SHARED_NAMES = [f.name for g in SHARED for f in fields(g) if f.name not in LACKI
 FILES = ("output", "input_format", "output_format", "text_field")
 HELP = ("ray",)  # the section of help.yaml
 OPTIONS: dict[str, Option] = {
-    "src": replace(TRANSLATE["src"], sections=HELP, many=True, default=()),
+    "src": replace(TRANSLATE["src"], sections=HELP, is_list=True, default=()),
     **{name: TRANSLATE[name] for name in FILES},
     **collect_options((ClusterOptions,), HELP),
     **{name: TRANSLATE[name] for name in SHARED_NAMES},
@@ -71,7 +71,7 @@ OPTIONS: dict[str, Option] = {
         TRANSLATE["output_format"], sections=HELP, choices=("text", "jsonl"), default=None
     ),
     "device": replace(
-        TRANSLATE["device"], sections=HELP, form=("auto|cpu|cuda", "auto, cpu or cuda")
+        TRANSLATE["device"], sections=HELP, pattern=("auto|cpu|cuda", "auto, cpu or cuda")
     ),
 }
 NOT_HERE = {
@@ -94,7 +94,7 @@ RULES = (
 
 
 def problems_of_translation(values: dict[str, Any]) -> list[str]:
-    return [] if TRANSLATION.waits(values) else find_errors(TRANSLATION.rules, values)
+    return [] if TRANSLATION.awaits_model(values) else find_errors(TRANSLATION.rules, values)
 
 
 def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def build_ray_options(resolved: Resolved) -> RayOptions:
     origins = {name: resolved.origins.get(name, "default") for name in TRANSLATE} | {
         "src": "default"
     }
-    completed = TRANSLATION.complete(Resolved(values, origins, resolved.notes))
+    completed = TRANSLATION.complete(Resolved(values, origins, resolved.notices))
     translation = of_actors(build_options(completed), cluster)
     return RayOptions(resolved.values["src"], cluster, translation)
 
@@ -141,13 +141,13 @@ PROGRAM = Program(
     name="onmt_lite.ray",
     usage=USAGE,
     options=OPTIONS,
-    page=PAGE,
+    common_options=PAGE,
     rules=RULES,
     build=build_ray_options,
-    ours_too=SHARED_OPTIONS,
-    foreign=load_opennmt_options,
-    remark=lambda name: NOT_HERE.get(name) or find_hint(name, OPTIONS),
+    shared_options=SHARED_OPTIONS,
+    foreign_options=load_opennmt_options,
+    hint=lambda name: NOT_HERE.get(name) or find_hint(name, OPTIONS),
     defaults=find_defaults,
-    quoted=True,
+    ignores_quotes=True,
 )
 load_ray_options = PROGRAM.load

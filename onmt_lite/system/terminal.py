@@ -79,8 +79,8 @@ class Interrupted(BaseException):
         super().__init__(signum)
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
-        self.kept = ""  # how far the work was, and what is left of it
-        self.goes_on = False  # whether the same command with -resume goes on from there
+        self.status = ""  # how far the work was, and what is left of it
+        self.can_resume = False  # whether the same command with -resume goes on from there
 
 
 pending: list[int] = []  # the signal that was raised and has not been answered yet

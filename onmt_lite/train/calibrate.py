@@ -60,7 +60,7 @@ class CalibrateOptions:
 
     title: ClassVar[str] = "Calibrate"
 
-    model: str = opt("", value="PATH")
+    model: str = opt("", metavar="PATH")
     valid: tuple[File, ...] = ()
     train: tuple[File, ...] = ()
     unknown: Literal["copy", "drop", "model"] | None = None
@@ -68,7 +68,7 @@ class CalibrateOptions:
     numbers: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     split_longer: int | None = opt(None, min=0)
-    languages: tuple[str, ...] = opt((), value="CODE")
+    languages: tuple[str, ...] = opt((), metavar="CODE")
 
 
 def wrong_words(v: Values) -> list[str]:

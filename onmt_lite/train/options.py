@@ -38,8 +38,8 @@ class DataOptions:
     train: tuple[File, ...] = ()
     train_weights: tuple[float, ...] = ()
     valid: tuple[File, ...] = ()
-    output: str = opt("", value="PATH")
-    init_from: str | None = opt(None, value="PATH")
+    output: str = opt("", metavar="PATH")
+    init_from: str | None = opt(None, metavar="PATH")
     save_bits: int = 16
     reverse: bool = False
     vocab_size: int | None = opt(None, within=(16, 500_000))
@@ -82,7 +82,7 @@ class LearningOptions:
     mean_steps: int = opt(0, min=0)
     valid_minutes: float | None = opt(None, above=0)
     seed: int = opt(1, within=(0, 2**63 - 1))
-    device: str = opt("auto", form=DEVICE_PATTERN, value="DEVICE")
+    device: str = opt("auto", pattern=DEVICE_PATTERN, metavar="DEVICE")
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     threads: int | None = opt(None, within=(1, 256))
     resume: bool = False
@@ -154,7 +154,7 @@ def build_options(resolved: Resolved) -> TrainOptions:
     if data.init_from is not None:  # may be the name of a shipped model
         data = replace(data, init_from=str(find_model(data.init_from)))
     model, learning = resolved.build(ModelOptions), resolved.build(LearningOptions)
-    return TrainOptions(data, model, learning, resolved.notes)
+    return TrainOptions(data, model, learning, resolved.notices)
 
 
 PROGRAM = Program(
@@ -162,8 +162,8 @@ PROGRAM = Program(
     USAGE,
     OPTIONS,
     RULES,
-    page=PAGE,
-    remark=hint_translation_option,
+    common_options=PAGE,
+    hint=hint_translation_option,
     build=build_options,
 )
 load_train_options = PROGRAM.load

@@ -83,8 +83,8 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
         advice = run_directory.how_to_go_on(out)
-        interrupted.kept = f"at step {trainer.n_steps}, state saved{advice}"
-        LOG.info("stopped %s", interrupted.kept, extra={"on_stderr": False})
+        interrupted.status = f"at step {trainer.n_steps}, state saved{advice}"
+        LOG.info("stopped %s", interrupted.status, extra={"on_stderr": False})
         raise interrupted
 
 

@@ -118,21 +118,27 @@ class EvaluateOptions:
 
     title: ClassVar[str] = "Evaluate"
 
-    model: str = opt("data/de-en", help="Evaluate this model", value="PATH", example="runs/de-en-5")
+    model: str = opt(
+        "data/de-en", help="Evaluate this model", metavar="PATH", example="runs/de-en-5"
+    )
     test: tuple[str, ...] = opt(
-        (), help="Translate the sources of these held-out pairs, plain or .gz", value="FILE"
+        (), help="Translate the sources of these held-out pairs, plain or .gz", metavar="FILE"
     )
     lines: int = opt(
-        0, help="Take the first N pairs of each file; 0 takes all", min=0, value="N", example="500"
+        0,
+        help="Take the first N pairs of each file; 0 takes all",
+        min=0,
+        metavar="N",
+        example="500",
     )
     strings: int = opt(
-        60, help="Make N lines with each kind of string to copy", min=0, value="N", example="30"
+        60, help="Make N lines with each kind of string to copy", min=0, metavar="N", example="30"
     )
     seed: int = opt(1, help="Seed the strings to copy", min=0, example="2")
     output: str | None = opt(
         None,
         help="Write `source<TAB>reference<TAB>output` lines of each set to this directory",
-        value="PATH",
+        metavar="PATH",
         example="runs/read",
     )
     threads: int = opt(1, help="Use N CPU threads", min=1, example="2")

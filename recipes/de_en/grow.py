@@ -62,7 +62,7 @@ class GrowOptions:
     title: ClassVar[str] = "Grow"
 
     model: str = opt(
-        "", help="Start from this model directory", value="PATH", example="runs/de-en-1"
+        "", help="Start from this model directory", metavar="PATH", example="runs/de-en-1"
     )
     enc_layers: int = opt(
         0,
@@ -89,7 +89,7 @@ class GrowOptions:
         (),
         help="Make new pieces of the words in these files of pairs, plain or .gz; a piece that the "
         "model has keeps its embedding",
-        value="FILE",
+        metavar="FILE",
         example="runs/text-4/01.tsv.gz",
     )
     vocab_size: int | None = opt(
@@ -105,7 +105,7 @@ class GrowOptions:
     output: str = opt(
         "",
         help="Write to this directory, which must not exist yet",
-        value="PATH",
+        metavar="PATH",
         example="runs/start",
     )
 

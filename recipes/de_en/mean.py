@@ -35,7 +35,7 @@ class MeanOptions:
 
     title: ClassVar[str] = "Mean"
 
-    models: tuple[str, ...] = opt((), help="Average these models", value="PATH")
+    models: tuple[str, ...] = opt((), help="Average these models", metavar="PATH")
     weights: tuple[float, ...] = opt(
         (),
         help="Weigh the models so; the sum does not matter; without weights, each counts the same",
@@ -44,7 +44,7 @@ class MeanOptions:
     output: str = opt(
         "",
         help="Write to this directory, which must not exist yet",
-        value="PATH",
+        metavar="PATH",
         example="runs/mean",
     )
     save_bits: int = opt(16, help="Write weights in 16 or 8 bits, as the trainer does", example="8")

@@ -30,7 +30,7 @@ class FileOptions:
     title: ClassVar[str] = "Files"
 
     train: tuple[str, ...] = opt(
-        (), help="Read pairs from these files, plain or .gz", value="FILE", example="my.train.tsv"
+        (), help="Read pairs from these files, plain or .gz", metavar="FILE", example="my.train.tsv"
     )
     train_weights: tuple[float, ...] = opt(
         (),
@@ -40,7 +40,7 @@ class FileOptions:
     train_same: tuple[str, ...] = opt(
         (),
         help="Read lines that a translation leaves as they are from these files",
-        value="FILE",
+        metavar="FILE",
         example="names.txt",
     )
     same_lines: int = opt(0, help="Take N lines of train_same in each epoch", min=0, example="500")
@@ -48,7 +48,7 @@ class FileOptions:
         (),
         help="Read pairs of which a machine made one side from these files; no names, numbers or "
         "words are taken from them",
-        value="FILE",
+        metavar="FILE",
         example="back.tsv.gz",
     )
     made_lines: int = opt(0, help="Take N pairs of made in each epoch", min=0, example="1000")
@@ -56,7 +56,7 @@ class FileOptions:
         (),
         help="Leave out every pair that shares a side with one of these files' pairs, small "
         "letters and marks not compared, as a line that a machine made may be one of the test set",
-        value="FILE",
+        metavar="FILE",
         example="test.tsv.gz",
     )
     slots: str | None = opt(
@@ -64,7 +64,7 @@ class FileOptions:
         help="Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds "
         "are name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, "
         "script, field",
-        value="FILE",
+        metavar="FILE",
         example="recipes/de_en/slots.tsv",
     )
     slot_lines: int = opt(
@@ -75,7 +75,7 @@ class FileOptions:
     output: str = opt(
         "",
         help="Write to this directory, which must not exist yet",
-        value="PATH",
+        metavar="PATH",
         example="runs/text",
     )
 

@@ -332,7 +332,7 @@ def test_yaml_loads(block, tmp_path):
     options, resolved = load(["-config", str(path)])
     assert any(origin != "default" for origin in resolved.origins.values())
     if "transforms" in block.body:  # the one of OpenNMT-py says how lines become tokens
-        assert options.text.performed == ("sentencepiece", "prefix", "suffix")
+        assert options.text.token_transforms == ("sentencepiece", "prefix", "suffix")
 
 
 def test_three_files_are_one_job(sandbox, run):

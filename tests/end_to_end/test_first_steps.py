@@ -56,14 +56,14 @@ def test_a_printed_configuration_says_which_precision_runs(words):
     if "m2m" in words:
         given["tgt_lang"] = "en"
     machine = Translator.from_pretrained(**given).machine
-    assert PROGRAM.comments(resolved.values)["precision"] == f"here {machine['precision']}"
+    assert PROGRAM.describe_auto(resolved.values)["precision"] == f"here {machine['precision']}"
 
 
 def test_of_another_kind_of_model_it_says_what_may_run():
     _, resolved = load_options(["-device", "cpu", "-model", "data/toy.json"])
-    assert "fp32" in PROGRAM.comments(resolved.values)["precision"]
+    assert "fp32" in PROGRAM.describe_auto(resolved.values)["precision"]
     _, resolved = load_options(["-precision", "bf16"])
-    assert "precision" not in PROGRAM.comments(resolved.values)
+    assert "precision" not in PROGRAM.describe_auto(resolved.values)
 
 
 def test_doubt_is_shown_without_asking(run, tmp_path):

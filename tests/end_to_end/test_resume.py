@@ -199,7 +199,7 @@ def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
     stop = Interrupted(signal.SIGTERM)
     print_resume_command(stop, words)
     assert capfd.readouterr().err == ""
-    stop.goes_on = True
+    stop.can_resume = True
     print_resume_command(stop, words)
     command = capfd.readouterr().err
     assert shlex.split(command) == [sys.executable, *words, *([] if again else ["-resume"])]

@@ -29,10 +29,10 @@ def describe_type(option):
         literals += [words.get(c, c) for c in option.choices if c in words or c.isdecimal()]
         found = f"Literal[{', '.join(literals)}]"
     else:
-        found = option.kind.__name__ + " | PurePath" * option.is_path
-    if option.many:
+        found = option.value_type.__name__ + " | PurePath" * option.is_path
+    if option.is_list:
         found = f"{found} | Sequence[{found}]"
-    if option.table:
+    if option.is_dict:
         found += " | dict[str, Any]"
     return found + " | None" * (option.default is None)
 

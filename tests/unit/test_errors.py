@@ -43,6 +43,6 @@ def test_all_problems():
 
 def test_a_signal():
     stop = Interrupted(signal.SIGTERM)
-    stop.kept = "after 3 lines"
+    stop.status = "after 3 lines"
     found = travelled(stop)
-    assert (found.signal, found.exit_code, found.kept) == (signal.SIGTERM, 143, "after 3 lines")
+    assert (found.signal, found.exit_code, found.status) == (signal.SIGTERM, 143, "after 3 lines")

@@ -90,7 +90,7 @@ class TestHelp:
             assert f"\n  -{name}" in text
             assert f"{option.help}." in squeezed
             said = squeezed.split(f"{option.help}.")[1].split(" -")[0]
-            if option.kind in (int, float) and option.default not in (None, ()):
+            if option.value_type in (int, float) and option.default not in (None, ()):
                 assert f"Default: {option.default}." in said
 
     def test_needs(self):
@@ -111,7 +111,7 @@ class TestHelp:
         option = program.options[name]
         command, pairs = example_of(option, program.options)
         assert command.split()[0] == f"-{name}"
-        assert option.kind is bool or option.example, "an example shows a value"
+        assert option.value_type is bool or option.example, "an example shows a value"
         if name in META_NAMES:
             return
         # Files of the example need not exist, but an option must not contradict another
@@ -125,7 +125,7 @@ class TestHelp:
         _, by_yaml = LOADS[program](["-config", str(config), *beside])
         assert by_words.values | {"config": ()} == by_yaml.values | {"config": ()}
         assert by_words.values[name] != option.default
-        assert not [note for note in by_words.notes if note.startswith(f"{name}:")]
+        assert not [note for note in by_words.notices if note.startswith(f"{name}:")]
 
     def test_an_option_a_group_and_both(self):
         option = describe_options(["beam_size"], OPTIONS)
@@ -168,7 +168,7 @@ class TestHelp:
         assert max(map(len, lines)) <= 80
         assert f"-help all lists all {len(program.options)} options" in " ".join(lines)
         names = re.findall(r"(?m)^  -(\w+)", out)
-        assert names == [*program.page] and 12 <= len(names) <= 16
+        assert names == [*program.common_options] and 12 <= len(names) <= 16
         assert "Default: 5." in out or program is TRAIN
         assert not re.search(r"Default: (-|0|0\.0|false)\.\n", out)
 
@@ -176,7 +176,7 @@ class TestHelp:
         """And the options that a first job needs."""
         _, out, _ = main(TRANSLATE, "-help")
         usual = "src output model config beam_size n_best min_length block_ngram_repeat"
-        assert {*usual.split(), "output_format", "workers", "resume"} <= {*TRANSLATE.page}
+        assert {*usual.split(), "output_format", "workers", "resume"} <= {*TRANSLATE.common_options}
         piped, of_files = re.findall(r"(?m)^  ([^- ].*)", out)
         command = out.split(" [options]")[0]
         assert piped == f'echo "Guten Morgen!" | {command}'
@@ -222,12 +222,12 @@ def test_values_of_yaml_are_taken_or_refused_one_by_one(texts, taken):
     for text in texts.split(";"):
         ((name, value),) = yaml.safe_load(text).items()
         resolver = Resolver(replace(TRANSLATE, rules=()))  # about values of several options
-        resolver.put(name, value, "here")
+        resolver.add_value(name, value, "here")
         if taken:
-            resolver.result()
+            resolver.resolve()
         else:
             with pytest.raises(OptionError):
-                resolver.result()
+                resolver.resolve()
 
 
 def test_help_yaml_has_the_texts_of_the_options_there_are():

@@ -93,7 +93,7 @@ def write_values(option):
     texts = {option.choices[0] if option.choices else "x", "fairsek"}
     found = [*map(repr, sorted(texts)), "0.5", "1", "[0.5]", "(1,)", "['x']", "('x',)", "[b'x']"]
     found += ["Path('x')", "[Path('x')]", "{'mode': 'none'}", "{1}", "b'x'", "True"]
-    is_number = option.kind in (int, float)
+    is_number = option.value_type in (int, float)
     # To mypy, True is an int and bytes are a sequence of int
     return [each for each in found if each not in ("True", "b'x'") or not is_number]
 
@@ -101,7 +101,7 @@ def write_values(option):
 def accepts(option, value):
     """Return whether a value has a type that the option takes, whatever its bounds and form."""
     try:
-        check_value(replace(option, min=None, max=None, above=None, form=(".*", "")), value)
+        check_value(replace(option, min=None, max=None, above=None, pattern=(".*", "")), value)
         return True
     except ValueError:
         return False

@@ -216,21 +216,21 @@ def value_of(option):
         one = st.sampled_from(["auto", "cpu", "cuda", "cuda:0", "cuda:7"])
     elif option.name in WORDS_OF:
         one = st.just(WORDS_OF[option.name])
-    elif option.kind is bool:
+    elif option.value_type is bool:
         one = st.booleans()
-    elif option.kind is str:
+    elif option.value_type is str:
         one = st.text(st.characters(exclude_characters="\0"), min_size=1)
     else:
         low, high = option.bounds["min"], option.bounds["max"]
         # Small values often, so that contradictions between options come up and are avoided
-        if option.kind is int:
+        if option.value_type is int:
             few = low + 9 if high is None else min(low + 9, high)
             one = st.one_of(st.integers(low, few), st.integers(low, high))
         else:
             above = option.bounds["above"]
             one = st.floats(low if above is None else above, high, exclude_min=above is not None)
             one = one.filter(math.isfinite)
-    return st.lists(one, min_size=1, max_size=3).map(tuple) if option.many else one
+    return st.lists(one, min_size=1, max_size=3).map(tuple) if option.is_list else one
 
 
 SOME = st.sets(st.sampled_from([n for n in OPTIONS if n not in META]), max_size=8)
@@ -269,7 +269,7 @@ def test_command_line_and_python_agree(values):
     """Values as words give what the same values give as numbers; -name=VALUE takes any text."""
     argv = []
     for name, value in values.items():
-        if OPTIONS[name].many:
+        if OPTIONS[name].is_list:
             words = [repr(item) if isinstance(item, float) else str(item) for item in value]
             assume(not any(word.startswith("-") for word in words))
             argv += ["-" + name, *words]
@@ -374,7 +374,7 @@ def test_parsing_works_without_network_and_compiler(search, monkeypatch, tmp_pat
     monkeypatch.setattr(subprocess, "Popen", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _, resolved = load_options(["-device", "cpu", "-search", search, "-model", "team/model"])
-    comments = PROGRAM.comments(resolved.values)
+    comments = PROGRAM.describe_auto(resolved.values)
     TranslateOptions.of(model="team/model", search=search, device="cpu")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     if search == "opennmt" and not list(build.SOURCE.parent.glob("library*.so")):

@@ -206,10 +206,10 @@ def test_a_printed_configuration_loads_without_notes(search, tmp_path):
 def small(option):
     if option.choices:
         return st.sampled_from(option.choices)
-    if option.kind is bool:
+    if option.value_type is bool:
         return st.booleans()
     low = max(0, option.bounds["min"] or 0)
-    if option.kind is int:
+    if option.value_type is int:
         return st.integers(low, low + 3)
     return st.sampled_from([low + 0.5, low + 1.0])
 
@@ -277,10 +277,10 @@ def some_value(option, dice):
         return tuple(dice.sample(TOKEN_TRANSFORMS + TEXT_TRANSFORMS, 2))
     if option.choices:
         return dice.choice(option.choices)
-    if option.many:
+    if option.is_list:
         return dice.choice([("a",), ("a", "b")])
     return {bool: True, int: dice.randint(0, 3), float: dice.randint(0, 1) / 2}.get(
-        option.kind, dice.choice(["", "a"])
+        option.value_type, dice.choice(["", "a"])
     )
 
 
@@ -295,10 +295,12 @@ def test_help_says_what_the_rules_ask_for(program):
         for _ in range(200):
             values = {n: o.default for n, o in program.options.items()}
             values |= {n: some_value(program.options[n], dice) for n in named}
-            for name in rule.names:
-                asking = values | {name: 7 if program.options[name].kind is not bool else True}
+            for name in rule.options:
+                asking = values | {
+                    name: 7 if program.options[name].value_type is not bool else True
+                }
                 expected = all(holds(clause, values) for clause in condition.split(" and "))
-                assert bool(rule.holds(Values(asking, option=name))) != expected, (name, values)
+                assert bool(rule.applies(Values(asking, option=name))) != expected, (name, values)
                 seen.add(expected)
         assert seen == {True, False}, rule
 

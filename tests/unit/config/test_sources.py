@@ -35,7 +35,7 @@ class Words:
 
 
 OPTIONS = collect_options((Shape, Words))
-PROGRAM = Program("test", "", OPTIONS, remark={"num_beams": "here it is count"}.get)
+PROGRAM = Program("test", "", OPTIONS, hint={"num_beams": "here it is count"}.get)
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def resolve(tmp_path):
         for letter, text in zip("abc", texts):
             path = tmp_path / f"{letter}.yaml"
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
-            resolver.yaml_file(str(path))
-        resolver.command_line(list(argv))
-        return resolver.result()
+            resolver.add_yaml_file(str(path))
+        resolver.add_command_line(list(argv))
+        return resolver.resolve()
 
     return run
 
@@ -289,8 +289,8 @@ def test_a_file_of_just_64_kib_is_read(resolve):
 def read(path):
     """What the program makes of one file."""
     resolver = Resolver(PROGRAM)
-    resolver.yaml_file(str(path))
-    return resolver.result()
+    resolver.add_yaml_file(str(path))
+    return resolver.resolve()
 
 
 def test_missing_file_and_directory(tmp_path):
@@ -329,8 +329,8 @@ VALUES = st.fixed_dictionaries(
 def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
     resolver = Resolver(PROGRAM)
     for name, value in values.items():
-        resolver.put(name, value, "here")
-    first = resolver.result()
+        resolver.add_value(name, value, "here")
+    first = resolver.resolve()
     path = tmp_path_factory.getbasetemp() / "printed.yaml"
     path.write_text(first.to_yaml(), encoding="utf-8", newline="\n")
     assert read(path).values == first.values

@@ -136,7 +136,7 @@ NAMES = [
 def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, folder):
     (folder / "a.yaml").write_text(f"{name}: 1\n")
     problems = [
-        problem_of(lambda: describe_options([name], OPTIONS, 80, PROGRAM.page)),
+        problem_of(lambda: describe_options([name], OPTIONS, 80, PROGRAM.common_options)),
         problem_of(load_options, [f"-{name}", "1"]),
         problem_of(load_options, ["-config", "a.yaml"]),
         problem_of(lambda: TranslateOptions.of(**{name: 1})),
@@ -148,10 +148,12 @@ def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, fo
 
 def test_help_answers_names_of_other_tools_and_programs():
     problem = problem_of(
-        lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.page, PROGRAM.remark)
+        lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.common_options, PROGRAM.hint)
     )
     assert problem.endswith("; here it is beam_size")
-    problem = problem_of(lambda: describe_options(["layers"], TRAIN.options, 80, TRAIN.page))
+    problem = problem_of(
+        lambda: describe_options(["layers"], TRAIN.options, 80, TRAIN.common_options)
+    )
     assert problem.endswith("did you mean enc_layers or dec_layers?")
     problem = problem_of(lambda: describe_options(["mod"], EXPORT.options))
     assert problem.endswith("did you mean model?")
@@ -368,7 +370,7 @@ def test_a_tilde_is_the_home_directory_in_every_path_option(folder):
             if name == "dump_beam" and path == "~":
                 continue
             expanded = path.replace("~", home)
-            expected = (expanded,) if option.many else expanded
+            expected = (expanded,) if option.is_list else expanded
             assert check_value(option, path) == parse_words(option, [path]) == expected
     assert check_value(OPTIONS["src"], "a/~/b") == "a/~/b"
     assert check_value(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
