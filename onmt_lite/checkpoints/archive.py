@@ -1,8 +1,8 @@
-"""Reads files of `torch.save` by torch's loader for weights alone, which runs nothing from them.
+"""Loads `torch.save` files with torch's weights-only loader, which executes no code in them.
 
-A file of PyTorch 1.6 or later is a zip archive without compression: `NAME/data.pkl` holds the
-structure, `NAME/data/N` the numbers of storage N.  Each member has a CRC, which PyTorch ignores and
-this reader checks.  Older files are a row of pickles followed by the numbers, without any checksum.
+A file of PyTorch 1.6 or later is an uncompressed zip archive: `NAME/data.pkl` is the pickled
+structure, `NAME/data/N` the raw values of storage N. Each member has a CRC, which PyTorch ignores
+and this module checks. Older files are a series of pickles and raw values, without a checksum.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape
 from onmt_lite.errors import CheckpointError
 
 ZIP = b"PK\x03\x04"
-OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle of 0x1950a86a20f9469cfc6c
-BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of an older file
-MAX_PICKLE = 64 << 20  # without numbers; a large vocabulary takes a tenth
-MAX_REASON = 200  # characters of a quoted message
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # pickled 0x1950a86a20f9469cfc6c
+BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of a legacy file
+MAX_PICKLE = 64 << 20  # without tensor data; a large vocabulary takes a tenth of it
+MAX_REASON = 200  # characters of a quoted error
 MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
-# Errors raised on damaged files
-DAMAGE = (
+# Errors that reading a damaged file can raise
+READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, LookupError),
-    *(OverflowError, RuntimeError),  # a zip file with a password, or of a newer version
+    *(OverflowError, RuntimeError),  # an encrypted zip file, or a newer zip version
 )
-LOADING = threading.Lock()  # torch has one table of stand-ins for all threads
+SAFE_GLOBALS_LOCK = threading.Lock()  # torch keeps one list of safe globals for all threads
 
 
 def is_archive(path: Path) -> bool:
-    """Return True if the file starts like a file of `torch.save`, or like any pickle."""
+    """Return True if the file starts like a `torch.save` archive or any pickle."""
     if not path.is_file():
         return False
     with open(path, "rb") as f:
@@ -48,37 +48,51 @@ def is_archive(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def convert_read_errors(path: Path, kind: str = "PyTorch file of a model") -> Iterator[None]:
-    """Turn the errors of reading a damaged file into one CheckpointError."""
+def convert_read_errors(path: Path, expected: str = "PyTorch model file") -> Iterator[None]:
+    """Convert the errors of reading a damaged file to CheckpointError.
+
+    Args:
+        path: the file.
+        expected: what the file should be, for the message.
+    """
     try:
         yield
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         reason = str(error).partition("\n")[0][:MAX_REASON] or type(error).__name__
-        raise CheckpointError(f"{path}: no {kind}: {reason}") from None
+        raise CheckpointError(f"{path}: not a valid {expected}: {reason}") from None
 
 
 def load(path: Path) -> Any:
-    """The object that was saved, those of other packages each a `Record`.  CheckpointError."""
+    """Load the saved object. Objects of other packages become `InertObject`.
+
+    Raises:
+        CheckpointError: if the file is damaged or not a torch.save file.
+    """
     with open(path, "rb") as f, convert_read_errors(path):
-        start = f.read(len(OLD))
+        start = f.read(len(LEGACY))
         if start.startswith(ZIP):
             names = _check_zip(f, path.stat().st_size)
-        elif start == OLD:
-            names = _check_old(f, path.stat().st_size)
+        elif start == LEGACY:
+            names = _check_legacy(f, path.stat().st_size)
         else:
-            raise ValueError("a pickle, but not one that torch.save writes")
+            raise ValueError("it is a pickle, but not one that torch.save writes")
         f.seek(0)
-        root = _load(f, names)
-        if start == OLD and f.read(1):
-            raise ValueError("it ends after its numbers do")
-    return root
+        content = _load(f, names)
+        if start == LEGACY and f.read(1):
+            raise ValueError("it has trailing data")
+    return content
 
 
 def _load(f: IO[bytes], names: set[str]) -> Any:
-    """Raises MemoryError, or ValueError for any other error: torch raises many."""
-    stand_ins = pickle_check.make_inert_classes(names)
+    """Call torch.load with an inert class for each name.
+
+    Raises:
+        MemoryError: if the file does not fit into memory.
+        ValueError: for all other errors of torch.load.
+    """
+    inert_classes = pickle_check.make_inert_classes(names)
     try:
-        with LOADING, torch.serialization.safe_globals(stand_ins):
+        with SAFE_GLOBALS_LOCK, torch.serialization.safe_globals(inert_classes):
             return torch.load(f, map_location="cpu", weights_only=True)
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -87,61 +101,78 @@ def _load(f: IO[bytes], names: set[str]) -> Any:
 
 
 def _check_zip(f: IO[bytes], n_bytes: int) -> set[str]:
-    """Names of classes in the pickle.  ValueError for what torch never writes, and for damage."""
+    """Return the class names in the pickle; raise ValueError unless torch wrote the archive."""
     with zipfile.ZipFile(f) as members:
         names = check_zip_members(members, n_bytes)
-        folder = names[0].partition("/")[0]
-        of_torch = all(MEMBER.fullmatch(n) and n.startswith(f"{folder}/") for n in names)
-        if not of_torch or not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
-            raise ValueError("a zip archive with other parts than torch.save writes")
+        root = names[0].partition("/")[0]
+        is_known = all(MEMBER.fullmatch(name) and name.startswith(f"{root}/") for name in names)
+        if not is_known or not {f"{root}/data.pkl", f"{root}/version"} <= {*names}:
+            raise ValueError("the zip archive does not have the members that torch.save writes")
         if damaged := members.testzip():
-            raise ValueError(f"the checksum of {damaged[:80]!r} is wrong")
-        with members.open(f"{folder}/data.pkl") as part:
-            return pickle_check.check_pickle(io.BytesIO(part.read(MAX_PICKLE)), n_bytes)
+            raise ValueError(f"checksum mismatch in {damaged[:80]!r}")
+        with members.open(f"{root}/data.pkl") as member:
+            return pickle_check.check_pickle(io.BytesIO(member.read(MAX_PICKLE)), n_bytes)
 
 
 def check_zip_members(members: zipfile.ZipFile, n_bytes: int) -> list[str]:
-    """Return the names in an archive.  ValueError unless every part has its own and is stored as it
-    is, in a file of `n_bytes`: nothing is read for a mere claim."""
-    parts, names = members.infolist(), members.namelist()
+    """Return the member names of a zip archive after checking its directory.
+
+    The declared sizes are checked before any memory is allocated for them.
+
+    Args:
+        members: the open archive.
+        n_bytes: size of the archive file.
+
+    Raises:
+        ValueError: if a member is duplicate, compressed or larger than the file.
+    """
+    infos, names = members.infolist(), members.namelist()
     if not 0 < len({*names}) == len(names) <= MAX_TENSORS:
-        raise ValueError("a zip archive with no part, too many, or one of them twice")
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise ValueError("a part is compressed, which no toolkit does")
-    if sum(part.file_size for part in parts) > n_bytes:
-        raise ValueError("its parts are larger than the file")
+        raise ValueError("the zip archive is empty, too large, or has duplicate members")
+    if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+        raise ValueError("a member of the zip archive is compressed")
+    if sum(info.file_size for info in infos) > n_bytes:
+        raise ValueError("the members of the zip archive are larger than the file")
     return names
 
 
-def _check_old(f: IO[bytes], n_bytes: int) -> set[str]:
-    """Check five pickles: a magic number, a version, the system, the object, keys of storages."""
+def _check_legacy(f: IO[bytes], n_bytes: int) -> set[str]:
+    """Check the five pickles: magic number, version, system, object, storage keys."""
     f.seek(0)
-    head = io.BytesIO(f.read(MAX_PICKLE))
-    names = set().union(*(pickle_check.check_pickle(head, n_bytes) for _ in range(5)))
-    if BIG_ENDIAN.search(head.getvalue()[: head.tell()]):
-        raise ValueError("its numbers are big-endian")
+    pickles = io.BytesIO(f.read(MAX_PICKLE))
+    names = set().union(*(pickle_check.check_pickle(pickles, n_bytes) for _ in range(5)))
+    if BIG_ENDIAN.search(pickles.getvalue()[: pickles.tell()]):
+        raise ValueError("it was written on a big-endian machine")
     return names
 
 
-def check_state_dict(table: Any, path: Path) -> dict[str, Tensor]:
-    """Check a state dict: tensors by name.  Raises CheckpointError for anything else."""
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{path}: its weights are not a table of tensors")
-    if len(table) > MAX_TENSORS:
-        raise CheckpointError(f"{path}: {len(table):,} tensors, more than any model has")
-    for name, tensor in table.items():
+def check_state_dict(state_dict: Any, path: Path) -> dict[str, Tensor]:
+    """Return the detached tensors of a state dict.
+
+    Args:
+        state_dict: the object that should be a state dict.
+        path: its file, for messages.
+
+    Raises:
+        CheckpointError: if it is not a dict of strided tensors without overlapping memory.
+    """
+    if not isinstance(state_dict, dict):
+        raise CheckpointError(f"{path}: the weights are not a dict of tensors")
+    if len(state_dict) > MAX_TENSORS:
+        raise CheckpointError(f"{path}: {len(state_dict):,} tensors are more than any model has")
+    for name, tensor in state_dict.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path}: {shown(name)} is not a tensor")
         if not is_shape(tensor.shape) or _overlaps(tensor):
-            raise CheckpointError(f"{path}: {name[:80]!r} uses numbers twice")
-    return {name: tensor.detach() for name, tensor in table.items()}
+            raise CheckpointError(f"{path}: tensor {name[:80]!r} has overlapping memory")
+    return {name: tensor.detach() for name, tensor in state_dict.items()}
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether some of its numbers are at the same place: a few could stand for more than fit."""
-    reached = 1
-    for step, n in sorted(zip(tensor.stride(), tensor.shape)):
-        if n > 1 and step < reached:
+    """Return True if elements share memory: a small file could then declare a huge tensor."""
+    extent = 1
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape)):
+        if n > 1 and stride < extent:
             return True
-        reached = step * n if n > 1 else reached
+        extent = stride * n if n > 1 else extent
     return False

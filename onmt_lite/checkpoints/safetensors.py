@@ -1,6 +1,6 @@
-"""Weights as safetensors files: 8 bytes of header length, a JSON header, raw numbers.
+"""The safetensors format: 8 bytes of header length, a JSON header, raw tensor data.
 
-The format cannot hold code.  The header is checked against the file before any number is used.
+The format cannot contain code. The header is checked against the file size before data is read.
 """
 
 import ctypes
@@ -26,30 +26,38 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Make the content of a file.  `metadata` is for the readers of other toolkits."""
+    """Serialize tensors.
+
+    Args:
+        tensors: by name; other dtypes than those of DTYPES raise KeyError.
+        metadata: header entry `__metadata__`, which other toolkits require.
+
+    Returns:
+        The bytes of a safetensors file.
+    """
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    parts, end = [], 0
+    buffers, end = [], 0
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
-        data = ctypes.string_at(flat.data_ptr(), flat.nbytes)  # numpy may not be there
+        data = ctypes.string_at(flat.data_ptr(), flat.nbytes)  # works without numpy
         header[name] = {
-            "dtype": NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [end, end + len(data)],
         }
-        parts.append(data)
+        buffers.append(data)
         end += len(data)
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + b"".join(parts)
+    return struct.pack("<Q", len(head)) + head + b"".join(buffers)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file.  Raises CheckpointError for a file that is damaged."""
+    """Read the tensors of a file; raise CheckpointError if it is damaged."""
     try:
         with open(path, "rb") as f:
             return _parse(f, path.stat().st_size)
@@ -58,38 +66,38 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def parse(data: bytes) -> dict[str, Tensor]:
-    """Read the tensors in the content of a file.  Raises ValueError for damaged content."""
+    """Parse the tensors in the bytes of a file; raise ValueError if it is damaged."""
     return _parse(io.BytesIO(data), len(data))
 
 
 def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
     if n_bytes < 8:
-        raise ValueError("shorter than its header")
+        raise ValueError("the file is too short for a safetensors header")
     (n,) = struct.unpack("<Q", stream.read(8))
     n_body = n_bytes - 8 - n
     if n > MAX_HEADER or n_body < 0:
-        raise ValueError("shorter than its header says")
+        raise ValueError("the file is shorter than its header declares")
     header = parse_json(stream.read(n))
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise ValueError("its header is not a table of tensors, or of more than any model has")
+        raise ValueError("the header is not a JSON object of tensors, or has more than any model")
     header.pop("__metadata__", None)
     tensors, end = {}, 0
     for start, stop, name, dtype, shape in sorted(map(_read_entry, header.items())):
         if start != end or stop - start != math.prod(shape) * dtype.itemsize or stop > n_body:
-            raise ValueError(f"tensor {name[:80]!r} does not lie where the header says")
-        # Copied, since an offset in the file may not be aligned for the number type
+            raise ValueError(f"tensor {name[:80]!r} does not match its header entry")
+        # Copied because the file offset may not be aligned for the dtype
         data = bytearray(stop - start)
         if stream.readinto(data) != len(data):
-            raise ValueError("shorter than it was when it was opened")
+            raise ValueError("the file was truncated while it was read")
         tensors[name] = tensor_of(data, dtype, shape)
         end = stop
     if end != n_body:
-        raise ValueError("longer than its header says")
+        raise ValueError("the file is longer than its header declares")
     return tensors
 
 
 def _read_entry(item: tuple[str, Any]) -> tuple[int, int, str, torch.dtype, list[int]]:
-    """Read offsets of start and end, name, dtype and shape of a tensor, and check their types."""
+    """Return (start, stop, name, dtype, shape) of a header item; start and stop are offsets."""
     name, entry = item
     try:
         dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
@@ -97,4 +105,4 @@ def _read_entry(item: tuple[str, Any]) -> tuple[int, int, str, torch.dtype, list
             return start, stop, name, dtype, shape
     except (ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"tensor {name[:80]!r} has a header entry that is not understood")
+    raise ValueError(f"tensor {name[:80]!r} has an invalid header entry")
