@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not in
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.text.lines import Line
-from onmt_lite.trace.page import BLOCKS, drawing_of
+from onmt_lite.trace.page import BLOCKS, render_drawing
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCHED = "Lass mich in Ruhe."  # in search.svg
@@ -44,7 +44,7 @@ def picture_of_search() -> str:
     line, options = Line(0, SEARCHED, traced=True), TranslateOptions.of(beam_size=4)
     (found,) = translator.pipeline.translate_lines([line], None, options)
     assert found.trace is not None
-    drawing = drawing_of(found.trace)
+    drawing = render_drawing(found.trace)
     head, rest = drawing.split(">", 1)
     return picture(head.removeprefix("<svg "), BLOCKS["drawing style"], rest.removesuffix("</svg>"))
 

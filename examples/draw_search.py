@@ -32,7 +32,7 @@ for step, parents in enumerate(beam.prev_ks, 1):
 
 # %% The hypotheses that finished, ranked by log-probability per token
 print("\nscore   step  hypothesis")
-for hyp in beam.best():
-    ids, _ = beam.hypothesis(hyp)
+for hyp in beam.rank_finished():
+    ids, _ = beam.backtrack(hyp)
     text = translator.tokenizer.decode(vocab.decode(ids[:-1] if hyp.ended else ids))
     print(f"{hyp.score:6.3f}  {hyp.step:4}  {text}")

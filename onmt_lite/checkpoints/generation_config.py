@@ -170,7 +170,7 @@ def read_defaults(
     if not models or own.get("model_type") not in FAMILIES:
         return []
     said = _read(folder / GENERATION)
-    table, name = effective(own, said, preset.asks_model or "")
+    table, name = effective(own, said, preset.model_defaults or "")
     path, of_file = folder / name, (own if name == CONFIG else said) or {}
     if table.get("do_sample") and drawn is None:
         raise OptionError(
@@ -178,7 +178,7 @@ def read_defaults(
             "search for the best"
         )
     neutral = names_of("unsupported") | (names_of("unsupported_drawing") if drawn else {})
-    neutral |= {} if preset.token_rules else names_of("unsupported_rules")
+    neutral |= {} if preset.has_token_rules else names_of("unsupported_rules")
     names = names_of("generation_config") | (names_of("drawing") if drawn else {})
     lacking = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
     neutral |= {n: [names_of("of_old_files")[n]] for n in lacking}
@@ -192,7 +192,7 @@ def read_defaults(
     fixed = {n: table.get(n) for n, o in names_of("tokens").items() if o not in given}
     options |= {n: value for n, value in fixed.items() if n in of_file and _is_plain(value)}
     usual = {n: value for n, value in fixed.items() if n not in of_file and value is not None}
-    return [({**preset.of_models, **usual}, f"of {search}"), (options, f"of {path}")]
+    return [({**preset.model_fallbacks, **usual}, f"of {search}"), (options, f"of {path}")]
 
 
 def read_decoder(

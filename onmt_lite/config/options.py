@@ -194,7 +194,7 @@ def describe_dependencies(name: str) -> str:
 def awaits_model(values: Mapping[str, Any]) -> bool:
     """Return True if a search takes defaults from a model that may be one of the hub."""
     is_here = [find_model(path).exists() for path in values["model"]]
-    return PRESETS[values["search"]].asks_model is not None and not all(is_here)
+    return PRESETS[values["search"]].model_defaults is not None and not all(is_here)
 
 
 def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
@@ -204,13 +204,13 @@ def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str
     defaults = dict(preset.defaults)
     if given.get("do_sample"):
         defaults |= preset.sampling_defaults
-    if preset.one_limit and "max_length" in given:
+    if preset.max_length_replaces_ratio and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
     own: list[tuple[Mapping[str, Any], str]] = []
     models = given.get("model", ())
-    if preset.asks_model == "marian":
+    if preset.model_defaults == "marian":
         own = read_decoder(models, lambda n, value: check_value(OPTIONS[n], value))
-    elif preset.asks_model is not None:
+    elif preset.model_defaults is not None:
         own = read_defaults(models, name, preset, given, lambda n, v: check_value(OPTIONS[n], v))
     return [(defaults, f"of {name}"), *own]
 

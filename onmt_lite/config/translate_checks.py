@@ -48,18 +48,18 @@ def get_preset(v: Values) -> Preset:
 def get_sampling(v: Values) -> Sampling | None:
     """Return how the search draws tokens at random; None if it does not."""
     sampling = get_preset(v).sampling
-    return sampling if sampling and sampling.is_asked_for(v) else None
+    return sampling if sampling and sampling.is_enabled(v) else None
 
 
 def samples_independently(v: Values) -> bool:
     """Return whether samples are drawn that do not compete."""
     sampling = get_sampling(v)
-    return sampling is not None and (sampling.draws == "rows" or v.beam_size == 1)
+    return sampling is not None and (sampling.mode == "rows" or v.beam_size == 1)
 
 
 def uses_plain_average(v: Values) -> bool:
     """Return whether the length penalty is the length itself, whatever alpha."""
-    return get_preset(v).policy.plain_avg and v.length_penalty == "avg"
+    return get_preset(v).policy.average_ignores_alpha and v.length_penalty == "avg"
 
 
 def check_files(v: Values) -> Iterator[str]:
@@ -163,14 +163,14 @@ def check_search(v: Values) -> Iterator[str]:
         if name not in get_preset(v).options and v[name] != defaults[name]:
             yield explain_missing_option(name, v.search)
     forms = {
-        "length_penalty": get_preset(v).forms,
-        "coverage_penalty": get_preset(v).coverage_forms,
+        "length_penalty": get_preset(v).length_penalties,
+        "coverage_penalty": get_preset(v).coverage_penalties,
     }
     for name, have in forms.items():
         if v[name] not in have:
             there = " and ".join(have)
             yield v.fill(f"{{{name}}}: -{{search}} has {{0}}; give one of these", there)
-    if v.early_stopping == "never" and "early_stopping=never" not in get_preset(v).stops:
+    if v.early_stopping == "never" and "early_stopping=never" not in get_preset(v).stop_rules:
         yield v.fill("{early_stopping}: -{search} has true and false; give one")
     if v.n_best > v.beam_size:
         yield v.fill("{n_best} is more than {beam_size}; raise beam_size or lower n_best")
@@ -187,7 +187,7 @@ def check_search(v: Values) -> Iterator[str]:
     if v.n_best_unique and v.replace_unk and (v.report_align or v.alignment_layer is not None):
         heads = "replace_unk by alignment heads (report_align, alignment_layer)"
         yield f"n_best_unique cannot be combined with {heads}; leave one out"
-    if sampling and not sampling.implied and not v.do_sample:
+    if sampling and not sampling.implied_by_filters and not v.do_sample:
         yield f"{' and '.join(FILTERS)} need do_sample; give that too"
     if v.force_words and (v.do_sample or sampling):
         yield FORCED_AND_SAMPLED

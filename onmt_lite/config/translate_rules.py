@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     effective_only_with("n_best_unique", at_least("n_best", 2)),
     notice_if(
         lambda v: (
-            v.max_length == get_preset(v).of_models.get("max_length")
+            v.max_length == get_preset(v).model_fallbacks.get("max_length")
             and "max_length" not in v.given
         ),
         "{max_length} cuts longer outputs off, as generate() does if the model's files set no "
@@ -182,13 +182,13 @@ RULES: tuple[Rule, ...] = (
     ),
     no_effect_if(
         "block_ngram_repeat",
-        lambda v: v.block_ngram_repeat == 1 and not get_preset(v).policy.ngrams_of_one,
+        lambda v: v.block_ngram_repeat == 1 and not get_preset(v).policy.blocks_unigrams,
         "-{search} blocks 2 tokens in a row or more",
     ),
     effective_only_with("ignore_when_blocking", any_set("block_ngram_repeat")),
     no_effect_if(
         "coverage_penalty beta stepwise_penalty",
-        lambda v: (sampling := get_sampling(v)) and not sampling.covers,
+        lambda v: (sampling := get_sampling(v)) and not sampling.applies_coverage,
         "-{search} has no coverage penalty if it draws tokens",
     ),
     effective_only_with("coverage_penalty", any_set("beta")),
@@ -200,7 +200,7 @@ RULES: tuple[Rule, ...] = (
     ),
     no_effect_if(
         "early_stopping patience",
-        lambda v: get_preset(v).greedy_apart and v.beam_size == 1,
+        lambda v: get_preset(v).has_separate_greedy and v.beam_size == 1,
         "beam_size is 1, and greedy search ends with the first end token",
     ),
     effective_only_with("ratio", none_set("do_sample", *FILTERS)),
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
             v.given.get("random_sampling_topk") == 1
             and v.beam_size > 1
             and (sampling := get_sampling(v))
-            and sampling.implied
+            and sampling.implied_by_filters
         ),
         "{random_sampling_topk} takes the best token each time, as greedy search does; for a beam "
         "leave it out, or give 0",
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         "beam_size",
         lambda v: (
             (sampling := get_sampling(v))
-            and sampling.chains == "n_best"
+            and sampling.n_chains == "n_best"
             and v.beam_size not in (1, v.n_best)
         ),
         "tokens are drawn, and n_best says how many samples there are",

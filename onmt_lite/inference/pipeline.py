@@ -241,7 +241,7 @@ class Pipeline:
         """
         n_best, found = config.options.search.n_best, list(found)
         # If open rows are lost at the limit, their number does not say whether some were left out
-        loses = config.spec.policy.at_max in ("lost", "if_none")
+        loses = config.spec.policy.open_rows_at_limit in ("lost", "if_none")
 
         def lacks(each: SearchResult) -> bool:
             return not each.note and len(each.hyps) < n_best

@@ -26,7 +26,7 @@ from onmt_lite.inference.preprocess import read_tag
 from onmt_lite.inference.records import NOTHING, Example, Hypothesis, SearchResult, Translation
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
-from onmt_lite.search.beam import SEARCH_EMPTY, Beam, Finished
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, FinishedHypothesis
 from onmt_lite.text import markup
 from onmt_lite.text.capitals import restore_capitals
 from onmt_lite.text.numbers import differing
@@ -49,7 +49,7 @@ class Renderer:
         for `without_unk`."""
         hyps: dict[Any, Hypothesis] = {}
         forced = example.line.forced
-        for finished in beam.best():
+        for finished in beam.rank_finished():
             if len(hyps) == n and not forced:
                 break
             hyp = self._hypothesis(beam, finished, example, later)
@@ -63,13 +63,13 @@ class Renderer:
         n_complete = len(beam.finished)
         if n_complete and not found:  # none is without a banned phrase
             return SearchResult([NOTHING], SEARCH_EMPTY, n_complete=n_complete)
-        return SearchResult(found[:n], beam.note, n_complete=n_complete)
+        return SearchResult(found[:n], beam.warning, n_complete=n_complete)
 
     def _hypothesis(
-        self, beam: Beam, finished: Finished, example: Example, later: bool
+        self, beam: Beam, finished: FinishedHypothesis, example: Example, later: bool
     ) -> Hypothesis | None:
         """As text; None if a banned phrase is in it."""
-        ids, log_probs = beam.hypothesis(finished)
+        ids, log_probs = beam.backtrack(finished)
         words = ids[:-1] if finished.ended else ids
         tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
         unk_id = self.checkpoint.tgt_vocab.unk_id
@@ -77,7 +77,7 @@ class Renderer:
         replaces, sources = n_unk > 0 and not later, list[int]()
         if replaces or example.needs_alignment:  # the token of the line that each token renders
             late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
-            places = beam.alignment(finished)
+            places = beam.get_alignment(finished)
             # One that is cut off has no token after its last
             own = [*places[late:], *places[-1:]][: len(tokens)]
             sources = [place - n_before for place in own]

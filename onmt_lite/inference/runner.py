@@ -22,9 +22,9 @@ from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
 from onmt_lite.models.cuda_graphs import CudaRecorder, giving_back, with_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER, Beam
 from onmt_lite.search.beam_search import BeamBatch, decode
-from onmt_lite.search.slots import padded
+from onmt_lite.search.slots import pad_lists
 from onmt_lite.search.step_log import ChosenRows
-from onmt_lite.search.teacher_forcing import attend_targets, score_targets
+from onmt_lite.search.teacher_forcing import compute_target_attention, score_targets
 from onmt_lite.system.clock import Clock
 
 R = TypeVar("R")
@@ -190,7 +190,7 @@ class Runner:
 
         def attend(part: list[Example]) -> list[Tensor]:
             given, copied = self._given(part)
-            return attend_targets(self.model, *given, heads, copied)
+            return compute_target_attention(self.model, *given, heads, copied)
 
         return self._over_targets(examples, alone, self.align_room, attend)
 
@@ -307,7 +307,7 @@ def pad_batch(
     """Padded source ids (B, S), lengths (B,), and ids to copy (B, S) if the model copies, all on
     the device."""
     lengths = [len(e.src_ids) for e in examples]
-    src = padded([e.src_ids for e in examples], max(lengths), pad_id)
+    src = pad_lists([e.src_ids for e in examples], max(lengths), pad_id)
     copied = [e.copy_ids for e in examples if e.copy_ids]
-    ids = padded(copied, max(lengths)).to(device) if copied else None
+    ids = pad_lists(copied, max(lengths)).to(device) if copied else None
     return src.to(device), torch.tensor(lengths, device=device), ids

@@ -13,7 +13,7 @@ from onmt_lite.inference.records import Example
 from onmt_lite.models.base import Heads
 from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.search.sampling import line_seed
+from onmt_lite.search.sampling import derive_line_seed
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SearchSpec, SentenceLimits, TokenRules
 from onmt_lite.search.stopping import Exhausted, Full
@@ -76,7 +76,7 @@ def widened(config: SearchConfig) -> SearchConfig:
         spec,
         beam_size=beam_size,
         n_best=beam_size,
-        stop=spec.stop.for_all_hypotheses(),
+        stop_rule=spec.stop_rule.for_all_hypotheses(),
         patience=max(1.0, spec.patience),
     )
     return replace(config, spec=spec)
@@ -89,29 +89,33 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     """The spec of a search that looks for different texts itself and aligns nothing."""
     search, drawing, vocab = options.search, options.sampling, checkpoint.tgt_vocab
     sampling, values = preset.sampling, {**vars(search), **vars(drawing)}
-    if sampling and not sampling.is_asked_for(values):
+    if sampling and not sampling.is_enabled(values):
         sampling = None
     if sampling and search.beam_size == 1:  # tokens are drawn directly
-        sampling = replace(sampling, draws="rows", keep=1)
-    greedy_apart = preset.greedy_apart and search.beam_size == 1
+        sampling = replace(sampling, mode="rows", min_tokens_to_keep=1)
+    separate_greedy = preset.has_separate_greedy and search.beam_size == 1
     n_forced = checkpoint.n_forced(options.model.tgt_lang)
-    n_counted = n_forced if preset.counts_forced else 0
-    covers = sampling is None or sampling.covers
+    n_counted = n_forced if preset.counts_language_token else 0
+    covers = sampling is None or sampling.applies_coverage
     coverage = search.coverage_penalty if covers else "none"
     blocks = sampling is None or sampling.blocks_ngrams
-    of_n_best = sampling is not None and sampling.chains == "n_best"
-    policy, stop = choose_policy(options, preset, sampling, greedy_apart)
+    of_n_best = sampling is not None and sampling.n_chains == "n_best"
+    policy, stop = choose_policy(options, preset, sampling, separate_greedy)
     rules = rules_about_tokens(options, checkpoint, preset)
     eos_ids = rules.eos_ids or (checkpoint.eos_id,)
-    if sampling and sampling.draws == "beam":
-        sampling = replace(sampling, keep=sampling.keep + len(eos_ids) - 1)
+    if sampling and sampling.mode == "beam":
+        sampling = replace(
+            sampling, min_tokens_to_keep=sampling.min_tokens_to_keep + len(eos_ids) - 1
+        )
     never, banned = rules.never_ids, tuple[int, ...]()
     if checkpoint.never_in_softmax:
         never, banned = banned, never
     if search.ban_unk_token and vocab.unk_id is not None:
         banned = (*banned, vocab.unk_id)
-    force_eos: Literal["no", "paid", "free"] = "paid" if policy.at_max == "end" else "no"
-    if preset.free_end and rules.forced_eos:
+    force_eos: Literal["no", "paid", "free"] = (
+        "paid" if policy.open_rows_at_limit == "end" else "no"
+    )
+    if preset.free_forced_eos and rules.forced_eos:
         force_eos = "free"
     exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
     return SearchSpec(
@@ -128,21 +132,21 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         coverage_penalty=coverage,
         beta=search.beta,
         stepwise_penalty=search.stepwise_penalty and coverage != "none",
-        patience=1.0 if greedy_apart else search.patience or 1.0,
+        patience=1.0 if separate_greedy else search.patience or 1.0,
         banned_after_softmax=never,
         banned_ids=banned,
-        rules=rules,
+        token_rules=rules,
         phrases_see_start=preset.phrases_see_start,
-        start_in_history=(preset.sees_start, *[n_counted > 0] * n_forced),
+        start_in_history=(preset.penalties_see_start, *[n_counted > 0] * n_forced),
         n_counted_start=n_counted,
-        prefix_counts=preset.prefix_counts,
+        prefix_in_score=preset.prefix_in_score,
         block_ngram_repeat=search.block_ngram_repeat if blocks else 0,
         exempt_ids=tuple(i for i in exempt if i is not None),
         repetition_penalty=search.repetition_penalty,
         force_eos=force_eos,
         sampling=sampling,
         temperature=drawing.random_sampling_temp,
-        filters=sampling.asked_filters(values) if sampling else (),
+        filters=sampling.active_filters(values) if sampling else (),
         needs_log_softmax=needs_log_softmax(options, checkpoint),
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,
@@ -153,9 +157,9 @@ def rules_about_tokens(
     options: TranslateOptions, checkpoint: Checkpoint, preset: Preset
 ) -> TokenRules:
     """The rules of the model's files.  OptionError if the search cannot follow them."""
-    rules = checkpoint.rules_of(preset.asks_model)
-    if not preset.token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
-        known = " or ".join(name for name, other in PRESETS.items() if other.token_rules)
+    rules = checkpoint.rules_of(preset.model_defaults)
+    if not preset.has_token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
+        known = " or ".join(name for name, other in PRESETS.items() if other.has_token_rules)
         raise OptionError(
             f"search {options.search.search}: several end tokens (eos_token_id of the model) are "
             f"not supported; use -search {known} or leave one"
@@ -169,39 +173,39 @@ def rules_about_tokens(
 
 
 def choose_policy(
-    options: TranslateOptions, preset: Preset, sampling: Sampling | None, greedy_apart: bool
+    options: TranslateOptions, preset: Preset, sampling: Sampling | None, separate_greedy: bool
 ) -> tuple[Policy, StopRule]:
     """The policy and the stop rule."""
     policy = preset.policy
     if options.search.n_best_unique:
         policy = replace(policy, distinct="text")
-    if greedy_apart:
+    if separate_greedy:
         policy = replace(policy, repetition="logits")
-    if sampling is not None and sampling.draws == "rows":
+    if sampling is not None and sampling.mode == "rows":
         chains = replace(
             policy,
             candidates=1,
             idle_score=0.0,
             ended="keep",
-            ends_within=1,
+            eos_candidates_per_beam=1,
             pool="all",
-            at_max="end" if policy.at_max == "end" else "rows",
+            open_rows_at_limit="end" if policy.open_rows_at_limit == "end" else "rows",
             distinct="copies",
         )
         return chains, Exhausted()  # each goes on until it ends
-    if sampling is not None and sampling.rows_start == "equal":
+    if sampling is not None and sampling.first_step_rows == "equal":
         policy = replace(policy, idle_score=0.0)
-    if greedy_apart:
+    if separate_greedy:
         return policy, Full()
     values = {**vars(options.search), "alpha": length_exponent(options, preset)}
     if options.search.coverage_penalty == "none":
         values["beta"] = 0.0
-    return policy, preset.stop_with(values)
+    return policy, preset.choose_stop_rule(values)
 
 
 def length_exponent(options: TranslateOptions, preset: Preset) -> float:
     """Alpha; 0 without a length penalty, whichever option says so."""
-    if preset.policy.plain_avg and options.search.length_penalty == "avg":
+    if preset.policy.average_ignores_alpha and options.search.length_penalty == "avg":
         return 1.0
     return 0.0 if options.search.length_penalty == "none" else options.search.alpha
 
@@ -209,7 +213,7 @@ def length_exponent(options: TranslateOptions, preset: Preset) -> float:
 def needs_log_softmax(options: TranslateOptions, checkpoint: Checkpoint) -> bool:
     """Whether what the model returns is normalised: logits are, and the mean of several models'
     log-probabilities if the search does so."""
-    return checkpoint.sums_to_one or PRESETS[options.search.search].mean_sums_to_one
+    return checkpoint.sums_to_one or PRESETS[options.search.search].renormalizes_ensemble
 
 
 # -- what the model or the search cannot do -------------------------------------------------------
@@ -256,7 +260,7 @@ def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
     """The limits that the options set for a line."""
     search, preset, spec = config.options.search, config.preset, config.spec
     prefix, n_apart = example.prefix_ids, 0
-    if prefix and preset.prefix_apart:
+    if prefix and preset.prefix_outside_limits:
         n_apart = len(prefix) - 1  # 3.5.1 takes the last one for an end token
     steps = max(_most_tokens(config, example) + n_apart, len(prefix) + 1)
     first = n_apart + 1 - spec.n_counted_start
@@ -265,7 +269,7 @@ def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
         min_eos_step=search.min_length + spec.policy.min_length_offset + first,
         expected_length=search.ratio * _src_length(config, example),
         prefix=prefix,
-        seed=line_seed(config.options.sampling.seed, example.line.id),
+        seed=derive_line_seed(config.options.sampling.seed, example.line.id),
         start=example.start,
     )
 
@@ -273,7 +277,7 @@ def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
 def is_outgrown(config: SearchConfig, example: Example) -> bool:
     """Whether the line's prefix leaves no room for more."""
     n = len(example.prefix_ids)
-    return n > 0 and not config.preset.prefix_apart and n >= _most_tokens(config, example)
+    return n > 0 and not config.preset.prefix_outside_limits and n >= _most_tokens(config, example)
 
 
 def cannot_end(config: SearchConfig, example: Example) -> bool:
@@ -294,7 +298,7 @@ def _most_tokens(config: SearchConfig, example: Example) -> int:
 
 
 def _src_length(config: SearchConfig, example: Example) -> int:
-    return len(example.src_ids) if config.preset.limit_counts_end else example.n_src_tokens
+    return len(example.src_ids) if config.preset.limit_counts_src_eos else example.n_src_tokens
 
 
 def _phrases(config: SearchConfig, example: Example) -> PhraseAutomaton | None:

@@ -59,7 +59,7 @@ class RowHistory(NamedTuple):
 
 
 @dataclass(slots=True)
-class Finished:
+class FinishedHypothesis:
     """A complete hypothesis: its last token, and the row of the step before that it continues."""
 
     score: float  # by which hypotheses are ranked
@@ -75,11 +75,11 @@ class FinishedPool:
 
     def __init__(self, spec: SearchSpec):
         self.spec = spec
-        self.finished: list[Finished] = []
+        self.finished: list[FinishedHypothesis] = []
         self.top_ended = False  # the best candidate of a step so far was an end token
-        self.done = False
+        self.is_finished = False
 
-    def add(self, hyp: Finished) -> None:
+    def add(self, hyp: FinishedHypothesis) -> None:
         """Keep a hypothesis if the policy does: all, the first k or the best k."""
         finished, policy = self.finished, self.spec.policy
         if policy.pool == "all" or len(finished) < self.spec.group_size:
@@ -122,7 +122,7 @@ class Beam:
         limits: SentenceLimits: steps, and forced tokens.
     """
 
-    reads_at_events = False  # rows must be up to date whenever `advance` is called
+    needs_rows_at_events = False  # rows must be up to date whenever `advance` is called
 
     def __init__(self, spec: SearchSpec, limits: SentenceLimits):
         self.spec, self.limits = spec, limits
@@ -135,28 +135,30 @@ class Beam:
         self.attended: list[list[int]] = []
         # Tokens that count in the length of a hypothesis besides its own: start tokens.  Negative
         # if its prefix does not count; start tokens do not count then, either
-        not_counted = spec.prefix_counts == "nothing" and limits.prefix
+        not_counted = spec.prefix_in_score == "nothing" and limits.prefix
         self.n_before = -len(limits.prefix) if not_counted else spec.n_counted_start
         self.offset = self.n_before + spec.policy.length_offset
         self.open_offset = self.n_before + spec.policy.open_length_offset
-        self.min_finished = spec.stop.min_finished(spec)
+        self.min_finished = spec.stop_rule.min_finished(spec)
         self.pools = [FinishedPool(spec) for _ in range(spec.n_pools)]
         self.penalties = [0.0] * spec.beam_size
         self.n_steps = 0  # of the last event
         self.checks_every_step = False
-        self.correction: list[float] | None = None  # scores that the next step must start from
-        self.note = ""
+        self.corrected_scores: list[float] | None = (
+            None  # scores that the next step must start from
+        )
+        self.warning = ""
 
     @property
-    def done(self) -> bool:
+    def is_finished(self) -> bool:
         """Return True if the search of this sentence is over."""
-        return all([pool.done for pool in self.pools])
+        return all([pool.is_finished for pool in self.pools])
 
     @property
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedHypothesis]:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
-    def read(self, rows: RowHistory) -> None:
+    def append_rows(self, rows: RowHistory) -> None:
         """Take over the rows of the steps since the last call.
 
         Args:
@@ -178,17 +180,17 @@ class Beam:
         self.n_steps, candidates, rows, self.penalties = event
         n, size = len(candidates.score) // len(self.pools), self.spec.group_size
         for i, pool in enumerate(self.pools):
-            if not pool.done:
+            if not pool.is_finished:
                 own = candidates.part(i * n, (i + 1) * n)
                 self._advance_pool(pool, own, rows.part(i * size, (i + 1) * size))
         self._close(rows)
 
     def fail(self) -> None:
         """End the search without a hypothesis: the model's output is NaN."""
-        self.note = NOT_A_NUMBER
+        self.warning = NOT_A_NUMBER
         for pool in self.pools:
             pool.finished.clear()
-            pool.done = True
+            pool.is_finished = True
 
     def _advance_pool(
         self, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
@@ -196,29 +198,31 @@ class Beam:
         """Add the hypotheses that ended to a pool, then check its stop rule."""
         spec, policy = self.spec, self.spec.policy
         at_max = self.n_steps >= self.limits.max_steps
-        all_finish = at_max and policy.at_max == "rows"
-        for rank, ended in enumerate(candidates.ended[: policy.ends_within * spec.group_size]):
+        all_finish = at_max and policy.open_rows_at_limit == "rows"
+        for rank, ended in enumerate(
+            candidates.ended[: policy.eos_candidates_per_beam * spec.group_size]
+        ):
             if ended or all_finish:
                 self._finish(pool, candidates, rank)
         pool.top_ended = pool.top_ended or candidates.has_ended(0)
         enough = len(pool.finished) >= self.min_finished
-        stopped = enough and spec.stop.holds(self, pool, candidates, rows)
+        stopped = enough and spec.stop_rule.should_stop(self, pool, candidates, rows)
         if at_max and not stopped:
             self._finish_open(pool, rows)
-        pool.done = pool.done or stopped or at_max
+        pool.is_finished = pool.is_finished or stopped or at_max
 
     def _finish(self, pool: FinishedPool, candidates: CandidateList, rank: int) -> None:
         if candidates.exists(rank):
-            pool.add(self.complete(candidates, rank, self.n_steps))
+            pool.add(self.make_hypothesis(candidates, rank, self.n_steps))
 
-    def complete(
+    def make_hypothesis(
         self,
         candidates: CandidateList,
         rank: int,
         step: int,
         total: float | None = None,
         penalty: float | None = None,
-    ) -> Finished:
+    ) -> FinishedHypothesis:
         """Score a hypothesis with its length and coverage penalties.
 
         Args:
@@ -229,7 +233,7 @@ class Beam:
             penalty: float, its coverage penalty in nats; None: that of the last event.
 
         Returns:
-            Finished.
+            FinishedHypothesis.
         """
         spec = self.spec
         row, token = int(candidates.parent[rank]), int(candidates.token[rank])
@@ -241,50 +245,52 @@ class Beam:
         if not spec.stepwise_penalty:
             score = total / norm - penalty
         else:
-            score = (total - (penalty if step >= spec.policy.stepwise_from else 0.0)) / norm
-        return Finished(score, step, row, token, candidates.log_prob[rank], ended)
+            score = (total - (penalty if step >= spec.policy.stepwise_penalty_from else 0.0)) / norm
+        return FinishedHypothesis(score, step, row, token, candidates.log_prob[rank], ended)
 
     def _finish_open(self, pool: FinishedPool, rows: CandidateList) -> None:
         """Make hypotheses of the rows that are open at the last step, if the policy says so."""
-        at_max = self.spec.policy.at_max
+        at_max = self.spec.policy.open_rows_at_limit
         if at_max == "compete" or (at_max == "if_none" and not pool.finished):
             for k, ended in enumerate(rows.ended):
                 if not ended:
                     self._finish(pool, rows, k)
             if at_max == "if_none":  # without any penalty
                 for hyp in pool.finished:
-                    hyp.score = sum(self.hypothesis(hyp)[1])
+                    hyp.score = sum(self.backtrack(hyp)[1])
 
     def _close(self, rows: CandidateList) -> None:
         """Close groups that are done, end the search if no row is left, and decide whether the next
         steps must be checked without an event."""
         scores = rows.open_scores()
-        if len(self.pools) > 1 and any(pool.done for pool in self.pools):
-            closed = [pool.done for pool in self.pools for _ in range(self.spec.group_size)]
+        if len(self.pools) > 1 and any(pool.is_finished for pool in self.pools):
+            closed = [pool.is_finished for pool in self.pools for _ in range(self.spec.group_size)]
             scores = [-math.inf if c else score for score, c in zip(scores, closed)]
-            self.correction = scores
+            self.corrected_scores = scores
         if max(scores) == -math.inf:
             if not self.finished:
                 self._finish_best_row()
             for pool in self.pools:
-                pool.done = True
-        if self.spec.stop.checks_every_step:
-            enough = [len(p.finished) >= self.min_finished and not p.done for p in self.pools]
+                pool.is_finished = True
+        if self.spec.stop_rule.checks_every_step:
+            enough = [
+                len(p.finished) >= self.min_finished and not p.is_finished for p in self.pools
+            ]
             self.checks_every_step = any(enough)
 
     def _finish_best_row(self) -> None:
         """Finish the best row as it is: the model allows no continuation of any."""
-        self.note = SEARCH_EMPTY
+        self.warning = SEARCH_EMPTY
         step = self.n_steps - 1
         if step == 0:  # not even a first token
-            self.pools[0].add(Finished(0.0, 0, 0, self.start, 0.0, ended=False))
+            self.pools[0].add(FinishedHypothesis(0.0, 0, 0, self.start, 0.0, ended=False))
             return
-        rows = self.rows(step)
+        rows = self.get_rows(step)
         scores = rows.open_scores()
         k = scores.index(max(scores))
-        self.pools[0].add(self.complete(rows, k, step, rows.score[k], self.penalties[k]))
+        self.pools[0].add(self.make_hypothesis(rows, k, step, rows.score[k], self.penalties[k]))
 
-    def rows(self, step: int) -> CandidateList:
+    def get_rows(self, step: int) -> CandidateList:
         """Return the rows that a step has made.
 
         Args:
@@ -294,15 +300,15 @@ class Beam:
         columns = self.scores[t], self.prev_ks[t], self.next_ys[step], self.log_probs[t]
         return CandidateList(*columns, self.ended[t])
 
-    def end(self) -> None:
+    def finalize(self) -> None:
         """Called when the search is over and all its rows have been read."""
 
-    def best(self) -> list[Finished]:
+    def rank_finished(self) -> list[FinishedHypothesis]:
         """Return all finished hypotheses, best first."""
         finished = self.finished[:: -1 if self.spec.policy.ties == "later" else 1]
         return sorted(finished, key=lambda hyp: -hyp.score)
 
-    def hypothesis(self, hyp: Finished) -> tuple[list[int], list[float]]:
+    def backtrack(self, hyp: FinishedHypothesis) -> tuple[list[int], list[float]]:
         """Return the tokens of a hypothesis and their log-probabilities in nats, in order.
 
         Args:
@@ -313,7 +319,7 @@ class Beam:
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
 
-    def alignment(self, hyp: Finished) -> list[int]:
+    def get_alignment(self, hyp: FinishedHypothesis) -> list[int]:
         """Return for each token of a hypothesis the source token that it attended to most.
 
         Args:

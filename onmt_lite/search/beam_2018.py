@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from onmt_lite.search.beam import NOT_A_NUMBER, Beam, CandidateList, Finished, StepEvent
+from onmt_lite.search.beam import NOT_A_NUMBER, Beam, CandidateList, FinishedHypothesis, StepEvent
 from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 
-def beam_maker(spec: SearchSpec) -> Callable[[SentenceLimits], Beam]:
+def make_beam_factory(spec: SearchSpec) -> Callable[[SentenceLimits], Beam]:
     """Return what makes the beams of one batch; those of 2018 share what couples them."""
-    if spec.policy.as_2018:
+    if spec.policy.has_2018_bugs:
         return partial(Beam2018, spec, open_beams=set())
     return partial(Beam, spec)
 
@@ -28,7 +28,7 @@ class Beam2018(Beam):
     views   finished hypotheses of the newest step, each with the row whose score it shares
     """
 
-    reads_at_events = True
+    needs_rows_at_events = True
 
     def __init__(self, spec: SearchSpec, limits: SentenceLimits, open_beams: "set[Beam2018]"):
         super().__init__(spec, limits)
@@ -37,24 +37,24 @@ class Beam2018(Beam):
         # Nothing is subtracted without a coverage penalty
         self.aliased = self.checks_every_step = spec.length_penalty == "none" and spec.has_coverage
         self.charges = self.aliased and not spec.stepwise_penalty
-        self.views: list[tuple[Finished, int]] = []
+        self.views: list[tuple[FinishedHypothesis, int]] = []
         self.totals = spec.initial_scores()
         self.exhausted = False
 
     @property
-    def done(self) -> bool:
+    def is_finished(self) -> bool:
         at_max = self.n_steps >= self.limits.max_steps
         return self.exhausted or at_max or not self.open
 
     def advance(self, event: StepEvent) -> None:
         pool = self.pools[0]
-        pool.done = False
+        pool.is_finished = False
         if self.aliased and self.spec.stepwise_penalty:
             for hyp, k in self.views:
-                hyp.score = sum(self.hypothesis(hyp)[1]) - event.penalties[k]
+                hyp.score = sum(self.backtrack(hyp)[1]) - event.penalties[k]
         super().advance(event)
         self.checks_every_step = self.aliased
-        if pool.done:
+        if pool.is_finished:
             self.open.discard(self)
         self.exhausted = max(event.rows.open_scores()) == -math.inf
         if self.aliased:
@@ -72,7 +72,7 @@ class Beam2018(Beam):
         self.totals = rows.score
         self._charge(len(ended), rows)
         self.scores[self.n_steps - 1] = self.totals
-        self.correction = rows._replace(score=self.totals).open_scores()
+        self.corrected_scores = rows._replace(score=self.totals).open_scores()
 
     def _charge(self, times: int, rows: CandidateList) -> None:
         """Subtract the coverage penalty from all rows `times` times, and from their views."""
@@ -84,18 +84,18 @@ class Beam2018(Beam):
             for hyp, k in self.views:
                 hyp.score = self.totals[k]
 
-    def end(self) -> None:
+    def finalize(self) -> None:
         """Fill up the n-best list with rows, even those that are in it already."""
-        if self.note == NOT_A_NUMBER:
+        if self.warning == NOT_A_NUMBER:
             return
         n, n_steps = max(0, self.spec.n_best - len(self.finished)), len(self.prev_ks)
         if n == 0 or n_steps == 0:
             return
-        rows = self.rows(n_steps)
+        rows = self.get_rows(n_steps)
         if not self.aliased:
             self.totals = rows.score
         ranks = [k for k in range(len(rows.score)) if rows.exists(k)][:n]
         self._charge(len(ranks), rows)
         for k in ranks:
             penalty = 0.0 if self.charges else self.penalties[int(rows.parent[k])]
-            self.pools[0].add(self.complete(rows, k, n_steps, self.totals[k], penalty))
+            self.pools[0].add(self.make_hypothesis(rows, k, n_steps, self.totals[k], penalty))

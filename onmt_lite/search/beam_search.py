@@ -13,11 +13,11 @@ from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
 from onmt_lite.search.context import StepContext, most_attended, step_context
 from onmt_lite.search.logits import log_sum_exp, logits_processors
-from onmt_lite.search.sampling import draw
+from onmt_lite.search.sampling import sample_candidates
 from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
 from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
-from onmt_lite.search.topk import Candidates, TokenScores, TopK, continuing_ranks
+from onmt_lite.search.topk import Candidates, TokenScores, TopK, choose_continuing_ranks
 from onmt_lite.system.clock import Clock
 
 # Called after each step
@@ -155,7 +155,7 @@ class BeamBatch:
         token_scores, block_max = self.process(model_scores, context, trace)
         candidates = self.select(token_scores, context, block_max)
         if token_scores is not model_scores or self.spec.beam_groups > 1:
-            candidates = candidates.with_log_probs_of(model_scores)
+            candidates = candidates.with_model_log_probs(model_scores)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
             attended = most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
@@ -201,7 +201,9 @@ class BeamBatch:
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
             seeds, steps = self.rows.table.seed[:, 0], context.steps[:, 0]  # (B,)
-            return draw(token_scores, scores, seeds, steps, self.model.vocab_size, spec)
+            return sample_candidates(
+                token_scores, scores, seeds, steps, self.model.vocab_size, spec
+            )
         is_first = context.steps[:, 0] == 1 if spec.policy.drop_last_candidate else None  # (B,)
         candidates = self.top_k.select(token_scores, scores, is_first, block_max)
         if context.phrases is not None:
@@ -212,13 +214,13 @@ class BeamBatch:
         """Make K of the candidates the new rows, as the policy does with those that ended."""
         policy, penalties = self.spec.policy, context.penalties
         just_forced = context.n_steps <= 1 + self.rows.forced_until
-        if policy.forced_then_end == "best" and just_forced:
+        if policy.eos_after_forced == "best" and just_forced:
             candidates = without_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
             candidates = candidates.without(beyond_open_rows(context, just_forced))
         rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
         if makes_room:  # candidates that ended take no row if enough others are left
-            rows = candidates.take(continuing_ranks(self.spec, candidates))
+            rows = candidates.take(choose_continuing_ranks(self.spec, candidates))
             rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
         if penalties is not None and self.spec.stepwise_penalty:  # it only ranks
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))
@@ -252,9 +254,9 @@ class BeamBatch:
         if not any_event:
             return
         for b, slot in enumerate(self.slots):
-            if slot.beam.done:
+            if slot.beam.is_finished:
                 self._sync(b, slot)
-                slot.beam.end()
+                slot.beam.finalize()
                 slot.is_finished = True
                 yield slot.number, slot.beam
 
@@ -265,14 +267,14 @@ class BeamBatch:
             slot.beam.fail()
             return
         none_left = max(event.rows.score) == -math.inf
-        if none_left or at_limit or slot.beam.reads_at_events:
+        if none_left or at_limit or slot.beam.needs_rows_at_events:
             self._sync(b, slot)  # a Beam may look back
         slot.beam.advance(event)
 
     def _sync(self, b: int, slot: Slot) -> None:
         """Let the Beam in slot b read the steps since the last time."""
         if slot.synced_steps < self.n_steps:
-            slot.beam.read(self.log.history(b, slot.synced_steps))
+            slot.beam.append_rows(self.log.history(b, slot.synced_steps))
             slot.synced_steps = self.n_steps
 
     # ---- Rows move to where the step chose them; sentences leave and join ----

@@ -5,7 +5,7 @@ phrase.  The host runs it between two steps; the device forbids tokens and choos
 whole batch.
 
 Forced phrases are met by dynamic beam allocation (Post and Vilar 2018; vectorised by Hu et al.
-2019): the rows of a sentence are dealt out in turn among its banks, a bank being the candidates
+2019): the rows of a sentence are allocated in turn among its banks; a bank is the set of candidates
 that hold equally many tokens of its phrases.  The end token comes when all are said.
 """
 
@@ -26,7 +26,7 @@ from onmt_lite.text.phrases import Effects, PhraseAutomaton, State
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
-DOUBTFUL = math.log(0.02)
+UNLIKELY = math.log(0.02)
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class PhraseMask:
             rows, joined, must, firm = self.bound.unbind(1)
             found = logits[rows, : self.goes_on.size(1)]  # (N, V)
             closed = self.goes_on[joined] != must[:, None].bool()
-            closed |= (found < token_scores.log_z[rows, None] + DOUBTFUL) & firm[:, None].bool()
+            closed |= (found < token_scores.log_z[rows, None] + UNLIKELY) & firm[:, None].bool()
             logits[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
         logits[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
     def allocate(
         self, candidates: Candidates, token_scores: TokenScores, scores: Tensor, spec: SearchSpec
     ) -> None:
-        """Replace the candidates (B, N) of sentences with forced phrases: dealt out among banks.
+        """Replace the candidates (B, N) of sentences with forced phrases by allocation among banks.
 
         Args:
             candidates: Candidates as ranked; overwritten.
@@ -77,7 +77,9 @@ class PhraseMask:
             best, place = totals.topk(min(n, v))  # (K, n), of the other tokens
             total = torch.cat([best.flatten(), steps])  # (M,)
             places = torch.cat([(place + rows * v).flatten(), row * v + token])
-            order = dealt(total, torch.cat([banks.repeat_interleave(best.size(1)), then]), n)
+            order = allocate_in_turn(
+                total, torch.cat([banks.repeat_interleave(best.size(1)), then]), n
+            )
             places = places[order]
             candidates.score[b] = total[order]
             candidates.log_prob[b] = log_probs.flatten()[places]
@@ -85,7 +87,7 @@ class PhraseMask:
             candidates.ended[b] = is_eos(spec, candidates.token[b])
 
 
-def dealt(total: Tensor, banks: Tensor, n: int) -> Tensor:
+def allocate_in_turn(total: Tensor, banks: Tensor, n: int) -> Tensor:
     """The places of n candidates among those with these totals and banks (M,): (n,).
 
     The best of each bank, then the second of each, and so on, as many as there is room for, a bank

@@ -100,7 +100,7 @@ def _forced_tokens(context: StepContext) -> ForcedTokens | None:
     is_forced = steps <= table.n_prefix  # (B, 1)
     place = (steps + spec.n_forced_start).clamp(max=table.forced.size(1) - 1)  # (B, 1)
     tokens = table.forced.gather(1, place).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
-    is_free = is_forced if spec.prefix_counts != "all" else steps <= 0  # (B, 1)
+    is_free = is_forced if spec.prefix_in_score != "all" else steps <= 0  # (B, 1)
     if must_end:
         last = (steps >= table.max_steps) & ~is_forced
         tokens = tokens.masked_fill(last, spec.eos_id)

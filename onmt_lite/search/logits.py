@@ -16,8 +16,8 @@ from onmt_lite.search.context import StepContext
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores
 
-MANY = 1024  # tokens
-HUGE = 1e30  # beyond it, sums in float32 may overflow
+MIN_KERNEL_VOCAB = 1024  # tokens
+MAX_GROWTH = 1e30  # beyond it, sums in float32 may overflow
 
 
 class LogitsProcessor:
@@ -72,7 +72,7 @@ def logits_processors(
     Where masks act on logits (CTranslate2), `Renormalize` follows them, and only tokens that are
     banned after the softmax come later.
     """
-    rules, temperature = spec.rules, spec.sampling.temperature if spec.sampling else ""
+    rules, temperature = spec.token_rules, spec.sampling.temperature if spec.sampling else ""
     masks_logits = spec.policy.masks == "logits"
     n_source = rules.encoder_no_repeat_ngram_size
     banned = spec.banned_ids if masks_logits else spec.banned_ids + spec.banned_after_softmax
@@ -85,14 +85,16 @@ def logits_processors(
         MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
         BannedPhrases(spec, device) if rules.phrases else None,
-        BeginSuppress(rules.begin_suppress_tokens, device) if rules.begin_suppress_tokens else None,
+        SuppressAtBegin(rules.begin_suppress_tokens, device)
+        if rules.begin_suppress_tokens
+        else None,
         PhraseConstraints(),
         NoRepeatNgram(spec, vocab_size, device) if spec.blocks_ngrams else None,
-        NoSourceNgram(n_source) if n_source else None,
+        EncoderNoRepeatNgram(n_source) if n_source else None,
         Renormalize() if masks_logits else None,
         BannedTokens(banned_late, device) if banned_late else None,
-        OnlyForced(spec.beam_groups > 1),
-        LengthDecay(spec, device) if rules.exponential_decay_length_penalty else None,
+        ForceTokens(spec.beam_groups > 1),
+        ExponentialDecayLength(spec, device) if rules.exponential_decay_length_penalty else None,
         Renormalize() if rules.renormalize else None,
         Temperature(spec.temperature, False) if temperature == "log_probs" else None,
     ]
@@ -141,7 +143,7 @@ class RepetitionPenalty(LogitsProcessor):
         after = after.where(history >= 0, math.inf if lower else -math.inf)
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
-            return with_logits(token_scores, logits, normalize=True)
+            return replace_logits(token_scores, logits, normalize=True)
         # transformers multiplies what diverse groups pay, too
         weight = torch.ones_like(logits)
         share = torch.full_like(after, self.penalty).where(history >= 0, 1.0)
@@ -188,12 +190,14 @@ class BannedPhrases(Mask):
 
     def __init__(self, spec: SearchSpec, device: torch.device):
         self.see_start = spec.phrases_see_start
-        self.phrases = by_length([(phrase, -math.inf) for phrase in spec.rules.phrases], device)
+        self.phrases = group_by_length(
+            [(phrase, -math.inf) for phrase in spec.token_rules.phrases], device
+        )
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         for phrases, _ in self.phrases:
-            matches = follows(context.history, phrases, self.see_start)  # (R, N)
-            forbid_where(token_scores.logits, phrases[:, -1].expand_as(matches), matches)
+            matches = match_phrases(context.history, phrases, self.see_start)  # (R, N)
+            mask_columns(token_scores.logits, phrases[:, -1].expand_as(matches), matches)
 
 
 class SequenceBias(LogitsProcessor):
@@ -202,25 +206,25 @@ class SequenceBias(LogitsProcessor):
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
         self.on_logits = spec.policy.repetition == "logits"
-        self.columns = tuple({tokens[-1] for tokens, _ in spec.rules.sequence_bias})
+        self.columns = tuple({tokens[-1] for tokens, _ in spec.token_rules.sequence_bias})
         always = torch.zeros(vocab_size)
-        for tokens, bias in spec.rules.sequence_bias:
+        for tokens, bias in spec.token_rules.sequence_bias:
             if len(tokens) == 1:
                 always[tokens[0]] = bias
         self.always = always.to(device)  # (V,)
-        longer = [pair for pair in spec.rules.sequence_bias if len(pair[0]) > 1]
-        self.longer = by_length(longer, device)
+        longer = [pair for pair in spec.token_rules.sequence_bias if len(pair[0]) > 1]
+        self.longer = group_by_length(longer, device)
         self.needs_history = bool(self.longer)
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         logits = token_scores.logits + self.always  # (R, V)
         for phrases, biases in self.longer:
-            matches = follows(context.history, phrases, self.see_start)  # (R, N)
+            matches = match_phrases(context.history, phrases, self.see_start)  # (R, N)
             logits.index_add_(1, phrases[:, -1], biases.where(matches, 0.0))
-        return with_logits(token_scores, logits, self.on_logits)
+        return replace_logits(token_scores, logits, self.on_logits)
 
 
-class BeginSuppress(Mask):
+class SuppressAtBegin(Mask):
     """Forbid tokens as the first that a row may choose."""
 
     reason = "a translation must not begin with this token (begin_suppress_tokens)"
@@ -235,10 +239,10 @@ class BeginSuppress(Mask):
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
         is_first = context.rows.per_row(first)[:, None].expand(-1, len(self.ids))  # (R, N)
-        forbid_where(token_scores.logits, self.ids.expand_as(is_first), is_first)
+        mask_columns(token_scores.logits, self.ids.expand_as(is_first), is_first)
 
 
-class NoSourceNgram(Mask):
+class EncoderNoRepeatNgram(Mask):
     """Forbid tokens that would complete an n-gram of the source."""
 
     needs_history = True
@@ -257,15 +261,15 @@ class NoSourceNgram(Mask):
         windows = windows.repeat_interleave(len(history) // len(source), 0)  # (R, W, n)
         ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
         repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & (windows[:, :, -1] >= 0)
-        forbid_where(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
+        mask_columns(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
 
 
-class LengthDecay(LogitsProcessor):
+class ExponentialDecayLength(LogitsProcessor):
     """Make the end more likely with each token beyond a length, exponentially."""
 
     def __init__(self, spec: SearchSpec, device: torch.device):
-        assert spec.rules.exponential_decay_length_penalty is not None
-        self.start, self.factor = spec.rules.exponential_decay_length_penalty
+        assert spec.token_rules.exponential_decay_length_penalty is not None
+        self.start, self.factor = spec.token_rules.exponential_decay_length_penalty
         self.n_counted_start, self.columns = spec.n_counted_start, spec.eos_ids
         self.on_logits = spec.policy.repetition == "logits"
         self.ids = torch.tensor(spec.eos_ids, device=device)  # (E,)
@@ -274,13 +278,13 @@ class LengthDecay(LogitsProcessor):
         n_prefix = context.rows.table.n_prefix  # (B, 1)
         n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)
         beyond = context.steps - 1 + n_before - self.start  # (B, 1)
-        growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=HUGE) - 1
+        growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=MAX_GROWTH) - 1
         logits = token_scores.logits.clone()
         before = logits[:, self.ids]  # (R, E)
         values = before if self.on_logits else before - token_scores.log_z[:, None]
         more = values.abs() * context.rows.per_row(growth)[:, None]
         logits[:, self.ids] = before + more.masked_fill(values == -math.inf, 0.0)
-        return with_logits(token_scores, logits, self.on_logits)
+        return replace_logits(token_scores, logits, self.on_logits)
 
 
 class PhraseConstraints(Mask):
@@ -299,7 +303,8 @@ class PhraseConstraints(Mask):
 class NoRepeatNgram(Mask):
     """Forbid tokens that would repeat an n-gram, or rows that have repeated one.
 
-    With `least_bad`, a sentence (or independent row) that has no other continuation may repeat.
+    With `allow_repeat_if_stuck`, a sentence (or independent row) without other continuations may
+    repeat.
     Worked example, n = 2: history [7 8 9 7] ends in 7; the window [7 8] starts with 7, so 8 would
     repeat.
     """
@@ -308,8 +313,11 @@ class NoRepeatNgram(Mask):
 
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.n, self.by_row = spec.block_ngram_repeat, spec.policy.ngrams == "row"
-        self.least_bad, self.beam_size = spec.policy.least_bad, spec.beam_size
-        self.rows_apart = spec.sampling is not None and spec.sampling.draws == "rows"
+        self.allow_repeat_if_stuck, self.beam_size = (
+            spec.policy.allow_repeat_if_stuck,
+            spec.beam_size,
+        )
+        self.rows_apart = spec.sampling is not None and spec.sampling.mode == "rows"
         repeated = "a token" if self.n == 1 else f"{self.n} tokens in a row"
         self.reason = f"it would repeat {repeated} (block_ngram_repeat)"
         exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
@@ -330,8 +338,8 @@ class NoRepeatNgram(Mask):
         repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & counts  # (R, T-n+1)
         completing = windows[:, :, -1].clamp(min=0)  # (R, T-n+1): they complete the window again
         before = logits.gather(1, completing)
-        forbid_where(logits, completing, repeats)
-        if self.least_bad:
+        mask_columns(logits, completing, repeats)
+        if self.allow_repeat_if_stuck:
             alive = logits.amax(1) + context.scores.flatten() > -math.inf  # (R,)
             if not self.rows_apart:
                 alive = alive.view(-1, self.beam_size).any(1).repeat_interleave(self.beam_size)
@@ -339,7 +347,7 @@ class NoRepeatNgram(Mask):
             logits.scatter_reduce_(1, completing, back, "amax")
 
 
-class OnlyForced(Mask):
+class ForceTokens(Mask):
     """Forbid all tokens but the forced one, in rows that have one."""
 
     reason = "another token is forced here: by the prefix or language of the line, or as its end"
@@ -367,7 +375,7 @@ class OnlyForced(Mask):
         token_scores.logits.masked_fill_(context.forced.tokens != NO_TOKEN, -math.inf)
 
 
-def by_length(
+def group_by_length(
     biases: Sequence[tuple[tuple[int, ...], float]], device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
     """Group sequences of tokens by length: (N, L), and their biases (N,)."""
@@ -378,7 +386,7 @@ def by_length(
     return [(torch.tensor(p, device=device), torch.tensor(b, device=device)) for p, b in pairs]
 
 
-def follows(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
+def match_phrases(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
     """Return whether a history (R, T) ends with all but the last token of phrases (N, L): (R, N).
 
     The first start token is part of no phrase unless phrases may `see_start`.
@@ -390,13 +398,13 @@ def follows(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
     return matches if see_start else matches & (history[:, -n - 1] >= 0)[:, None]
 
 
-def with_logits(token_scores: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
+def replace_logits(token_scores: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
     """Return scores with other logits (R, V), whose probabilities sum to 1 if `normalize`."""
     log_z = log_sum_exp(logits) if normalize else token_scores.log_z
     return replace(token_scores, logits=logits, log_z=log_z)
 
 
-def forbid_where(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:
+def mask_columns(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:
     """Write -inf into the columns (R, N) of logits (R, V) where forbidden (R, N); columns may
     repeat."""
     values = torch.zeros_like(columns, dtype=logits.dtype)
@@ -410,7 +418,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     Few tokens are left to torch, to the last bit: scores of a small table tie.
     """
     rows = logits.flatten(0, -2).float()
-    if rows.is_cpu and rows.size(1) >= MANY and kernels.kernels() is not None:
+    if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.kernels() is not None:
         return kernels.log_sums(rows).view(logits.shape[:-1])
     if rows.is_cpu and len(rows) == 1:  # a sum alone would be split among threads
         rows = rows.expand(2, -1)

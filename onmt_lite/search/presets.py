@@ -43,18 +43,18 @@ TRANSFORMERS = LENGTH_AND_NGRAMS | SAMPLES | BANS | {"early_stopping", "repetiti
 TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
 TOP_P_FIRST = ("random_sampling_topp", "random_sampling_topk")
-OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=TOP_P_FIRST, implied=True)
+OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=TOP_P_FIRST, implied_by_filters=True)
 # What all versions of transformers share
 OF_TRANSFORMERS: dict[str, Any] = dict(
     defaults=dict(early_stopping="false", max_length_ratio=0.0),
     sampling_defaults=dict(random_sampling_topk=50),
-    free_end=True,
-    sees_start=True,
-    greedy_apart=True,
-    counts_forced=True,
+    free_forced_eos=True,
+    penalties_see_start=True,
+    has_separate_greedy=True,
+    counts_language_token=True,
 )
 OF_TRANSFORMERS_4 = OF_TRANSFORMERS | dict(
-    asks_model="transformers-4", of_models=dict(beam_size=1, max_length=20)
+    model_defaults="transformers-4", model_fallbacks=dict(beam_size=1, max_length=20)
 )
 
 # What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
@@ -63,10 +63,10 @@ GNMT: dict[str, Any] = dict(
     defaults=dict(
         beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
     ),
-    forms=("none", "wu"),
-    one_limit=True,
+    length_penalties=("none", "wu"),
+    max_length_replaces_ratio=True,
     limit_extra=50,
-    limit_counts_end=True,
+    limit_counts_src_eos=True,
 )
 
 PRESETS = {
@@ -74,15 +74,20 @@ PRESETS = {
     "opennmt": Preset(
         "onmt_lite's own",
         Policy(
-            candidates=1, ended="keep", pool="all", at_max="rows", least_bad=True, distinct="text"
+            candidates=1,
+            ended="keep",
+            pool="all",
+            open_rows_at_limit="rows",
+            allow_repeat_if_stuck=True,
+            distinct="text",
         ),
         {
             "ratio=0.0": TopEnded(sticky=True, need="beam_size"),
             "": LengthRatio(need="beam_size"),
         },
         options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS | {"force_words"}),
-        forms=("none", "wu", "avg"),
-        sampling=replace(OPENNMT_SAMPLING, chains="n_best", one_is_beam=True),
+        length_penalties=("none", "wu", "avg"),
+        sampling=replace(OPENNMT_SAMPLING, n_chains="n_best", top_1_means_beam=True),
     ),
     # Results depend on the batch, as they did
     "opennmt-2018": Preset(
@@ -92,31 +97,31 @@ PRESETS = {
             ended="keep",
             min_length_offset=-1,
             ngrams="row",
-            plain_avg=True,
+            average_ignores_alpha=True,
             length_offset=1,
             open_length_offset=1,
-            stepwise_from=2,
+            stepwise_penalty_from=2,
             pool="all",
-            at_max="lost",
-            as_2018=True,
+            open_rows_at_limit="lost",
+            has_2018_bugs=True,
             distinct="copies",
         ),
         {"": TopEnded(sticky=True, need="n_best")},
         defaults=dict(length_penalty="none", alpha=0.0, max_length=100, max_length_ratio=0.0),
         options=frozenset(OPENNMT),
-        forms=("none", "wu", "avg"),
+        length_penalties=("none", "wu", "avg"),
     ),
     "opennmt-3": Preset(
         "OpenNMT-py 3.5.1",
         Policy(
             candidates=1,
             ended="keep",
-            ngrams_of_one=False,
+            blocks_unigrams=False,
             length_offset=1,
             open_length_offset=1,
-            stepwise_from=2,
+            stepwise_penalty_from=2,
             pool="all",
-            at_max="rows",
+            open_rows_at_limit="rows",
         ),
         {
             "ratio=0.0": TopEnded(sticky=False, need="n_best"),
@@ -124,16 +129,16 @@ PRESETS = {
         },
         defaults=dict(max_length_ratio=1.25),
         options=frozenset(OPENNMT | SAMPLES | OPENNMT_3 | BANS),
-        limit_counts_end=True,
-        prefix_apart=True,
-        sees_start=True,
-        mean_sums_to_one=True,
-        forms=("none", "wu", "avg"),
-        sampling=replace(OPENNMT_SAMPLING, blocks_ngrams=False, covers=False),
+        limit_counts_src_eos=True,
+        prefix_outside_limits=True,
+        penalties_see_start=True,
+        renormalizes_ensemble=True,
+        length_penalties=("none", "wu", "avg"),
+        sampling=replace(OPENNMT_SAMPLING, blocks_ngrams=False, applies_coverage=False),
     ),
     "tensor2tensor": Preset(
         "tensor2tensor, commit bafdc1b",
-        Policy(idle_score=-1e7, ends_within=2, at_max="if_none"),
+        Policy(idle_score=-1e7, eos_candidates_per_beam=2, open_rows_at_limit="if_none"),
         {
             "n_best=1": Bound("live", "max", finished="one", beats="best", strictly=True),
             "": Bound("live", "max", strictly=True),
@@ -143,7 +148,7 @@ PRESETS = {
     ),
     "tensorflow": Preset(
         "tf-models-official 2.20.0",
-        Policy(ends_within=2, at_max="if_none"),
+        Policy(eos_candidates_per_beam=2, open_rows_at_limit="if_none"),
         {"": Bound("live", "max", finished="one", strictly=True)},
         options=BANS,
         **GNMT,
@@ -160,7 +165,7 @@ PRESETS = {
         ),
         {"early_stopping=true": Full(), "": Bound("candidates", "now")},
         options=frozenset(TRANSFORMERS),
-        sampling=Sampling("beam", "logits", keep=2, rows_start="equal"),
+        sampling=Sampling("beam", "logits", min_tokens_to_keep=2, first_step_rows="equal"),
         **OF_TRANSFORMERS_4,
     ),
     "transformers": Preset(
@@ -172,25 +177,25 @@ PRESETS = {
             "": Bound("candidates", "now"),
         },
         options=frozenset(TRANSFORMERS_4 | GROUPS),
-        prefix_counts="nothing",
-        sampling=Sampling("beam", "log_probs", keep=2),
-        token_rules=True,
+        prefix_in_score="nothing",
+        sampling=Sampling("beam", "log_probs", min_tokens_to_keep=2),
+        has_token_rules=True,
         **OF_TRANSFORMERS_4,
     ),
     "transformers-5": Preset(
         "transformers 5.23.0",
-        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, at_max="rows"),
+        Policy(idle_score=-1e9, min_length_offset=-1, steps_offset=-1, open_rows_at_limit="rows"),
         {
             "early_stopping=true": Full(),
             "early_stopping=never": Bound("live", "max_if_rewarded"),
             "": Bound("live", "now"),
         },
         options=frozenset(TRANSFORMERS_4),
-        prefix_counts="nothing",
-        sampling=Sampling("beam", "log_probs", ranked_by="draw", keep=2),
-        asks_model="transformers-5",
-        of_models=dict(beam_size=1, max_length=21),
-        token_rules=True,
+        prefix_in_score="nothing",
+        sampling=Sampling("beam", "log_probs", ranked_by="draw", min_tokens_to_keep=2),
+        model_defaults="transformers-5",
+        model_fallbacks=dict(beam_size=1, max_length=21),
+        has_token_rules=True,
         phrases_see_start=True,
         **OF_TRANSFORMERS,
     ),
@@ -199,10 +204,10 @@ PRESETS = {
         "fairseq 0.12.2, n-gram blocking by the rule of 0.10.2",
         Policy(
             drop_last_candidate=True,
-            ngrams_of_one=False,
+            blocks_unigrams=False,
             groups="interleaved",
             pool="first",
-            at_max="end",
+            open_rows_at_limit="end",
             steps_offset=1,
         ),
         {"": Full()},
@@ -218,10 +223,10 @@ PRESETS = {
             masks="logits",
             repetition="logits",
             ended="in_slot",
-            forced_then_end="best",
+            eos_after_forced="best",
             skips_unattended=True,
             pool="all",
-            at_max="rows",
+            open_rows_at_limit="rows",
         ),
         {"alpha=0.0 beta=0.0": TopEnded(sticky=True, need="n_best"), "": Full()},
         defaults=dict(
@@ -234,24 +239,24 @@ PRESETS = {
             | {"patience", "repetition_penalty", "ban_unk_token", "tgt_file_prefix"}
         ),
         max_source=1024,
-        prefix_counts="length",
-        coverage_forms=("none", "wu"),
-        counts_forced=True,
-        greedy_apart=True,
+        prefix_in_score="length",
+        coverage_penalties=("none", "wu"),
+        counts_language_token=True,
+        has_separate_greedy=True,
     ),
     # The beam narrows with each hypothesis that ends
     "marian": Preset(
         "Marian, commit c9f287d",
-        Policy(candidates=1, ended="shrink", pool="all", at_max="rows"),
+        Policy(candidates=1, ended="shrink", pool="all", open_rows_at_limit="rows"),
         {"": Exhausted()},
         defaults=dict(
             beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
         ),
         options=BANS | {"ban_unk_token", "tgt_file_prefix"},
-        asks_model="marian",
-        one_limit=True,
+        model_defaults="marian",
+        max_length_replaces_ratio=True,
         limit_extra=0,
-        limit_counts_end=True,
+        limit_counts_src_eos=True,
         limit_rounds_up=True,
     ),
 }

@@ -14,13 +14,13 @@ from onmt_lite.search.topk import Candidates, TokenScores, is_eos
 MASK32 = 0xFFFFFFFF
 
 
-def line_seed(seed: int, line_id: int) -> int:
+def derive_line_seed(seed: int, line_id: int) -> int:
     """Return the seed of a line, which depends only on the job's seed and the line number."""
     digest = hashlib.blake2b(f"{seed} {line_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # fits into an int64
 
 
-def gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
+def gumbel_noise(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """n samples of the Gumbel distribution for each of `seeds` (B,) at its step (B,): (B, n).
 
     The largest of log-probabilities plus such noise is a draw from the distribution, and the C
@@ -34,7 +34,7 @@ def gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     return -(-uniform.log()).log()
 
 
-def draw(
+def sample_candidates(
     token_scores: TokenScores,
     scores: Tensor,
     seeds: Tensor,
@@ -56,16 +56,16 @@ def draw(
     assert sampling is not None
     logits, v = token_scores.logits, token_scores.logits.size(1)
     for name, limit in spec.filters:
-        logits = KEEP[name](logits, limit, sampling.keep)
-    log_z = logits.logsumexp(1) if spec.rules.renormalize else token_scores.log_z  # (R,)
+        logits = FILTER_FUNCTIONS[name](logits, limit, sampling.min_tokens_to_keep)
+    log_z = logits.logsumexp(1) if spec.token_rules.renormalize else token_scores.log_z  # (R,)
     # The noise of the vocabulary does not depend on how many words others copy
-    noise = gumbel(seeds, steps, k * v)  # (B, K*V)
+    noise = gumbel_noise(seeds, steps, k * v)  # (B, K*V)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = of_tokens.view(b, k, n_tokens), of_words.view(b, v - n_tokens, k).transpose(1, 2)
     noise = torch.cat(parts, 2).flatten(1)
     log_probs = (token_scores.logits - log_z[:, None]).view(b, k, v)  # (B, K, V)
     totals = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*V)
-    if sampling.draws == "rows":
+    if sampling.mode == "rows":
         token = (logits.double() + noise.view(-1, v)).argmax(1).view(b, k)  # (B, K)
         row = torch.arange(b * k, device=token.device).view(b, k)  # (B, K)
         index = row * v + token
@@ -116,7 +116,7 @@ def keep_top_p(values: Tensor, p: float, keep: int) -> Tensor:
 
 
 # By the options of `onmt_lite.search.policy.FILTERS`
-KEEP: dict[str, Callable[[Tensor, Any, int], Tensor]] = {
+FILTER_FUNCTIONS: dict[str, Callable[[Tensor, Any, int], Tensor]] = {
     "random_sampling_topk": keep_top_k,
     "random_sampling_topp": keep_top_p,
 }

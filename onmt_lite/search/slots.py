@@ -10,15 +10,15 @@ from torch import Tensor
 
 from onmt_lite.models.base import AnyModel, Selection, sent
 from onmt_lite.search.beam import Beam
-from onmt_lite.search.beam_2018 import beam_maker
+from onmt_lite.search.beam_2018 import make_beam_factory
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
 from onmt_lite.system.clock import Clock
 from onmt_lite.text.phrases import PhraseAutomaton
 
 # Pad sources to this multiple.  GPU: fewer shapes to capture.  CPU: the same summation order over a
 # sentence's tokens in every batch
-WIDTHS = {"cpu": 16, "cuda": 32}
-REFILL = 8  # waiting sentences join when one slot in this many is free
+SRC_MULTIPLES = {"cpu": 16, "cuda": 32}
+REFILL_SHARE = 8  # waiting sentences join when one slot in this many is free
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Scheduler:
         clock: Clock,
     ):
         self.model, self.spec, self.sentences, self.n_slots = model, spec, sentences, n_slots
-        self.clock, self.make_beam = clock, beam_maker(spec)
+        self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
         self.first_scores = sent(torch.tensor([spec.initial_scores()]), model.device)  # (1, K)
@@ -132,7 +132,7 @@ class Scheduler:
         Args:
             n_free: int, how many slots are free.
         """
-        if n_free < self.n_slots and n_free < self.n_slots / REFILL:
+        if n_free < self.n_slots and n_free < self.n_slots / REFILL_SHARE:
             return None, range(0)
         n_waiting = len(self.sentences) - self.n_encoded
         if n_waiting and self.encoded is None:
@@ -151,12 +151,14 @@ class Scheduler:
     def _encode(self, numbers: range) -> EncodedSentences:
         chosen, device = [self.sentences[i] for i in numbers], self.model.device
         longest = max(len(s.src) for s in chosen)
-        multiple = WIDTHS["cpu" if device.type == "cpu" else "cuda"]
+        multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
-        src = sent(padded([s.src for s in chosen], longest, self.spec.src_pad_id), device)  # (B, S)
+        src = sent(
+            pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id), device
+        )  # (B, S)
         table, ids, width = self._table(chosen), None, None
         if chosen[0].copy_ids is not None:
-            copied = padded([s.copy_ids or [] for s in chosen], longest)
+            copied = pad_lists([s.copy_ids or [] for s in chosen], longest)
             ids, width = sent(copied, device), self.n_words  # (B, S)
         with self.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
@@ -171,10 +173,10 @@ class Scheduler:
             (0, own.max_steps, own.min_eos_step, own.seed, len(s.src), len(own.prefix))
             for s, own in ((s, s.limits) for s in chosen)
         ]
-        parts = [torch.tensor(facts), padded(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
-        if self.spec.rules.encoder_no_repeat_ngram_size:
+        parts = [torch.tensor(facts), pad_lists(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
+        if self.spec.token_rules.encoder_no_repeat_ngram_size:
             widths.append(max(len(s.src) for s in chosen))
-            parts.append(padded([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
+            parts.append(pad_lists([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
         # The columns of a `SlotTable` from `started` on
         columns = torch.split(sent(torch.cat(parts, 1), self.model.device), widths, 1)
         tokens = columns[6][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
@@ -235,13 +237,13 @@ class Rows:
 
     def correct_scores(self) -> None:
         """Upload scores that a Beam changed on the host."""
-        corrections = [slot.beam.correction for slot in self.slots]
+        corrections = [slot.beam.corrected_scores for slot in self.slots]
         if any(corrections):
             none = [math.nan] * self.spec.beam_size
             new = sent(torch.tensor([c or none for c in corrections]), self.device)
             self.table.scores = torch.where(new.isnan(), self.table.scores, new)
             for slot in self.slots:
-                slot.beam.correction = None
+                slot.beam.corrected_scores = None
 
     def refill(
         self, order: list[int], fresh: EncodedSentences | None, joining: range, n_steps: int
@@ -302,6 +304,6 @@ def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
     return [b if b in stay else next(others) for b in range(n)]
 
 
-def padded(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:
+def pad_lists(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:
     """(B, n) from lists of up to n numbers."""
     return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])

@@ -42,7 +42,7 @@ class SearchSpec:
     """
 
     policy: Policy
-    stop: StopRule
+    stop_rule: StopRule
     beam_size: int
     bos_id: int
     eos_id: int
@@ -58,12 +58,12 @@ class SearchSpec:
     # Banned after the softmax, so that the probability of these tokens is lost
     banned_after_softmax: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()  # banned where the policy applies its masks
-    rules: TokenRules = TokenRules()  # except tokens that are banned anywhere
+    token_rules: TokenRules = TokenRules()  # except tokens that are banned anywhere
     phrases_see_start: bool = False  # sequences that match may begin with the first start token
     # Whether penalties for repetition see each start token
     start_in_history: tuple[bool, ...] = (False,)
     n_counted_start: int = 0  # start tokens that count in the length of a hypothesis
-    prefix_counts: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`
+    prefix_in_score: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`
     block_ngram_repeat: int = 0
     exempt_ids: tuple[int, ...] = ()  # tokens that may be part of repeated n-grams
     repetition_penalty: float = 1.0
@@ -72,7 +72,7 @@ class SearchSpec:
     force_eos: Literal["no", "paid", "free"] = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
-    filters: tuple[tuple[str, Any], ...] = ()  # of tokens to draw, see `Sampling.asked_filters`
+    filters: tuple[tuple[str, Any], ...] = ()  # of tokens to draw, see `Sampling.active_filters`
     needs_log_softmax: bool = True  # False: the model returns log-probabilities
     src_pad_id: int = 0
     track_attention: bool = False  # record which source token each row attends to most
@@ -91,7 +91,7 @@ class SearchSpec:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """All tokens that end a hypothesis."""
-        return self.rules.eos_ids or (self.eos_id,)
+        return self.token_rules.eos_ids or (self.eos_id,)
 
     @property
     def n_candidates(self) -> int:
@@ -113,7 +113,7 @@ class SearchSpec:
 
     @property
     def blocks_ngrams(self) -> bool:
-        return self.block_ngram_repeat > (0 if self.policy.ngrams_of_one else 1)
+        return self.block_ngram_repeat > (0 if self.policy.blocks_unigrams else 1)
 
     def initial_scores(self) -> list[float]:
         """Return the scores of the K rows before the first step.

@@ -10,7 +10,7 @@ from onmt_lite.search.beam import CandidateList, RowHistory, StepEvent
 from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.topk import Candidates, TokenScores
 
-FIRST_CAPACITY = 64  # steps
+INITIAL_CAPACITY = 64  # steps
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepLog:
 
     def __init__(self, spec: SearchSpec, n_slots: int, device: torch.device):
         self.spec, self.n_slots, self.device = spec, n_slots, device
-        self.wait = arrival(device)
+        self.wait = record_copy(device)
         self.columns: dict[str, slice] = {}
         self.steps = torch.empty(0)  # (T, slots, M)
         self.newest = torch.empty(0)  # (B, M): the last step
@@ -70,7 +70,7 @@ class StepLog:
             self._grow(parts)
         self.newest = self.steps[self.n_steps, : len(packed)]
         self.newest.copy_(packed, non_blocking=True)
-        self.wait = arrival(self.device)
+        self.wait = record_copy(self.device)
         self.n_steps += 1
 
     def _grow(self, parts: dict[str, Tensor]) -> None:
@@ -79,7 +79,7 @@ class StepLog:
         for name, part in parts.items():
             self.columns[name] = slice(end, end + part.size(1))
             end += part.size(1)
-        shape = max(FIRST_CAPACITY, 2 * self.n_steps), self.n_slots, end
+        shape = max(INITIAL_CAPACITY, 2 * self.n_steps), self.n_slots, end
         grown = torch.empty(shape, pin_memory=self.device.type == "cuda")  # (T, slots, M)
         grown[: self.n_steps] = self.steps.view(self.n_steps, *shape[1:])
         self.steps = grown
@@ -135,7 +135,7 @@ class StepLog:
         return [self._list(row, "row", slot) for slot, row in enumerate(self.newest.tolist())]
 
 
-def arrival(device: torch.device) -> Callable[[], object]:
+def record_copy(device: torch.device) -> Callable[[], object]:
     """Return a function that waits for the copies that have begun."""
     if device.type != "cuda":
         return lambda: None

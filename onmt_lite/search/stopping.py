@@ -16,14 +16,14 @@ from onmt_lite.search.spec import SearchSpec
 class TopEnded(StopRule):
     """Stop when the best candidate is an end token and enough hypotheses are finished."""
 
-    why: ClassVar[str] = "which is enough, and the best candidate of a step was one that ended"
+    reason: ClassVar[str] = "which is enough, and the best candidate of a step was one that ended"
     sticky: bool  # the best candidate of an earlier step counts, too
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
 
     def min_finished(self, spec: SearchSpec) -> int:
         return spec.n_best if self.need == "n_best" else spec.beam_size
 
-    def holds(
+    def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         return pool.top_ended if self.sticky else candidates.has_ended(0)
@@ -33,12 +33,12 @@ class TopEnded(StopRule):
 class Full(StopRule):
     """Stop when k hypotheses are finished, or k * patience with `-patience`."""
 
-    why: ClassVar[str] = "which is enough"
+    reason: ClassVar[str] = "which is enough"
 
     def min_finished(self, spec: SearchSpec) -> int:
         return math.floor(spec.group_size * spec.patience + 0.5)  # half is rounded up, as in C++
 
-    def holds(
+    def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         return True
@@ -48,7 +48,7 @@ class Full(StopRule):
 class Bound(StopRule):
     """Stop when no open hypothesis can be expected to beat the finished ones any more."""
 
-    why: ClassVar[str] = "and no open row could be expected to beat them"
+    reason: ClassVar[str] = "and no open row could be expected to beat them"
     checks_every_step: ClassVar[bool] = True
     best_of: Literal["candidates", "live"]  # of the step, or of the rows that continue
     # Length that the best sum is divided by: the present one, the longest possible, or the longest
@@ -61,7 +61,7 @@ class Bound(StopRule):
     def min_finished(self, spec: SearchSpec) -> int:
         return 1 if self.finished == "one" else spec.group_size
 
-    def holds(
+    def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         spec, racing = beam.spec, candidates if self.best_of == "candidates" else rows
@@ -81,19 +81,21 @@ class LengthRatio(StopRule):
     """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
     score per token that the first row has per token of the length that `-ratio` expects."""
 
-    why: ClassVar[str] = "and the best of them had the length and score that -ratio expects"
+    reason: ClassVar[str] = "and the best of them had the length and score that -ratio expects"
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
     offset: int = 0  # added to the number of tokens of a finished hypothesis
 
     def min_finished(self, spec: SearchSpec) -> int:
         return spec.n_best if self.need == "n_best" else spec.beam_size
 
-    def holds(
+    def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         if not any(map(candidates.has_ended, range(len(candidates.score)))):
             return False
-        first = beam.complete(candidates, 0, beam.n_steps).score / beam.limits.expected_length
+        first = (
+            beam.make_hypothesis(candidates, 0, beam.n_steps).score / beam.limits.expected_length
+        )
         return max(hyp.score / (hyp.step + self.offset) for hyp in pool.finished) >= first
 
 
@@ -101,9 +103,9 @@ class LengthRatio(StopRule):
 class Exhausted(StopRule):
     """Stop when no row is left to expand."""
 
-    why: ClassVar[str] = "and no row was left"
+    reason: ClassVar[str] = "and no row was left"
 
-    def holds(
+    def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         return False

@@ -46,7 +46,7 @@ def score_targets(
 
 
 @torch.inference_mode()
-def attend_targets(
+def compute_target_attention(
     model: AnyModel,
     src: Tensor,
     src_lengths: Tensor,

@@ -43,7 +43,7 @@ class Candidates:
         score = self.score.masked_fill(dropped, -math.inf)
         return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))
 
-    def with_log_probs_of(self, model: TokenScores) -> "Candidates":
+    def with_model_log_probs(self, model: TokenScores) -> "Candidates":
         """Return the candidates with the model's own log-probabilities."""
         v = model.logits.size(1)
         logits = model.logits.take(self.parent * v + self.token)  # (B, N)
@@ -194,7 +194,10 @@ class TopK:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
             self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
         lowered, factor = self.orders[m]
-        if self.spec.rules.sequence_bias or self.spec.rules.exponential_decay_length_penalty:
+        if (
+            self.spec.token_rules.sequence_bias
+            or self.spec.token_rules.exponential_decay_length_penalty
+        ):
             factor = torch.where(totals > 0, 2 - factor, factor)
         keys = torch.addcmul(lowered, totals, factor)
         return keys.topk(n, dim=1).indices
@@ -247,7 +250,7 @@ def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
     return ended
 
 
-def continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
+def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
     """Return the ranks (B, K) of the candidates that become rows if ended ones make room.
 
     refill   the best that did not end, in whatever order they were drawn

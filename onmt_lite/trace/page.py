@@ -50,11 +50,13 @@ def to_html(traces: Sequence[Trace]) -> str:
     for i, trace in enumerate(traces):
         result, body = Html(" (not translated)"), Html()
         if trace.endings:
-            result, body = fill("result", best=trace.endings[0]), body_of(trace)
+            result, body = render_block("result", best=trace.endings[0]), render_body(trace)
         parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
-        lines.append(fill("line", open=" open" * (i == 0), **parts))
+        lines.append(render_block("line", open=" open" * (i == 0), **parts))
     style = "\n".join(BLOCKS[name] for name in ("colours", "style", "drawing style"))
-    return fill("page", style=Html(style), lines=lines, script=Html(BLOCKS["script"])) + "\n"
+    return (
+        render_block("page", style=Html(style), lines=lines, script=Html(BLOCKS["script"])) + "\n"
+    )
 
 
 # -- blocks ---------------------------------------------------------------------------------------
@@ -68,20 +70,20 @@ class Markup(Formatter):
     """Fills in values as markup, unless the block formats them itself."""
 
     def format_field(self, value: object, spec: str) -> str:
-        return format(value, spec) if spec else shown(value)
+        return format(value, spec) if spec else format_value(value)
 
 
-def fill(block: str, **values: object) -> Html:
+def render_block(block: str, **values: object) -> Html:
     """A block of the page with these values."""
     return Html(Markup().vformat(BLOCKS[block], (), values))
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as markup: numbers with a true minus sign, lists as their items one by one."""
     if isinstance(value, Html):
         return value
     if isinstance(value, list):
-        return "".join(map(shown, value))
+        return "".join(map(format_value, value))
     if isinstance(value, float):
         if not math.isfinite(value):
             return ""
@@ -101,15 +103,15 @@ BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 # -- one line -------------------------------------------------------------------------------------
 
 
-def body_of(trace: Trace) -> Html:
+def render_body(trace: Trace) -> Html:
     """Result, reasons, steps and attention of one line."""
     endings = [
-        fill(
+        render_block(
             "ending",
             ending=ending,
             mark=Html(' class="best"' * (rank == 1)),
             rank=rank,
-            row=name_of(trace, ending.step - 1, ending.row),
+            row=make_anchor(trace, ending.step - 1, ending.row),
             cut_off="" if ending.ended else " (cut off)",
         )
         for rank, ending in enumerate(trace.endings, 1)
@@ -117,29 +119,31 @@ def body_of(trace: Trace) -> Html:
     width = max(map(len, trace.steps))
     heads = [f"row {k + 1}" for k in range(trace.beam_size)]
     heads += ["finished beside them"] * (width - trace.beam_size)
-    return fill(
+    return render_block(
         "body",
         trace=trace,
-        drawing=drawing_of(trace),
-        tokens=Html(" ".join(fill("token", text=token) for token in trace.src_tokens)),
+        drawing=render_drawing(trace),
+        tokens=Html(" ".join(render_block("token", text=token) for token in trace.src_tokens)),
         n_steps=len(trace.steps),
         endings=endings,
-        why=[fill("paragraph", text=sentence) for sentence in why_second_lost(trace)],
-        heads=[fill("head", name=name) for name in ("step", *heads, "dropped and blocked")],
-        steps=[step_of(trace, t, width) for t in range(len(trace.steps))],
-        attention=attention_of(trace) if trace.attention else fill("no attention"),
+        why=[render_block("paragraph", text=sentence) for sentence in explain_second_best(trace)],
+        heads=[render_block("head", name=name) for name in ("step", *heads, "dropped and blocked")],
+        steps=[render_step(trace, t, width) for t in range(len(trace.steps))],
+        attention=render_attention(trace) if trace.attention else render_block("no attention"),
     )
 
 
-def attention_of(trace: Trace) -> Html:
+def render_attention(trace: Trace) -> Html:
     """A heat map of the winner: a row for each of its tokens, a column for each of the source."""
     rows = []
     for token, weights in zip(trace.endings[0].tokens, trace.attention):
         percent = [f"{100 * weight:.0f}" if weight >= 0.005 else "" for weight in weights]
         depth = [min(1.0, max(0.0, weight)) * 0.6 for weight in weights]
-        cells = [fill("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
-        rows.append(fill("attended", token=token, cells=cells))
-    return fill("attention", heads=[fill("head", name=x) for x in trace.src_tokens], rows=rows)
+        cells = [render_block("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
+        rows.append(render_block("attended", token=token, cells=cells))
+    return render_block(
+        "attention", heads=[render_block("head", name=x) for x in trace.src_tokens], rows=rows
+    )
 
 
 # -- the drawing ----------------------------------------------------------------------------------
@@ -150,79 +154,81 @@ LONGEST = 14  # width of a token, in letters
 KINDS = ("pale", "kept", "best")  # of nodes and lines, in the order in which lines are drawn
 
 
-def drawing_of(trace: Trace) -> Html:
+def render_drawing(trace: Trace) -> Html:
     """A search as SVG: a column for each step, a node for each row, lines to their parents."""
     ranks = {(e.step - 1, e.row): rank for rank, e in enumerate(trace.endings)}
-    kinds = {place: "kept" for t, k in ranks for place in way_back(trace, t, k)}
+    kinds = {place: "kept" for t, k in ranks for place in walk_back(trace, t, k)}
     kinds |= dict.fromkeys(enumerate(trace.path), "best")
     size, lanes = trace.beam_size, range(max(map(len, trace.steps)))
     tops = [24 + LANE * k + 14 * (k >= size) for k in lanes]
     parents, right = [(tops[0] + tops[size - 1]) // 2] * len(lanes), 14  # of the start
-    start = fill("start", x=right, y=parents[0] + NODE // 2)
+    start = render_block("start", x=right, y=parents[0] + NODE // 2)
     columns, edges, nodes = [], [], []
     for t, rows in enumerate(trace.steps):
-        labels = {k: label_of(row) for k, row in enumerate(rows) if row.state != "none"}
-        width = LETTER * (2 + max(map(n_letters, labels.values()), default=1))
+        labels = {k: make_label(row) for k, row in enumerate(rows) if row.state != "none"}
+        width = LETTER * (2 + max(map(text_width, labels.values()), default=1))
         left, right = right + BETWEEN, right + BETWEEN + width
-        columns.append(fill("column", x=left + width // 2, number=t + 1))
+        columns.append(render_block("column", x=left + width // 2, number=t + 1))
         for k, label in labels.items():
             kind = kinds.get((t, k), "pale")
             ways = dict(x1=left - BETWEEN, y1=parents[rows[k].parent] + NODE // 2, x2=left)
             ways |= dict(y2=tops[k] + NODE // 2, x=left - BETWEEN // 2)
-            edges.append((KINDS.index(kind), fill("edge", kind=kind, **ways)))
+            edges.append((KINDS.index(kind), render_block("edge", kind=kind, **ways)))
             # Clipped to half of the ways beside it, so that no text meets another
             box = dict(x=left - 20, y=tops[k], width=width + 40, inside=width - 4)
             box["middle"] = 20 + width // 2
-            nodes.append(node_of(trace, t, k, ranks.get((t, k)), kind=kind, label=label, **box))
+            nodes.append(render_node(trace, t, k, ranks.get((t, k)), kind=kind, label=label, **box))
         parents = tops
-    return fill(
+    return render_block(
         "drawing",
         trace=trace,
         n_steps=len(trace.steps),
         width=right + 14,
         height=tops[-1] + LANE,
         columns=[start, *columns],
-        beside=fill("beside", y=tops[size] - 9, width=right) if len(lanes) > size else "",
+        beside=render_block("beside", y=tops[size] - 9, width=right) if len(lanes) > size else "",
         edges=[edge for _, edge in sorted(edges, key=itemgetter(0))],
         nodes=nodes,
     )
 
 
-def way_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
+def walk_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
     """The places (step, row) of a hypothesis, from its last token to its first."""
     for step in range(t, -1, -1):
         yield step, k
         k = trace.steps[step][k].parent
 
 
-def node_of(trace: Trace, t: int, k: int, rank: int | None, kind: str, **place: object) -> Html:
+def render_node(trace: Trace, t: int, k: int, rank: int | None, kind: str, **place: object) -> Html:
     """A row; `rank`, from 0, of the hypothesis that ends with it."""
     row, told = trace.steps[t][k], list[str]()
-    score = shown(row.score)
+    score = format_value(row.score)
     if t:
         told.append(f"from row {row.parent + 1}")
     if row.why:
         told.append(row.why)
     if rank is not None:
         ending, kind = trace.endings[rank], f"{kind} ranked"
-        score = f"#{rank + 1} {shown(ending.score)}"
+        score = f"#{rank + 1} {format_value(ending.score)}"
         end = "finished" if ending.ended else "cut off"
-        told.append(f"{end}, rank {rank + 1} with the score {shown(ending.score)}")
+        told.append(f"{end}, rank {rank + 1} with the score {format_value(ending.score)}")
     told += {"best": ["on the winning path"], "pale": ["dropped"]}.get(kind.split()[0], [])
-    more = dict(name=name_of(trace, t, k), step=t + 1, number=k + 1, origin=row.parent + 1)
-    return fill("node", row=row, kind=kind, score=score, told="; ".join(told), **more, **place)
+    more = dict(name=make_anchor(trace, t, k), step=t + 1, number=k + 1, origin=row.parent + 1)
+    return render_block(
+        "node", row=row, kind=kind, score=score, told="; ".join(told), **more, **place
+    )
 
 
-def label_of(row: Continuation) -> str:
+def make_label(row: Continuation) -> str:
     """Mark and token, which is cut to LONGEST; its blanks are made visible."""
     token = re.sub(r"\s", "\N{OPEN BOX}", row.text)
-    fitting = sum(width <= LONGEST for width in accumulate(map(n_letters, token)))
+    fitting = sum(width <= LONGEST for width in accumulate(map(text_width, token)))
     if fitting < len(token):
         token = token[: fitting - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return f"{MARKS[row.state]} {token}".strip()
 
 
-def n_letters(text: str) -> int:
+def text_width(text: str) -> int:
     """Width of a text in letters of equal width, of which a Chinese one takes two."""
     seen = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
     return len(seen) + sum(unicodedata.east_asian_width(c) in "WF" for c in seen)
@@ -231,59 +237,63 @@ def n_letters(text: str) -> int:
 # -- step by step ---------------------------------------------------------------------------------
 
 
-def step_of(trace: Trace, t: int, width: int) -> Html:
+def render_step(trace: Trace, t: int, width: int) -> Html:
     """A step: its rows, the hypotheses that finished beside them, the dropped continuations."""
     others = trace.others[t]
     n_blocked = sum(other.state == "blocked" for other in others)
     n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
-    items = [fill("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others]
-    return fill(
+    items = [
+        render_block("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others
+    ]
+    return render_block(
         "step",
         number=t + 1,
-        rows=[row_of(trace, t, k) for k in range(width)],
-        dropped=fill("dropped", shown=n_shown, items=items) if others else "",
+        rows=[render_row(trace, t, k) for k in range(width)],
+        dropped=render_block("dropped", shown=n_shown, items=items) if others else "",
     )
 
 
-def row_of(trace: Trace, t: int, k: int) -> Html:
+def render_row(trace: Trace, t: int, k: int) -> Html:
     """Token, score, log-probability, the row that it continues and what became of it."""
     if k >= len(trace.steps[t]):
-        return fill("nothing")
-    row, origin, name = trace.steps[t][k], Html(), name_of(trace, t, k)
+        return render_block("nothing")
+    row, origin, name = trace.steps[t][k], Html(), make_anchor(trace, t, k)
     if row.state == "none":
-        return fill("no row")
+        return render_block("no row")
     if t:
-        origin = fill("origin", name=name_of(trace, t - 1, row.parent), number=row.parent + 1)
+        origin = render_block(
+            "origin", name=make_anchor(trace, t - 1, row.parent), number=row.parent + 1
+        )
     why = ", ".join(filter(None, ("" if row.state == "open" else row.state, row.why)))
     on_path = trace.path[t : t + 1] == [k]
     state, star = row.state + " best" * on_path, "\N{BLACK STAR} " * on_path
     more = dict(state=state, star=star, mark=MARKS[row.state], origin=origin, why=why)
-    return fill("row", row=row, name=name, **more)
+    return render_block("row", row=row, name=name, **more)
 
 
-def name_of(trace: Trace, t: int, k: int) -> str:
+def make_anchor(trace: Trace, t: int, k: int) -> str:
     return f"line{trace.id}step{t + 1}row{k + 1}"
 
 
 # -- who won, and why -----------------------------------------------------------------------------
 
 
-def why_second_lost(trace: Trace) -> list[Html]:
+def explain_second_best(trace: Trace) -> list[Html]:
     """In sentences for somebody who has never seen a beam search."""
     if len(trace.endings) < 2:
-        return [fill("only one")]
+        return [render_block("only one")]
     best, second = trace.endings[:2]
     two, gap = dict(best=best, second=second), best.score - second.score
-    winner = [fill("winner", gap=gap, **two), *[fill("tie")] * (gap == 0)]
+    winner = [render_block("winner", gap=gap, **two), *[render_block("tie")] * (gap == 0)]
     # The sums, and the effect of dividing them by the length
     divided = not best.norm == second.norm == 1.0
-    sums = [fill("sums by length" if divided else "sums", **two)]
+    sums = [render_block("sums by length" if divided else "sums", **two)]
     if divided and best.log_prob < second.log_prob:
-        sums.append(fill("length decides"))
+        sums.append(render_block("length decides"))
     if any(abs(ending.penalty) > 1e-4 for ending in (best, second)):
-        sums.append(fill("penalties", **two))
+        sums.append(render_block("penalties", **two))
     pairs = zip(best.tokens, second.tokens)
     same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])  # tokens
     rest = dict(best=sum(best.log_probs[same:]), second=sum(second.log_probs[same:]))
-    parting = [fill("parting", same=same, number=same + 1, **rest)]
+    parting = [render_block("parting", same=same, number=same + 1, **rest)]
     return [Html("".join(told)) for told in (winner, sums, parting)]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from onmt_lite.inference.postprocess import Renderer
 from onmt_lite.inference.records import Continuation, Ending, Example, SearchResult, Trace
-from onmt_lite.search.beam import SEARCH_EMPTY, Beam, CandidateList, Finished
+from onmt_lite.search.beam import SEARCH_EMPTY, Beam, CandidateList, FinishedHypothesis
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.slots import Slot
 from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.step_log import ChosenRows, TraceInputs
 
-IDLE = -1e8  # scores below belong to rows that do not exist yet
+NO_ROW_SCORE = -1e8  # scores below belong to rows that do not exist yet
 
 
 class Step(NamedTuple):
@@ -39,14 +39,14 @@ class Tracer:
             step = batch.n_steps - slot.started
             if slot.number in self.steps and step > 0:  # others take start tokens
                 assert chosen.trace is not None
-                self.steps[slot.number].append(record(batch, chosen.trace, b, slot, step))
+                self.steps[slot.number].append(record_step(batch, chosen.trace, b, slot, step))
 
     def add_trace(self, number: int, beam: Beam, found: SearchResult) -> SearchResult:
         """With the trace, if this example is traced."""
         steps, example = self.steps.pop(number, None), self.examples[number]
         if steps is None:
             return found
-        hyps = [hyp for hyp in beam.best() if hyp.step]
+        hyps = [hyp for hyp in beam.rank_finished() if hyp.step]
         kept = {(hyp.step, hyp.row, hyp.token) for hyp in hyps}
         rows = [
             [self._row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
@@ -71,14 +71,14 @@ class Tracer:
             [[self._row(other, example) for other in step.others] for step in steps],
             path,
             list(endings.values()),
-            why_it_stopped(beam, len(steps)),
+            explain_stop(beam, len(steps)),
             self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
         )
         return replace(found, trace=trace)
 
     def _row(self, row: Continuation, example: Example, is_kept: bool = False) -> Continuation:
         """With its token as text.  `is_kept`: a hypothesis that is among the best ends with it."""
-        if row.score < IDLE:
+        if row.score < NO_ROW_SCORE:
             return replace(row, score=-math.inf, log_prob=-math.inf, state="none", why="")
         (text,) = self._tokens([row.token], example)
         if is_kept:
@@ -90,9 +90,14 @@ class Tracer:
         return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
 
     def _ending(
-        self, hyp: Finished, steps: list[Step], example: Example, beam: Beam, found: SearchResult
+        self,
+        hyp: FinishedHypothesis,
+        steps: list[Step],
+        example: Example,
+        beam: Beam,
+        found: SearchResult,
     ) -> Ending:
-        ids, log_probs = beam.hypothesis(hyp)
+        ids, log_probs = beam.backtrack(hyp)
         tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
         # A hypothesis of the output has the text that its tokens became in the end
         text = next((h.text for h in found.hyps if (h.score, h.log_prob) == key), None)
@@ -113,43 +118,45 @@ class Tracer:
         return [*made[late:], *made[-1:]][: len(made)]  # as alignments count
 
 
-def record(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int) -> Step:
+def record_step(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int) -> Step:
     """Record what the newest step of the batch has done in slot b."""
     spec, event, k = batch.spec, batch.log.event(b, step), batch.spec.beam_size
     finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
-    rows, ranked = continuations(event.rows), continuations(event.candidates)
+    rows, ranked = make_continuations(event.rows), make_continuations(event.candidates)
     ranked = [made for made in ranked if made.exists]
     for i, made in enumerate(rows):
         if made.exists and made.key in finished:
             rows[i] = replace(made, state="finished")
         elif made.exists and made.state == "ended":
-            rows[i] = not_counted(spec, made, event.candidates)
+            rows[i] = explain_uncounted(spec, made, event.candidates)
     here = {made.key for made in rows if made.exists}
     # Hypotheses that made room for a row, or are no row at the limit
     rows += [replace(m, state="finished") for m in ranked if m.key in finished - here]
     here |= finished
     ended = [made for made in ranked if made.state == "ended" and made.key not in here]
-    others = [not_counted(spec, made, event.candidates) for made in ended]
+    others = [explain_uncounted(spec, made, event.candidates) for made in ended]
     here.update(made.key for made in others)
-    alive = [made.score for made in rows[:k] if made.score > IDLE]
-    others += left_out(batch, inputs, b, alive, here)
+    alive = [made.score for made in rows[:k] if made.score > NO_ROW_SCORE]
+    others += find_dropped(batch, inputs, b, alive, here)
     others.sort(key=lambda made: -made.score)
     return Step(rows, others, inputs.attn[b * k : (b + 1) * k].cpu())
 
 
-def continuations(columns: CandidateList) -> list[Continuation]:
+def make_continuations(columns: CandidateList) -> list[Continuation]:
     return [
         Continuation(int(row), int(token), score, log_prob, "ended" if ended else "open")
         for score, row, token, log_prob, ended in zip(*columns)
     ]
 
 
-def not_counted(spec: SearchSpec, made: Continuation, candidates: CandidateList) -> Continuation:
+def explain_uncounted(
+    spec: SearchSpec, made: Continuation, candidates: CandidateList
+) -> Continuation:
     """A candidate that ends, with the reason why it is no finished hypothesis."""
     keys = zip(candidates.parent, candidates.token)
     ranks = [i for i, key in enumerate(keys) if key == made.key]
     per_pool = max(1, len(candidates.token) // spec.n_pools)
-    first = spec.policy.ends_within * spec.group_size
+    first = spec.policy.eos_candidates_per_beam * spec.group_size
     if ranks and ranks[0] % per_pool >= first:
         why = f"EOS ranked outside the top {first} candidates, so the hypothesis was not counted"
     elif spec.policy.pool == "first":
@@ -159,7 +166,7 @@ def not_counted(spec: SearchSpec, made: Continuation, candidates: CandidateList)
     return replace(made, state="ended", why=why)
 
 
-def left_out(
+def find_dropped(
     batch: BeamBatch,
     inputs: TraceInputs,
     b: int,
@@ -180,7 +187,7 @@ def left_out(
         made = [
             Continuation(i // v, i % v, total, float(log_probs[i // v, i % v]), "lost", why)
             for i, total in zip(best.indices.tolist(), best.values.tolist())
-            if total > IDLE
+            if total > NO_ROW_SCORE
         ]
         return [each for each in made if each.key not in here]
 
@@ -202,12 +209,12 @@ def left_out(
     return lost
 
 
-def why_it_stopped(beam: Beam, n_steps: int) -> str:
+def explain_stop(beam: Beam, n_steps: int) -> str:
     """The reason, in words, after the last step."""
     n = len(beam.finished)
     have = "1 hypothesis had finished" if n == 1 else f"{n} hypotheses had finished"
-    if beam.note == SEARCH_EMPTY:
+    if beam.warning == SEARCH_EMPTY:
         return "the model allowed no continuation of any row"
     if n_steps >= beam.limits.max_steps:
         return f"the limit of {n_steps} tokens was reached"
-    return f"{have}, {beam.spec.stop.why}"
+    return f"{have}, {beam.spec.stop_rule.reason}"

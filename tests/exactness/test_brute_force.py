@@ -143,8 +143,8 @@ class TestTies:
         second = CandidateList([-2.0, -3.0], [0, 0], [EOS, 5], [-1.0, -2.0], [1, 0])
         for step, rows in enumerate([first, second], 1):
             beam.advance(StepEvent(step, rows, rows, [0.0, 0.0]))
-        beam.read(RowHistory(*zip(*(map(list, rows) for rows in (first, second))), []))
-        assert beam.done
+        beam.append_rows(RowHistory(*zip(*(map(list, rows) for rows in (first, second))), []))
+        assert beam.is_finished
         assert [h.tokens for h in hypotheses(beam)] == [(EOS,), (5, EOS)]
 
 
@@ -257,7 +257,7 @@ def test_worked_example():
     # a .6, b .4; then `b a` .36 passes `a b` .30; then both end
     assert beam.next_ys == [[START, START], [1, 2], [1, 2], [EOS, EOS]]
     assert beam.prev_ks == [[0, 0], [1, 0], [0, 1]]
-    assert beam.done
+    assert beam.is_finished
     tokens, log_probs = beam.get_hyp(3, 0)
     assert tokens == [2, 1, EOS]
     assert log_probs == pytest.approx(logits(0.4, 0.9, 0.9), abs=TOLERANCE)

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.search.context import StepContext
-from onmt_lite.search.logits import BeginSuppress, LengthDecay, NoSourceNgram, SequenceBias
+from onmt_lite.search.logits import (
+    EncoderNoRepeatNgram,
+    ExponentialDecayLength,
+    SequenceBias,
+    SuppressAtBegin,
+)
 from onmt_lite.search.topk import TokenScores
 from onmt_lite.text.lines import Line
 from tests.exactness.peers.make_defaults import settle
@@ -76,7 +81,7 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     The first token of each row is the start token.
     """
     spec = SimpleNamespace(
-        rules=SimpleNamespace(),
+        token_token_token_rules=SimpleNamespace(),
         n_counted_start=n_counted_start,
         phrases_see_start=False,
         policy=SimpleNamespace(repetition="log_probs"),
@@ -111,7 +116,7 @@ rows_of_batch = st.lists(row_of, min_size=4, max_size=4)
 @given(rows_of_batch, st.lists(st.lists(token, min_size=1, max_size=6), min_size=2, max_size=2),
        st.integers(1, 4))  # fmt: skip
 def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
-    before, after = applied(lambda spec: NoSourceNgram(n), rows, sources)
+    before, after = applied(lambda spec: EncoderNoRepeatNgram(n), rows, sources)
     for r, row in enumerate(rows):
         source = sources[r // 2]
         grams = {tuple(source[i : i + n]) for i in range(len(source) - n + 1)}
@@ -124,7 +129,7 @@ def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
        st.floats(-5, 5, width=16), max_size=6), st.booleans())  # fmt: skip
 def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
     def make(spec):
-        spec.rules.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
+        spec.token_rules.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
         return SequenceBias(spec, V, torch.device("cpu"))
 
     before, after = applied(make, rows)
@@ -144,7 +149,7 @@ def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
 @given(rows_of_batch, st.sets(token, min_size=1), st.tuples(*[st.sampled_from([0, 2, 4, 5])] * 2))
 def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
     """A step chooses first if the row has the start token and its prefix."""
-    make = lambda spec: BeginSuppress(sorted(ids), torch.device("cpu"))  # noqa: E731
+    make = lambda spec: SuppressAtBegin(sorted(ids), torch.device("cpu"))  # noqa: E731
     before, after = applied(make, rows, n_prefix=n_prefix)
     for r, row in enumerate(rows):
         is_first = len(row) == 1 + n_prefix[r // 2]
@@ -162,8 +167,11 @@ def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
 )
 def test_length_decay_any_length_equals_restatement(start, factor, n_forced, n_prefix, ends):
     def make(spec):
-        spec.rules.exponential_decay_length_penalty, spec.eos_ids = (start, factor), tuple(ends)
-        return LengthDecay(spec, torch.device("cpu"))
+        spec.token_rules.exponential_decay_length_penalty, spec.eos_ids = (
+            (start, factor),
+            tuple(ends),
+        )
+        return ExponentialDecayLength(spec, torch.device("cpu"))
 
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2))
     logits[1, 3] = -math.inf  # masked by another rule

@@ -63,9 +63,9 @@ def values_of(name: str) -> dict[str, list]:
     """The values of each option that a preset has."""
     preset = PRESETS[name]
     values = {n: v for n, v in VALUES.items() if n in preset.options or n in EVERYWHERE}
-    values["length_penalty"] = list(preset.forms)
+    values["length_penalty"] = list(preset.length_penalties)
     if "coverage_penalty" in values:
-        values["coverage_penalty"] = list(preset.coverage_forms)
+        values["coverage_penalty"] = list(preset.coverage_penalties)
     if name == "transformers-2":
         values["early_stopping"] = ["false", "true"]
     return values

@@ -142,7 +142,7 @@ def make_model(sizes: tuple[int, ...]) -> Transformer:
 def make_search(n_sentences: int) -> tuple[SearchSpec, list[Sentence]]:
     """The default search of sentences that all run to their limit."""
     preset = PRESETS["opennmt"]
-    spec = SearchSpec(preset.policy, preset.stops["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
+    spec = SearchSpec(preset.policy, preset.stop_rules["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
     return spec, [Sentence([5] * LENGTH, SentenceLimits(LENGTH))] * n_sentences
 
 

@@ -79,7 +79,7 @@ def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
     for search, preset in PRESETS.items():
         found[search] = (search, {})
         for name, options in groups.items():
-            stops = name != "never" or any("never" in condition for condition in preset.stops)
+            stops = name != "never" or any("never" in condition for condition in preset.stop_rules)
             if stops and needs.get(name, options.keys() - {"n_best"}) <= preset.options:
                 found[f"{search}-{name}"] = (search, options)
     return found

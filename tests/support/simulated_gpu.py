@@ -140,7 +140,7 @@ class SimulatedDevice(TorchDispatchMode):
 
         return replay
 
-    def arrival(self, device: torch.device) -> Any:
+    def record_copy(self, device: torch.device) -> Any:
         """As `scheduler.arrival` of the search: from its first call on, copies for which the host
         need not wait hold NaN until it does, which is an event of the kind `read`."""
         begun, self.on_the_way = self.on_the_way or [], []

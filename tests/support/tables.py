@@ -75,7 +75,7 @@ def make_spec(s: Settings) -> SearchSpec:
     preset = PRESETS["opennmt"]
     return SearchSpec(
         preset.policy,
-        preset.stops["" if s.ratio else "ratio=0.0"],
+        preset.stop_rules["" if s.ratio else "ratio=0.0"],
         s.beam_size,
         START,
         EOS,
@@ -109,7 +109,7 @@ def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
 
 
 def hypotheses(beam: Beam) -> list[Hyp]:
-    return [Hyp(tuple(beam.hypothesis(f)[0]), f.score, f.ended) for f in beam.best()]
+    return [Hyp(tuple(beam.backtrack(f)[0]), f.score, f.ended) for f in beam.rank_finished()]
 
 
 def f32(x: float) -> float:

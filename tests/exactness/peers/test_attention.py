@@ -9,7 +9,7 @@ import torch
 
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.base import LAST_LAYER, Heads
-from onmt_lite.search.teacher_forcing import attend_targets
+from onmt_lite.search.teacher_forcing import compute_target_attention
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 SIZES = [(3, 2), (7, 5), (1, 1), (12, 6)]  # of the source, and of the target
@@ -29,7 +29,7 @@ def attend(model, sources, targets, start, heads, pad=1):
     src = torch.tensor([ids + [pad] * (width - len(ids)) for ids in sources])
     lengths = torch.tensor([*map(len, sources)])
     starts = [[start]] * len(targets)
-    return attend_targets(model, src, lengths, targets, starts, 2, heads)
+    return compute_target_attention(model, src, lengths, targets, starts, 2, heads)
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4])

@@ -261,7 +261,10 @@ class TestLanguages:
         config = search_config(options, translator.checkpoint)
         sentences = [to_sentence(config, example) for example in group]
         found = [dict(decode(translator.model, sentences, config.spec, n)) for n in (5, 2)]
-        best = [[b.hypothesis(b.best()[0])[0] for _, b in sorted(beams.items())] for beams in found]
+        best = [
+            [b.backtrack(b.rank_finished()[0])[0] for _, b in sorted(beams.items())]
+            for beams in found
+        ]
         assert best[0] == best[1]
 
     def test_a_prefix_stands_behind_the_language_token(self, translators):

@@ -82,7 +82,9 @@ def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     preset = PRESETS["opennmt"]
-    spec = SearchSpec(preset.policy, next(iter(preset.stops.values())), beam, bos_id=1, eos_id=2)
+    spec = SearchSpec(
+        preset.policy, next(iter(preset.stop_rules.values())), beam, bos_id=1, eos_id=2
+    )
     n, width = 8, 12
     steps = 2 * width + 5
     sentences = [Sentence([3 + i] * width, SentenceLimits(steps, steps + 1)) for i in range(n)]

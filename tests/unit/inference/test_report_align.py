@@ -18,7 +18,7 @@ from onmt_lite.inference.runner import Runner
 from onmt_lite.models.base import LAST_LAYER, Heads
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.search.teacher_forcing import attend_targets
+from onmt_lite.search.teacher_forcing import compute_target_attention
 from tests.support import tiny
 from tests.support.random_models import make_cnn, make_copying_transformer, make_rnn
 
@@ -62,7 +62,7 @@ class TestAttention:
         src = torch.tensor([s + [tiny.PAD] * (width - len(s)) for s in self.SOURCES])
         lengths = torch.tensor([*map(len, self.SOURCES)])
         starts = [[tiny.BOS]] * len(self.TARGETS)
-        return attend_targets(model, src, lengths, self.TARGETS, starts, tiny.EOS, heads)
+        return compute_target_attention(model, src, lengths, self.TARGETS, starts, tiny.EOS, heads)
 
     @pytest.mark.parametrize("n_heads", [0, 1, 2, 4, 9])
     @pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])

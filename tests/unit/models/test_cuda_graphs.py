@@ -91,7 +91,7 @@ def test_places_where_nobody_is_stay_within_the_tables_of_positions():
     move(model)
     with simulated.running():
         found = dict(decode(with_graphs(model, simulated.recorder), waiting, spec, 18))
-    assert [len(found[i].hypothesis(found[i].best()[0])[0]) for i in range(35)] == limits
+    assert [len(found[i].backtrack(found[i].rank_finished()[0])[0]) for i in range(35)] == limits
 
 
 def test_where_recording_fails_steps_run_as_they_are():

@@ -38,7 +38,7 @@ def run(tmp_path):
 def sums_differ(monkeypatch):
     """Let sums over a sentence depend on its batch, as they may where there are no kernels."""
     monkeypatch.setattr(kernels, "kernels", lambda: None)
-    monkeypatch.setitem(feed.WIDTHS, "cpu", 1)
+    monkeypatch.setitem(feed.SRC_MULTIPLES, "cpu", 1)
 
 
 def test_batches_order_and_threads_change_no_bit(run, tmp_path, sums_differ):

@@ -120,10 +120,10 @@ class TestOthersComeOutAsWithoutIt:
         found = dict(decode(model, waiting, spec, 3))
         for i, sentence in enumerate(waiting):
             if i in bad:
-                assert (found[i].note, hypotheses(found[i])) == (NOT_A_NUMBER, [])
+                assert (found[i].warning, hypotheses(found[i])) == (NOT_A_NUMBER, [])
                 continue
             ((_, alone),) = decode(plain, [sentence], spec)
-            assert found[i].note == ""
+            assert found[i].warning == ""
             for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
                 assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)
                 assert hyp.score == pytest.approx(other.score, abs=1e-5)

@@ -282,12 +282,12 @@ def test_every_zero_is_the_same_condition():
     """CTranslate2 stops early where alpha and beta are zero, whichever zero that is."""
     checkpoint = make_checkpoint([make_source({}, logits(0.5, 0.5))])
     usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
-    stop = search_config(usual, checkpoint).spec.stop
+    stop = search_config(usual, checkpoint).spec.stop_rule
     for alpha, beta in [(-0.0, -0.0), (0, 0), (-0.0, 0), (0.0, -0.0)]:
         given = dict(alpha=alpha, beta=beta, coverage_penalty="wu")
         same = replace(usual, search=replace(usual.search, **given))
-        assert search_config(same, checkpoint).spec.stop == stop
+        assert search_config(same, checkpoint).spec.stop_rule == stop
         same = TranslateOptions.of(search="ctranslate2", length_penalty="avg", **given)
-        assert search_config(same, checkpoint).spec.stop == stop
+        assert search_config(same, checkpoint).spec.stop_rule == stop
     other = TranslateOptions.of(search="ctranslate2", alpha=1e-9, length_penalty="avg")
-    assert search_config(other, checkpoint).spec.stop != stop
+    assert search_config(other, checkpoint).spec.stop_rule != stop

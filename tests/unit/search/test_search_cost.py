@@ -37,7 +37,7 @@ def search(model: Any, n: int, source: int, steps: int, beam: int) -> None:
     """Translate n sentences of `source` tokens in `steps` steps each, which nothing cuts short."""
     preset = PRESETS["opennmt"]
     spec = SearchSpec(
-        preset.policy, next(iter(preset.stops.values())), beam, bos_id=BOS, eos_id=EOS
+        preset.policy, next(iter(preset.stop_rules.values())), beam, bos_id=BOS, eos_id=EOS
     )
     words = torch.randint(4, model.vocab_size, (n, source)).tolist()
     sentences = [Sentence(ids, SentenceLimits(steps, steps + 1)) for ids in words]

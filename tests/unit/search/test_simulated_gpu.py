@@ -243,7 +243,7 @@ def test_the_host_reads_of_a_step_while_the_device_is_at_another(monkeypatch):
     lines = ["w5 w6" + " " * i for i in range(6)]  # no copies
     expected = translate(make_translator(endless_transformer()), lines, max_length_ratio=0)
     moved = on_device(make_translator(endless_transformer()))
-    monkeypatch.setattr(log, "arrival", moved.simulated.arrival)
+    monkeypatch.setattr(log, "record_copy", moved.simulated.record_copy)
     found, events = simulate(moved, lines, max_length_ratio=0)
     assert_same(found, expected)
     begun = read = 0

@@ -16,8 +16,8 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Continuation, Ending, Trace
 from onmt_lite.text.lines import Line
-from onmt_lite.trace.page import drawing_of, to_html, why_second_lost
-from onmt_lite.trace.tracer import IDLE, Tracer
+from onmt_lite.trace.page import explain_second_best, render_drawing, to_html
+from onmt_lite.trace.tracer import NO_ROW_SCORE, Tracer
 from tests.unit.trace.test_tracer import CASES
 from tests.unit.trace.test_tracer import LINES as SENTENCES
 
@@ -122,7 +122,7 @@ def ending(tokens, log_probs, score, norm):
 def why(*endings):
     trace = Trace(0, "x")
     trace.endings.extend(ending(*each) for each in endings)
-    return why_second_lost(trace)
+    return explain_second_best(trace)
 
 
 def test_why_the_sum_decides():
@@ -262,7 +262,7 @@ def test_the_drawing_is_the_search(given, monkeypatch):
             (t, row): beam.prev_ks[t - 1][row] + 1
             for t in range(1, len(translation.trace.steps) + 1)
             for row in range(k)
-            if beam.scores[t - 1][row] > IDLE
+            if beam.scores[t - 1][row] > NO_ROW_SCORE
         }
         assert {(n.step, n.row - 1): n.origin for n in drawing.nodes if n.row <= k} == rows
         for t, row in rows:
@@ -277,9 +277,9 @@ def test_the_drawing_is_the_search(given, monkeypatch):
 
 def check_hypotheses(beam, drawing, vocab):
     """What is kept, thick or pale follows from walking back from each hypothesis."""
-    hyps = [hyp for hyp in beam.best() if hyp.step]
+    hyps = [hyp for hyp in beam.rank_finished() if hyp.step]
     best = [node for node in drawing.nodes if "best" in node.states]
-    tokens = [vocab[i] for i in beam.hypothesis(hyps[0])[0]]
+    tokens = [vocab[i] for i in beam.backtrack(hyps[0])[0]]
     assert [re.findall("\u2068(.*)\u2069", node.title) for node in best] == [[x] for x in tokens]
     assert [node.step for node in best] == list(range(1, len(tokens) + 1))
     assert all(a.row == b.origin for a, b in pairwise(best))
@@ -337,7 +337,7 @@ def traces(draw):
 
 @given(traces())
 def test_whatever_the_tokens_are_it_can_be_read(trace):
-    drawing = Drawing(drawing_of(trace))
+    drawing = Drawing(render_drawing(trace))
     places = drawing.check()
     assert len(places) == sum(map(len, trace.steps))
     assert drawing.width <= 60 + len(trace.steps) * 200
