@@ -1,7 +1,7 @@
-"""Reads the files beside a model about words: sentencepiece models, codes, vocabularies, phrases.
+"""Reads tokenizer files: sentencepiece models, BPE codes, subword vocabularies, phrase tables.
 
-Their paths come from options.  Paths that a checkpoint holds are of the machine that trained it
-and are never opened.
+Their paths come from options or are fixed names in the model directory. Paths stored in a
+checkpoint refer to the machine that trained the model and are never opened.
 """
 
 import shlex
@@ -21,153 +21,199 @@ from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
 from onmt_lite.text.transforms import Cut
 
 MAX_BYTES = 256 << 20
-# As the models of the toolkits have them: one for each side, or one for both
+# File names in the model directories of the toolkits: one model per side, or a shared one
 SIDE_MODELS = ("source.spm", "target.spm")
 SHARED_MODELS = ("sentencepiece.model", "sentencepiece.bpe.model", "spiece.model")
-TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face, which can stand in for them
+TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face, often converted from a sentencepiece model
 
 
 def read_sentencepiece(
     path: str, vocabulary: str = "", threshold: int = 0
 ) -> spm.SentencePieceProcessor:
-    """A sentencepiece model, without subwords that the vocabulary counts less often."""
-    return parse_sentencepiece(
-        read_bytes(path), path, read_subword_vocabulary(vocabulary, threshold)
-    )
+    """Read a sentencepiece model.
+
+    Args:
+        path: the .model file.
+        vocabulary: file of subwords and counts; "" for no restriction.
+        threshold: subwords with a lower count are not used.
+
+    Raises:
+        CheckpointError: if a file is damaged or cannot be read.
+    """
+    known = read_subword_vocabulary(vocabulary, threshold)
+    return parse_sentencepiece(read_bytes(path), path, known)
 
 
 def parse_sentencepiece(
     data: bytes, path: str | Path, known: set[str] | None = None
 ) -> spm.SentencePieceProcessor:
-    """The sentencepiece model in these bytes, of which not all pieces may be known."""
-    found = spm.SentencePieceProcessor()
+    """Parse a serialized sentencepiece model.
+
+    Args:
+        data: the serialized model.
+        path: its file, for messages.
+        known: subwords that may be used, in addition to single characters; None for all.
+
+    Raises:
+        CheckpointError: if the model is damaged.
+    """
+    processor = spm.SentencePieceProcessor()
     try:
         sentencepiece_proto.check_model(data)
-        found.load_from_serialized_proto(
-            data if known is None else sentencepiece_proto.restrict_vocabulary(data, known)
-        )
-        if found.vocab_size() == 0:
-            raise ValueError("it has no pieces")
+        if known is not None:
+            data = sentencepiece_proto.restrict_vocabulary(data, known)
+        processor.load_from_serialized_proto(data)
+        if processor.vocab_size() == 0:
+            raise ValueError("its vocabulary is empty")
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{path}: not a sentencepiece model, or a damaged one ({reason[:100]}); give the "
-            ".model file that spm_train has written"
+            f"{path}: not a sentencepiece model, or damaged ({reason[:100]}); use the .model file "
+            "that spm_train wrote"
         ) from None
-    return found
+    return processor
 
 
 def read_bpe_codes(path: str, vocabulary: str = "", threshold: int = 0) -> BytePairEncoder:
-    """Codes of subword-nmt or fastBPE.  The vocabulary as above.  Raises CheckpointError."""
+    """Read a BPE codes file of subword-nmt or fastBPE.
+
+    Args:
+        path: the codes file.
+        vocabulary: file of subwords and counts; "" for no restriction.
+        threshold: subwords with a lower count are split further.
+
+    Raises:
+        CheckpointError: if a file is damaged or cannot be read.
+    """
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:
-        problem = f"{path}: not BPE codes of subword-nmt or fastBPE: {error}"
-        raise CheckpointError(f"{problem}; give the file that learn-bpe has written") from None
+        raise CheckpointError(
+            f"{path}: not BPE codes of subword-nmt or fastBPE: {error}; use the file that learn-bpe "
+            "wrote"
+        ) from None
     return BytePairEncoder(codes, read_subword_vocabulary(vocabulary, threshold))
 
 
 def read_subword_vocabulary(path: str, threshold: int) -> set[str] | None:
-    """Subwords that the file counts often enough; None where no file or no threshold is given."""
+    """Return the subwords whose count in a file reaches the threshold; None without file or limit.
+
+    Raises:
+        CheckpointError: if the file is damaged or cannot be read.
+    """
     if not path or threshold == 0:
         return None
     try:
         return parse_vocabulary(_read_text(path), threshold)
     except ValueError as error:
         raise CheckpointError(
-            f"{path}: not a vocabulary: {error}; give the file that get-vocab has written"
+            f"{path}: not a subword vocabulary: {error}; use the file that get-vocab wrote"
         ) from None
 
 
 def read_phrase_table(path: str) -> dict[str, str]:
-    """`source|||target` lines of a phrase table; CheckpointError for another file."""
+    """Read the `source|||target` lines of a phrase table; raise CheckpointError if malformed."""
     phrases = {}
     for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), 1):
-        source, mark, target = line.partition("|||")
-        if not (mark and source.strip()) or "|||" in target:
+        source, separator, target = line.partition("|||")
+        if not (separator and source.strip()) or "|||" in target:
             problem = f"{path}, line {number}: not a `source|||target` line"
             raise CheckpointError(f"{problem}; correct or remove the line")
         phrases[source.strip()] = target.strip()
     return phrases
 
 
-def has_subword_model(folders: Sequence[Path]) -> bool:
-    """Whether a file in these folders says how lines are cut into pieces."""
-    return any(
-        (folder / name).is_file()
-        for folder in folders
-        for name in (*SIDE_MODELS, *SHARED_MODELS, TOKENIZER_JSON)
-    )
+def has_subword_model(directories: Sequence[Path]) -> bool:
+    """Return True if one of the directories has a sentencepiece model or a tokenizer.json."""
+    names = (*SIDE_MODELS, *SHARED_MODELS, TOKENIZER_JSON)
+    return any((directory / name).is_file() for directory in directories for name in names)
 
 
 def find_subword_model(
-    folder: Path, fast: Callable[[], dict[str, Any]] | None, unk_token: str = "<unk>"
+    directory: Path,
+    load_tokenizer_json: Callable[[], dict[str, Any]] | None,
+    unk_token: str = "<unk>",
 ) -> tuple[str, spm.SentencePieceProcessor] | None:
-    """Read the file of a directory that says how lines are cut into pieces.
+    """Read the sentencepiece model of a directory, or convert its tokenizer.json.
 
     Args:
-        folder: the directory.
-        fast: returns the content of its tokenizer.json, which counts if there is no sentencepiece
-            model; None if it is not to count.
-        unk_token: the token of unknown characters, which a tokenizer.json can have wrong.
+        directory: the model directory.
+        load_tokenizer_json: returns the parsed tokenizer.json, used if there is no sentencepiece
+            model; None to ignore that file.
+        unk_token: token of unknown characters; the entry of a tokenizer.json can be wrong.
 
     Returns:
-        The file's name and the sentencepiece model; None if the directory has no such file.
+        The file name and the sentencepiece model; None if the directory has neither file.
 
     Raises:
-        CheckpointError: for a damaged file, or a tokenizer that sentencepiece cannot be.
+        CheckpointError: if a file is damaged, or sentencepiece lacks a feature of the tokenizer.
     """
     for name in SHARED_MODELS:
-        if (folder / name).is_file():
-            return name, read_sentencepiece(str(folder / name))
-    file = folder / TOKENIZER_JSON
-    if fast is None or not file.is_file():
+        if (directory / name).is_file():
+            return name, read_sentencepiece(str(directory / name))
+    path = directory / TOKENIZER_JSON
+    if load_tokenizer_json is None or not path.is_file():
         return None
-    return TOKENIZER_JSON, parse_sentencepiece(
-        sentencepiece_proto.convert_tokenizer_json(fast(), unk_token, file), file
-    )
+    data = sentencepiece_proto.convert_tokenizer_json(load_tokenizer_json(), unk_token, path)
+    return TOKENIZER_JSON, parse_sentencepiece(data, path)
 
 
 def find_tokenizer(
-    folders: Sequence[Path],
+    directories: Sequence[Path],
     tokens: Sequence[str],
-    usual: Sequence[str],
+    expected: Sequence[str],
     silent: Sequence[str] = (),
 ) -> tuple[dict[str, Tokenizer], tuple[str, ...]]:
-    """The tokenizer of the sentencepiece models in the first of the folders that has some, or of a
-    tokenizer.json that says the same; if there are none and the tokens are pieces, which of the
-    `usual` files are missing.
+    """Build the tokenizer of a model from the first directory that has a subword model.
 
-    silent: tokens that are no text in an output.
+    Args:
+        directories: where to search, in this order.
+        tokens: the vocabulary, which shows whether the model needs a subword model.
+        expected: file names to report as missing if no subword model is found.
+        silent: tokens that are left out of the output text.
+
+    Returns:
+        The tokenizer by its -tokenizer name (empty if not found), and the missing files.
     """
-    of_pieces = any(token.startswith(sentencepiece_proto.SPACER) for token in tokens)
-    for folder in folders:
-        if all((folder / name).is_file() for name in SIDE_MODELS):
-            src, tgt = (read_sentencepiece(str(folder / name)) for name in SIDE_MODELS)
+    has_subwords = any(token.startswith(sentencepiece_proto.SPACER) for token in tokens)
+    for directory in directories:
+        if all((directory / name).is_file() for name in SIDE_MODELS):
+            src, tgt = (read_sentencepiece(str(directory / name)) for name in SIDE_MODELS)
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
-        fast = partial(read_json, folder / TOKENIZER_JSON)
-        if found := find_subword_model(folder, fast if of_pieces else None):
+        load_json = partial(read_json, directory / TOKENIZER_JSON)
+        if found := find_subword_model(directory, load_json if has_subwords else None):
             return {"sentencepiece": PieceTokenizer(found[1], silent=silent)}, ()
-    return {}, tuple(str(folders[0] / name) for name in usual) if of_pieces else ()
+    return {}, tuple(str(directories[0] / name) for name in expected) if has_subwords else ()
 
 
-def make_onmt_tokenizer(side: str, kind: str, file: SubwordFile, kwargs: dict[str, Any]) -> Cut:
-    """The tokenizer of the optional package pyonmttok, as OpenNMT-py sets it up.
+def make_onmt_tokenizer(
+    side: str, subword_type: str, file: SubwordFile, kwargs: dict[str, Any]
+) -> Cut:
+    """Build a tokenizer of the optional package pyonmttok, as OpenNMT-py does.
 
-    `kind` says what the file is, `side` whose options to name in an OptionError.
+    Args:
+        side: "src" or "tgt", whose options are named in an OptionError.
+        subword_type: "bpe", "sentencepiece" or "none".
+        file: subword model and vocabulary of the side.
+        kwargs: further arguments of pyonmttok.Tokenizer.
+
+    Raises:
+        OptionError: if pyonmttok is not installed or rejects the arguments.
+        CheckpointError: if a file cannot be read.
     """
     option = f"{side}_onmttok_kwargs"
     try:
         import pyonmttok
     except ImportError:
         raise OptionError(
-            f"{option}: to cut like this needs the package pyonmttok (pip install pyonmttok); or "
-            "tokenise the file before, and give tokenizer space and detokenizer joiner or spacer"
+            f"{option}: the package pyonmttok is not installed; run pip install pyonmttok, or "
+            "tokenize the input yourself and set tokenizer space and detokenizer joiner or spacer"
         ) from None
     subwords: dict[str, Any] = {}
-    if kind != "none":
-        read_bytes(file.path)  # for our own message
-        subwords |= {{"bpe": "bpe_model_path", "sentencepiece": "sp_model_path"}[kind]: file.path}
+    if subword_type != "none":
+        read_bytes(file.path)  # raises an error in our format
+        argument = {"bpe": "bpe_model_path", "sentencepiece": "sp_model_path"}[subword_type]
+        subwords[argument] = file.path
     if file.vocabulary and file.threshold:
         read_bytes(file.vocabulary)
         subwords |= dict(vocabulary_path=file.vocabulary, vocabulary_threshold=file.threshold)
@@ -175,7 +221,7 @@ def make_onmt_tokenizer(side: str, kind: str, file: SubwordFile, kwargs: dict[st
         return pyonmttok.Tokenizer(**{**kwargs, **subwords})
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:200]
-        raise OptionError(f"{option}: pyonmttok does not take it: {reason}; correct it") from None
+        raise OptionError(f"{option}: pyonmttok rejected it: {reason}; correct it") from None
 
 
 def _read_text(path: str) -> str:
@@ -191,10 +237,10 @@ def _read_text(path: str) -> str:
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file, if it is a file of bearable size."""
+    """Read a whole regular file; raise CheckpointError if that fails or the file is too large."""
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise CheckpointError(f"cannot read {path}: it is not a file; give the path of a file")
+            raise CheckpointError(f"{path}: it is not a regular file; use the path of a file")
         return read_whole(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path[:200]}: {explain_os_error(error)}") from None

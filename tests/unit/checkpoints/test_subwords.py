@@ -86,7 +86,7 @@ def test_codes_file_of_fastbpe_that_is_damaged_is_refused_with_its_line(tmp_path
         read_bpe_codes(str(file))
     assert str(caught.value) == (
         f"{file}: not BPE codes of subword-nmt or fastBPE: line 2: a merge is two pieces with a "
-        "space between them and a count; give the file that learn-bpe has written"
+        "space between them and a count; use the file that learn-bpe wrote"
     )
 
 

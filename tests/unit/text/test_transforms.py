@@ -141,7 +141,7 @@ def seen(where, options):
             return found.tgt_start, tokenizer.encode_target(line), found.tgt_end
         return tokenizer.decode(["▁a", "old￭", "▁", "￭b"])
     except OptionError as error:
-        assert "needs the package pyonmttok" in str(error)
+        assert "the package pyonmttok is not installed" in str(error)
         return str(error)
 
 
@@ -468,7 +468,7 @@ def test_what_is_no_file_and_what_is_too_large(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["▁the\t-3.2\n", "word\n"])
 def test_what_is_no_vocabulary(tmp_path, text):
     (tmp_path / "v").write_text(text, encoding="utf-8")
-    with pytest.raises(CheckpointError, match="not a vocabulary: line 1"):
+    with pytest.raises(CheckpointError, match="not a subword vocabulary: line 1"):
         read_sentencepiece(str(HERE / "src.model"), str(tmp_path / "v"), 1)
 
 
