@@ -88,15 +88,13 @@ def read_bpe_codes(path: str, vocabulary: str = "", threshold: int = 0) -> ByteP
     try:
         codes = parse_codes(_read_text(path))
     except ValueError as error:
-        raise CheckpointError(
-            f"{path}: not BPE codes of subword-nmt or fastBPE: {error}; use the file that learn-bpe "
-            "wrote"
-        ) from None
+        problem = f"{path}: not BPE codes of subword-nmt or fastBPE: {error}"
+        raise CheckpointError(f"{problem}; use the file that learn-bpe wrote") from None
     return BytePairEncoder(codes, read_subword_vocabulary(vocabulary, threshold))
 
 
 def read_subword_vocabulary(path: str, threshold: int) -> set[str] | None:
-    """Return the subwords whose count in a file reaches the threshold; None without file or limit.
+    """Return the subwords counted at least `threshold` times; None if there is no such limit.
 
     Raises:
         CheckpointError: if the file is damaged or cannot be read.
