@@ -153,7 +153,7 @@ def transformers(job: Job) -> tuple[Translate, str, str]:
         pad_token_id=pad,
         eos_token_id=eos,
         decoder_start_token_id=parts["start_id"],
-        suppress_tokens=parts["never_ids"],
+        suppress_tokens=parts["banned_ids"],
         **limits,
     )
 

@@ -15,7 +15,7 @@ import torch
 
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.writing import marian_directory
+from onmt_lite.checkpoints.writing import export_marian
 from onmt_lite.export import main as export_main
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import TransformerLayer
@@ -102,7 +102,7 @@ def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Work
         for _ in range(min(shape.n_lines, most or shape.n_lines))
     ]
     folder.mkdir()
-    for file, data in marian_directory(random_checkpoint(shape)).files.items():
+    for file, data in export_marian(random_checkpoint(shape)).files.items():
         (folder / file).write_bytes(data)
     about = (
         f"random weights, {shape.layers}+{shape.layers} layers of {shape.d_model}/{shape.d_ff}, "
@@ -136,7 +136,7 @@ def random_checkpoint(shape: Shape) -> Checkpoint:
         tokenizers={"sentencepiece": MarianTokenizer(pieces, pieces)},
         start_id=n - 1,
         src_end=(0,),
-        never_ids=(n - 1,),
+        banned_ids=(n - 1,),
     )
 
 
@@ -194,7 +194,7 @@ def write_formats(workload: Workload, folder: Path, wants_ctranslate2: bool) -> 
         "start_id": checkpoint.start_id,
         "eos_id": checkpoint.eos_id,
         "pad_id": checkpoint.src_vocab.pad_id,
-        "never_ids": list(checkpoint.never_ids),
+        "banned_ids": list(checkpoint.banned_ids),
     }
     (folder / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
     tokenizer: Any = next(iter(checkpoint.tokenizers.values()))

@@ -62,12 +62,14 @@ def print_models(options: TranslateOptions) -> None:
     """Print a block for each model of the options, with the tokenizer that would be used."""
     from onmt_lite.checkpoints.checkpoint import describe
     from onmt_lite.checkpoints.loading import load_checkpoint
-    from onmt_lite.checkpoints.shipped import model_paths
+    from onmt_lite.checkpoints.shipped import get_model_paths
     from onmt_lite.config.files import write_text
     from onmt_lite.inference.loading import fit, read_own
 
     own, options = read_own(options), options.with_models()
-    models = [(fit(load_checkpoint(p), options, own), p) for p in model_paths(options.model.model)]
+    models = [
+        (fit(load_checkpoint(p), options, own), p) for p in get_model_paths(options.model.model)
+    ]
     write_text("\n".join(describe(model, str(path)) for model, path in models))
 
 

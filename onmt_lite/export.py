@@ -69,17 +69,17 @@ def export(options: ExportOptions) -> None:
     """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
     # Imported late: wrong options must not wait for torch
     from onmt_lite.checkpoints.loading import load_checkpoint
-    from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
+    from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 
     output = Path(os.path.abspath(options.output))
     _check_free(output)
     checkpoint = load_checkpoint(options.model)
     if options.to == "marian":
-        exported = marian_directory(checkpoint)
+        exported = export_marian(checkpoint)
         written = [output]
         write_whole(exported.files, output.parent, output.name)
     else:
-        exported = opennmt_file(checkpoint, output.stem)
+        exported = export_opennmt(checkpoint, output.stem)
         written = [output.with_name(name) for name in exported.files]
         for path in written:
             _check_free(path)

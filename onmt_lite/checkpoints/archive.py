@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import pickle_check
-from onmt_lite.checkpoints.config_reader import shown
-from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape
+from onmt_lite.checkpoints.config_reader import format_value
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_valid_shape
 from onmt_lite.errors import CheckpointError
 
 ZIP = b"PK\x03\x04"
@@ -162,8 +162,8 @@ def check_state_dict(state_dict: Any, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: {len(state_dict):,} tensors are more than any model has")
     for name, tensor in state_dict.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path}: {shown(name)} is not a tensor")
-        if not is_shape(tensor.shape) or _overlaps(tensor):
+            raise CheckpointError(f"{path}: {format_value(name)} is not a tensor")
+        if not is_valid_shape(tensor.shape) or _overlaps(tensor):
             raise CheckpointError(f"{path}: tensor {name[:80]!r} has overlapping memory")
     return {name: tensor.detach() for name, tensor in state_dict.items()}
 

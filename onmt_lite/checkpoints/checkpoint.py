@@ -17,7 +17,7 @@ from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
 
-class Direction(NamedTuple):
+class LanguagePair(NamedTuple):
     """The codes of a source and a target language; "" where a model needs none."""
 
     src: str = ""
@@ -35,22 +35,23 @@ class Languages:
              part of it (`forced`), in place of the start token (`start`), or text before the line
              (`text`)
     default  the languages where nobody says which
-    in_tokens  lines of tokens may hold their languages: where nobody says one, none is added
+    optional_in_tokens  tokenized lines may already contain language tokens, so none is added by
+             default
     """
 
     ids: Mapping[str, int]
     source: Literal["before", "after", "none"] = "before"
     target: Literal["forced", "start", "text"] = "forced"
-    default: Direction = Direction()
-    in_tokens: bool = field(default=False, compare=False)
+    default: LanguagePair = LanguagePair()
+    optional_in_tokens: bool = field(default=False, compare=False)
 
 
-def of_text(languages: Languages | None) -> Languages | None:
+def for_raw_text(languages: Languages | None) -> Languages | None:
     """The same for lines of text, which hold no languages."""
-    return languages and replace(languages, in_tokens=False)
+    return languages and replace(languages, optional_in_tokens=False)
 
 
-class Frame(NamedTuple):
+class SpecialTokens(NamedTuple):
     """What stands around a line and its translation, as ids.
 
     text    put before the line while it is text
@@ -79,14 +80,14 @@ class Confidence:
     per_nat: float
     per_log_token: float = 0.0
 
-    def of(self, hyps: Sequence[Any]) -> float | None:
+    def estimate(self, hyps: Sequence[Any]) -> float | None:
         """From 0 to 1, of the text that the hypotheses make up; None if no token is the model's."""
         n_tokens = sum(len(hyp.token_log_probs) for hyp in hyps)
         if not n_tokens:
             return None
-        return self.at(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
+        return self.probability(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
 
-    def at(self, mean: float, n_tokens: int) -> float:
+    def probability(self, mean: float, n_tokens: int) -> float:
         """From 0 to 1, by the mean in nats per token and the number of tokens, end tokens
         included."""
         odds = self.at_zero + self.per_nat * mean + self.per_log_token * math.log(n_tokens)
@@ -106,17 +107,17 @@ class Checkpoint:
     tgt_vocab: Vocab
     tokenizers: dict[str, Tokenizer]  # by the name -tokenizer knows; the first is `auto`
     start_id: int  # what the decoder is fed first
-    # Around each source line; `text_end` comes before `src_end`, for a line of text alone: a line
-    # of tokens has its own, unless somebody says its language
+    # Around each source line; `raw_text_end` comes before `src_end`, for raw text only, because a
+    # tokenized line already has its own end token
     src_start: tuple[int, ...] = ()
-    text_end: tuple[int, ...] = ()
+    raw_text_end: tuple[int, ...] = ()
     src_end: tuple[int, ...] = ()
     # Around each target line, before the end token
     tgt_start: tuple[int, ...] = ()
     tgt_end: tuple[int, ...] = ()
-    never_ids: tuple[int, ...] = ()  # what the model must not produce
-    never_in_softmax: bool = False  # their logits mean nothing: CTranslate2 leaves them out
-    lower_capitals: bool = False  # read a line in capitals in small letters, capitalise the output
+    banned_ids: tuple[int, ...] = ()  # what the model must not produce
+    exclude_banned_from_softmax: bool = False  # as in CTranslate2; their logits are arbitrary
+    lowercase_all_caps: bool = False  # translate uppercase lines in lowercase, then uppercase again
     unknown: Unknown = Unknown()  # what becomes of characters that the model does not know
     confidence: Confidence | None = None  # how a score tells whether a translation is right
     split_longer: int = 0  # what -split_longer is if it is not given
@@ -125,36 +126,36 @@ class Checkpoint:
     forced_eos: bool = False
     # Rules about tokens that count instead of these, by the search that asks for them
     rules: Mapping[str, TokenRules] = field(default_factory=dict)
-    sums_to_one: bool = True  # logits, to be normalised; False: scores, which count as they are
+    needs_log_softmax: bool = True  # False: model output is a score that is used as it is
     languages: Languages | None = None  # of a model that has several; None: nobody can choose
-    pair: Direction = Direction()  # of a model that has one each, if its files say which
-    missing: tuple[str, ...] = ()  # files without which text is not cut as the model wants it
-    notes: tuple[str, ...] = ()  # what of the model's files has no effect here
+    language_pair: LanguagePair = LanguagePair()  # of a bilingual model, if its files name it
+    missing_files: tuple[str, ...] = ()  # tokenizer files that raw text needs
+    notices: tuple[str, ...] = ()  # settings in the model files that have no effect here
     toolkit: str = "onmt_lite"  # whose model it is
     version: str = ""  # of the toolkit or its format, as far as the files tell
 
-    def rules_of(self, version: str | None) -> TokenRules:
+    def get_token_rules(self, version: str | None) -> TokenRules:
         """The rules about tokens under a search that asks for those of this version."""
-        usual = TokenRules(tuple((i,) for i in self.never_ids), self.forced_eos)
+        usual = TokenRules(tuple((i,) for i in self.banned_ids), self.forced_eos)
         return self.rules.get(version or "", usual)
 
-    def frame(self, direction: Direction) -> Frame:
+    def get_special_tokens(self, pair: LanguagePair) -> SpecialTokens:
         """What stands around a line of these languages and its translation."""
         before, after, text = self.src_start, self.src_end, ""
         start: tuple[int, ...] = (self.start_id,)
         known = self.languages
         if known is None:
-            return Frame(before, after, start)
-        if direction.src and known.source != "none":
-            src = (known.ids[direction.src],)
+            return SpecialTokens(before, after, start)
+        if pair.src and known.source != "none":
+            src = (known.ids[pair.src],)
             before = (*src, *before) if known.source == "before" else before
-            after = (*self.text_end, *after, *(src if known.source == "after" else ()))
+            after = (*self.raw_text_end, *after, *(src if known.source == "after" else ()))
         if known.target == "text":
-            text = f"{self.src_vocab.tokens[known.ids[direction.tgt]]} " if direction.tgt else ""
-        elif direction.tgt:
-            tgt = known.ids[direction.tgt]
+            text = f"{self.src_vocab.tokens[known.ids[pair.tgt]]} " if pair.tgt else ""
+        elif pair.tgt:
+            tgt = known.ids[pair.tgt]
             start = (tgt,) if known.target == "start" else (*start, tgt)
-        return Frame(before, after, start, text)
+        return SpecialTokens(before, after, start, text)
 
     @property
     def src_margins(self) -> tuple[int, int]:
@@ -163,10 +164,10 @@ class Checkpoint:
         before, after = len(self.src_start), len(self.src_end)
         return before + (place == "before"), after + (place == "after")
 
-    def n_forced(self, tgt_lang: str) -> int:
+    def count_forced_tokens(self, tgt_lang: str) -> int:
         """How many tokens each translation begins with, at no cost, that are no part of it."""
         known = self.languages
-        if known is None or (known.in_tokens and not tgt_lang):
+        if known is None or (known.optional_in_tokens and not tgt_lang):
             return 0
         return int(known.target == "forced")
 
@@ -176,7 +177,7 @@ class Checkpoint:
         return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab)
 
     @cached_property
-    def surfaces_in_capitals(self) -> Surfaces:
+    def uppercase_surfaces(self) -> Surfaces:
         """The same where the text is written in capitals."""
         return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab, str.upper)
 
@@ -228,14 +229,14 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
         "decoder starts at": _tokens([checkpoint.start_id], tgt),
         "before each source": _tokens(checkpoint.src_start, src),
         "after each source": _tokens(checkpoint.src_end, src),
-        "never produced": _tokens(checkpoint.never_ids, tgt),
+        "never produced": _tokens(checkpoint.banned_ids, tgt),
     }
     if checkpoint.languages is not None:
         codes = [code or "none" for code in checkpoint.languages.default]
         facts["languages"] = " ".join(checkpoint.languages.ids)
         facts["by default"] = "src_lang {}, tgt_lang {}".format(*codes)
-    if any(checkpoint.pair):
-        facts["languages"] = "{} to {}".format(*checkpoint.pair)
+    if any(checkpoint.language_pair):
+        facts["languages"] = "{} to {}".format(*checkpoint.language_pair)
     if checkpoint.split_longer:
         facts["asks for"] = f"-split_longer {checkpoint.split_longer}"
     lines = [_printable(name)]

@@ -16,7 +16,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one takes a tent
 MAX_SHOWN, MAX_DIGITS = 50, 40  # of a text and of a whole number in a message
 
 
-class Description:
+class ConfigReader:
     """Options of a model.
 
     A value that is absent or None becomes the default.  The methods raise CheckpointError for a
@@ -32,7 +32,7 @@ class Description:
         self.values, self.path = values, path
         self.paths: dict[str, Path] = {}  # of values from other files
 
-    def where(self, name: str) -> Path:
+    def get_file(self, name: str) -> Path:
         """Return the file that a value is from."""
         return self.paths.get(name, self.path)
 
@@ -40,13 +40,13 @@ class Description:
         if name in self.values:
             return self.values[name]
         for other in self.values:
-            if isinstance(other, str) and one_letter_apart(name, other):
+            if isinstance(other, str) and is_one_letter_apart(name, other):
                 raise CheckpointError(
-                    f"{self.where(other)}: {other[:50]!r} is not known; is it {name}?"
+                    f"{self.get_file(other)}: {other[:50]!r} is not known; is it {name}?"
                 )
         return None
 
-    def number(self, name: str, default: int | None = None) -> int:
+    def get_int(self, name: str, default: int | None = None) -> int:
         value = self._value(name, default)
         if type(value) is float and value.is_integer():
             value = int(value)
@@ -54,44 +54,44 @@ class Description:
             raise self._wrong(name, "a whole number")
         return value
 
-    def real(self, name: str, default: float | None = None) -> float:
+    def get_float(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
         if type(value) not in (int, float) or not abs(value) < 1e30:
             raise self._wrong(name, "a number")
         return float(value)
 
-    def flag(self, name: str, default: bool | None = False) -> bool:
+    def get_bool(self, name: str, default: bool | None = False) -> bool:
         value = self._value(name, default)
         if value not in (True, False) or isinstance(value, float):
             raise self._wrong(name, "true or false")
         return bool(value)
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def get_str(self, name: str, default: str | None = None) -> str:
         value = self._value(name, default)
         if type(value) is not str:
             raise self._wrong(name, "a text")
         return value
 
-    def label(self, name: str) -> str:
+    def get_label(self, name: str) -> str:
         """A text that is only shown to people, cut short; "" for anything else."""
         value = self.get(name)
         return value[:20] if isinstance(value, str) else ""
 
-    def choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
+    def get_choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
         """The value in `choices` under the option's text."""
-        value = self.text(name, default)
+        value = self.get_str(name, default)
         if value not in choices:
             raise CheckpointError(
-                f"{self.where(name)}: {name} {value[:50]!r} is not one that is read: "
+                f"{self.get_file(name)}: {name} {value[:50]!r} is not one that is read: "
                 f"{', '.join(choices)}"
             )
         return choices[value]
 
-    def agree(self, name: str, n: int) -> None:
+    def require_equal(self, name: str, n: int) -> None:
         """Raise CheckpointError where the option, if it is there, is not what the weights have."""
-        if self.number(name, n) != n:
+        if self.get_int(name, n) != n:
             raise CheckpointError(
-                f"{self.where(name)}: {name} is {self.number(name)}, but the weights have {n}"
+                f"{self.get_file(name)}: {name} is {self.get_int(name)}, but the weights have {n}"
             )
 
     def _value(self, name: str, default: Any) -> Any:
@@ -102,23 +102,25 @@ class Description:
 
     def _wrong(self, name: str, expected: str) -> CheckpointError:
         value = self.values.get(name)
-        return CheckpointError(f"{self.where(name)}: {name} is {shown(value)}, not {expected}")
+        return CheckpointError(
+            f"{self.get_file(name)}: {name} is {format_value(value)}, not {expected}"
+        )
 
 
-def refuse_options(options: Description, toolkit: str) -> None:
+def refuse_unsupported_options(options: ConfigReader, toolkit: str) -> None:
     """Raise CheckpointError for an option value that unsupported.yaml does not list."""
-    for name, known in tables_in("unsupported.yaml")["options"][toolkit].items():
+    for name, known in load_yaml("unsupported.yaml")["options"][toolkit].items():
         value = options.get(name)
         is_plain = isinstance(value, (str, int, float, list, type(None)))  # no tensor
         if not is_plain or value not in (None, *known):
             values = " or ".join(map(repr, known))
+            file, found = options.get_file(name), format_value(value)
             raise CheckpointError(
-                f"{options.where(name)}: {toolkit}: {name} is {shown(value)}, not {values}, which "
-                "is not supported"
+                f"{file}: {toolkit}: {name} is {found}, not {values}, which is not supported"
             )
 
 
-def one_letter_apart(one: str, other: str) -> bool:
+def is_one_letter_apart(one: str, other: str) -> bool:
     """Whether a letter changed, added or left out makes one of the other, eos of bos aside."""
     if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):
         return False
@@ -127,7 +129,7 @@ def one_letter_apart(one: str, other: str) -> bool:
     return one[1:] in (other, other[1:]) or one == other[1:]
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a model file in a message: short, whatever it is.
 
     Lists are named by their kind: a few bytes of a file can nest them without end.
@@ -140,7 +142,7 @@ def shown(value: Any) -> str:
     return repr(value) if plain else f"a {type(value).__name__}"
 
 
-def read_whole(path: str | Path, limit: int) -> bytes:
+def read_limited(path: str | Path, limit: int) -> bytes:
     """Read a file.  Raises CheckpointError where it has more bytes than any of its kind."""
     with open(path, "rb") as f:
         data = f.read(limit + 1)
@@ -150,20 +152,20 @@ def read_whole(path: str | Path, limit: int) -> bytes:
 
 
 @lru_cache
-def tables_in(name: str) -> dict[str, Any]:
+def load_yaml(name: str) -> dict[str, Any]:
     """Read a YAML file of this room."""
     return LOADER((Path(__file__).parent / name).read_bytes()).get_single_data()
 
 
-def described(path: Path) -> Description:
+def read_config(path: Path) -> ConfigReader:
     """The table in a JSON file, or an empty one where there is no such file."""
-    return Description(read_json(path) if path.is_file() else {}, path)
+    return ConfigReader(read_json(path) if path.is_file() else {}, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the table in a JSON file.  Raises CheckpointError for anything else."""
     try:
-        table = parse_json(read_whole(path, MAX_JSON))
+        table = parse_json(read_limited(path, MAX_JSON))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
     except ValueError as error:
@@ -173,7 +175,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def checked_tokens(tokens: Any, path: Path) -> list[str]:
+def check_tokens(tokens: Any, path: Path) -> list[str]:
     """Check a vocabulary: a list of at least one text, without lone surrogates."""
     try:
         if not isinstance(tokens, list) or not tokens or not all(type(t) is str for t in tokens):
@@ -187,15 +189,15 @@ def checked_tokens(tokens: Any, path: Path) -> list[str]:
 # -- Models that are not supported, by file names and first bytes ----------------------------------
 
 
-def by_name(path: Path) -> str:
+def identify_by_name(path: Path) -> str:
     """Describe a file, or the content of a directory, by file names; "" if none is known."""
-    for pattern, kind in tables_in("unsupported.yaml")["names"].items():
+    for pattern, kind in load_yaml("unsupported.yaml")["names"].items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
             return kind if ";" in kind else f"{kind}, which is not supported"
     return ""
 
 
-def by_start(data: bytes) -> str:
+def identify_by_magic(data: bytes) -> str:
     """Describe a file by its first bytes; "" if they are not known."""
-    starts = tables_in("unsupported.yaml")["starts"].items()
+    starts = load_yaml("unsupported.yaml")["starts"].items()
     return next((kind for start, kind in starts if data.startswith(start.encode("latin-1"))), "")

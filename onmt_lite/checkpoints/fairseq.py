@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from onmt_lite.checkpoints import archive
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair
 from onmt_lite.checkpoints.config_reader import (
-    Description,
-    checked_tokens,
-    read_whole,
-    refuse_options,
-    shown,
+    ConfigReader,
+    check_tokens,
+    format_value,
+    read_limited,
+    refuse_unsupported_options,
 )
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS
 from onmt_lite.checkpoints.pickle_check import InertObject
@@ -88,12 +88,14 @@ def load_from_state(root: Any, file: Path) -> Checkpoint:
     root.pop("last_optimizer_state", None)
     options = _options(root, file)
     weights = Weights(archive.check_state_dict(root.pop("model"), file), file)
-    build_model: Callable[[Weights, Description], EncoderDecoder] = build_transformer
+    build_model: Callable[[Weights, ConfigReader], EncoderDecoder] = build_transformer
     name = options.get("arch") or options.get("_name") or "transformer"
     if "encoder.convolutions.0.weight_v" in weights:
         build_model = build_fconv
     elif not isinstance(name, str) or not ARCHITECTURES.match(name) or LAYER_0 not in weights:
-        raise CheckpointError(f"{file}: fairseq: architecture {shown(name)} is not supported")
+        raise CheckpointError(
+            f"{file}: fairseq: architecture {format_value(name)} is not supported"
+        )
     src, tgt = _read_dictionaries(path, options)
     return Checkpoint(
         build_model(weights, options),
@@ -102,17 +104,17 @@ def load_from_state(root: Any, file: Path) -> Checkpoint:
         tokenizers={"space": SpaceTokenizer()},
         start_id=EOS,  # fairseq feeds the end token first
         src_end=(EOS,),
-        never_ids=(PAD,),
-        pair=Direction(*(options.text(name, "") for name in LANGUAGES)),
+        banned_ids=(PAD,),
+        language_pair=LanguagePair(*(options.get_str(name, "") for name in LANGUAGES)),
         toolkit="fairseq",
         version="0.9 or older" if isinstance(root.get("args"), InertObject) else "0.10 or newer",
     )
 
 
-def _options(root: dict[str, Any], path: Path) -> Description:
+def _options(root: dict[str, Any], path: Path) -> ConfigReader:
     """Options of the model; its languages may be among the options of the task."""
     if isinstance(root.get("args"), InertObject):
-        return Description(root["args"], path)
+        return ConfigReader(root["args"], path)
     config = _table(root.get("cfg"), path)
     if config.get("model") is None:
         raise CheckpointError(f"{path}: it holds no options of its model")
@@ -120,12 +122,12 @@ def _options(root: dict[str, Any], path: Path) -> Description:
     for name in LANGUAGES:
         if options.get(name) is None:
             options[name] = task.get(name)
-    return Description(options, path)
+    return ConfigReader(options, path)
 
 
 def _table(value: Any, path: Path) -> dict[str, Any]:
     """Options as a table of plain values; empty where there are no options."""
-    values = Description(_plain({} if value is None else value), path).values
+    values = ConfigReader(_plain({} if value is None else value), path).values
     return {name: _plain(item) for name, item in values.items()}
 
 
@@ -138,12 +140,12 @@ def _plain(value: Any) -> Any:
     return value.get("_content", value.get("_val"))
 
 
-def _read_dictionaries(path: Path, options: Description) -> tuple[Vocab, Vocab]:
+def _read_dictionaries(path: Path, options: ConfigReader) -> tuple[Vocab, Vocab]:
     files = {file.name[5:-4]: file for file in sorted(path.glob(DICTIONARIES))}
     if all(options.get(name) is None for name in LANGUAGES):
         source, target = _guess_languages(path, files)
     else:
-        source, target = map(options.text, LANGUAGES)
+        source, target = map(options.get_str, LANGUAGES)
     for language in (source, target):
         if language not in files:
             name = f"dict.{language[:30]}.txt"
@@ -165,7 +167,7 @@ def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
 
 def read_dictionary(path: Path) -> Vocab:
     """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
-    lines = read_whole(path, MAX_DICT).split(b"\n")
+    lines = read_limited(path, MAX_DICT).split(b"\n")
     tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -185,7 +187,7 @@ def read_dictionary(path: Path) -> Vocab:
             tokens[ids[token]] = f"<overwritten {ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
-    return Vocab(checked_tokens(tokens, path), eos_id=EOS, bos_id=BOS, pad_id=PAD, unk_id=UNK)
+    return Vocab(check_tokens(tokens, path), eos_id=EOS, bos_id=BOS, pad_id=PAD, unk_id=UNK)
 
 
 # -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------
@@ -199,32 +201,32 @@ NOT_WEIGHTS = (
 )
 
 
-def build_transformer(weights: Weights, options: Description) -> Transformer:
+def build_transformer(weights: Weights, options: ConfigReader) -> Transformer:
     """CheckpointError where weights are missing, unknown or misshapen."""
-    refuse_options(options, "fairseq")
+    refuse_unsupported_options(options, "fairseq")
     weights.drop(NOT_WEIGHTS)
     _split_attentions(weights)
     positions = _positions(weights, options)
-    pre_norm = {options.flag(f"{side}_normalize_before") for side in ("encoder", "decoder")}
+    pre_norm = {options.get_bool(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
         raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
     weights.rename("fairseq")
-    weights.shape("tgt_embedding.token.weight")
+    weights.get_shape("tgt_embedding.token.weight")
     weights.tensors.setdefault("output.weight", weights.tensors["tgt_embedding.token.weight"])
     model = assemble_transformer(
         weights,
         options.path,
         pre_norm=pre_norm.pop(),
         norm="layer",
-        heads=options.number("encoder_attention_heads", 8),
-        dec_heads=options.number("decoder_attention_heads", 8),
-        activation=options.choice("activation_fn", ACTIVATIONS, "relu"),
-        scale_embedding=not options.flag("no_scale_embedding"),
+        heads=options.get_int("encoder_attention_heads", 8),
+        dec_heads=options.get_int("decoder_attention_heads", 8),
+        activation=options.get_choice("activation_fn", ACTIVATIONS, "relu"),
+        scale_embedding=not options.get_bool("no_scale_embedding"),
         norm_eps=1e-5,
         **positions,
     )
-    options.agree("encoder_layers", model.cfg.enc_layers)
-    options.agree("decoder_layers", model.cfg.dec_layers)
+    options.require_equal("encoder_layers", model.cfg.enc_layers)
+    options.require_equal("decoder_layers", model.cfg.dec_layers)
     return model
 
 
@@ -232,22 +234,22 @@ def _split_attentions(weights: Weights) -> None:
     """Split tensors of 0.6, which hold query, key and value of an attention."""
     for name in list(weights.tensors):
         if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):
-            if weights.shape(name, 2 if match[2] == "weight" else 1)[0] % 3:
+            if weights.get_shape(name, 2 if match[2] == "weight" else 1)[0] % 3:
                 raise CheckpointError(f"{weights.path}: {name} is not three matrices in one")
-            for part, rows in zip("qkv", weights.take(name).chunk(3)):
+            for part, rows in zip("qkv", weights.pop(name).chunk(3)):
                 weights.tensors[f"{match[1]}{part}_proj.{match[2]}"] = rows
 
 
-def _positions(weights: Weights, options: Description) -> dict[str, Any]:
+def _positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
     """Switches of the position vectors: computed, none, or learned on one side at least."""
-    limits = [options.number(f"max_{side}_positions", 1024) for side in ("source", "target")]
+    limits = [options.get_int(f"max_{side}_positions", 1024) for side in ("source", "target")]
     n = min(*limits, MAX_POSITIONS)
-    stored = [weights.shape(name) for name in POSITIONS if name in weights]
+    stored = [weights.get_shape(name) for name in POSITIONS if name in weights]
     for name in POSITIONS:  # where one side alone is learned, the other one becomes a table too
         if stored and name not in weights:
             rows, d_model = stored[0]
             weights.tensors[name] = sinusoids(rows, d_model, "fairseq")
-    is_computed = not options.flag("no_token_positional_embeddings")
+    is_computed = not options.get_bool("no_token_positional_embeddings")
     layout = "fairseq" if is_computed else "none"
     return dict(positions=layout, position_offset=OFFSET, max_positions=n)
 
@@ -257,10 +259,10 @@ def _positions(weights: Weights, options: Description) -> dict[str, Any]:
 LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, and how far its residual reaches
 
 
-def build_fconv(weights: Weights, options: Description) -> Convolution:
+def build_fconv(weights: Weights, options: ConfigReader) -> Convolution:
     """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
     for name in ("encoder_layers", "decoder_layers"):  # such as `[(8, 3)] * 2 + [(9, 1)]`
-        rest = re.sub(LAYER, "", options.text(name, ""))
+        rest = re.sub(LAYER, "", options.get_str(name, ""))
         if re.search(r"[^][\d\s*+,]", rest):
             raise CheckpointError(
                 f"{options.path}: fairseq: {name} with residuals over several layers, or in words "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.config_reader import tables_in
+from onmt_lite.checkpoints.config_reader import load_yaml
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES
@@ -32,9 +32,9 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def names_of(table: str) -> dict[str, Any]:
+def load_table(table: str) -> dict[str, Any]:
     """A table of generation_config.yaml: our names by those of a file, for instance."""
-    return tables_in("generation_config.yaml")[table]
+    return load_yaml("generation_config.yaml")[table]
 
 
 def _is_tokens(value: Any, n: int) -> bool:
@@ -74,7 +74,7 @@ RULES: dict[str, tuple[Callable[[Any, int], bool], str]] = {
 }
 
 
-def token_rules(
+def parse_token_rules(
     table: Mapping[str, Any], where: Callable[[str], Path], eos: int, vocab_size: int
 ) -> TokenRules:
     """Return the rules in settings of Hugging Face.
@@ -131,7 +131,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
     return isinstance(value, (int, float))
 
 
-def effective(
+def select_settings(
     own: Mapping[str, Any], said: Mapping[str, Any] | None, version: str
 ) -> tuple[dict[str, Any], str]:
     """The settings that `generate` takes, and the name of their file.
@@ -140,13 +140,13 @@ def effective(
     transformers 4 prefers a config.json with settings of its own to a file that was made of one.
     """
     old = version == "transformers-4"
-    usual = names_of("of_family").get(str(own.get("model_type")), {}) if old else {}
+    usual = load_table("of_family").get(str(own.get("model_type")), {}) if old else {}
     own = {**usual, **own}
     if said is not None and not (old and said.get("_from_model_config")):
         return dict(said), GENERATION
     changed = (
         own.get(name) not in (None, value)
-        for name, value in (names_of("of_old_files") | usual).items()
+        for name, value in (load_table("of_old_files") | usual).items()
     )
     return (dict(own), CONFIG) if said is None or any(changed) else (dict(said), GENERATION)
 
@@ -170,18 +170,18 @@ def read_defaults(
     if not models or own.get("model_type") not in FAMILIES:
         return []
     said = _read(folder / GENERATION)
-    table, name = effective(own, said, preset.model_defaults or "")
+    table, name = select_settings(own, said, preset.model_defaults or "")
     path, of_file = folder / name, (own if name == CONFIG else said) or {}
     if table.get("do_sample") and drawn is None:
         raise OptionError(
             f"do_sample: {path} says true; set do_sample to true to draw tokens, or to false to "
             "search for the best"
         )
-    neutral = names_of("unsupported") | (names_of("unsupported_drawing") if drawn else {})
-    neutral |= {} if preset.has_token_rules else names_of("unsupported_rules")
-    names = names_of("generation_config") | (names_of("drawing") if drawn else {})
+    neutral = load_table("unsupported") | (load_table("unsupported_drawing") if drawn else {})
+    neutral |= {} if preset.has_token_rules else load_table("unsupported_rules")
+    names = load_table("generation_config") | (load_table("drawing") if drawn else {})
     lacking = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
-    neutral |= {n: [names_of("of_old_files")[n]] for n in lacking}
+    neutral |= {n: [load_table("of_old_files")[n]] for n in lacking}
     for key, values in neutral.items():
         if table.get(key) is not None and table[key] not in values:
             raise CheckpointError(
@@ -189,13 +189,13 @@ def read_defaults(
                 "support; remove it there, or give another -search"
             )
     options = _options(path, table, {n: o for n, o in names.items() if n not in lacking}, check)
-    fixed = {n: table.get(n) for n, o in names_of("tokens").items() if o not in given}
+    fixed = {n: table.get(n) for n, o in load_table("tokens").items() if o not in given}
     options |= {n: value for n, value in fixed.items() if n in of_file and _is_plain(value)}
     usual = {n: value for n, value in fixed.items() if n not in of_file and value is not None}
     return [({**preset.model_fallbacks, **usual}, f"of {search}"), (options, f"of {path}")]
 
 
-def read_decoder(
+def read_decoder_yml(
     models: tuple[str, ...], check: Callable[[str, Any], Any]
 ) -> list[tuple[Mapping[str, Any], str]]:
     """The same for a decoder.yml in the directory of Marian's files, or beside the model it names.
@@ -207,13 +207,13 @@ def read_decoder(
     model = Path(models[0])
     path = (model if model.is_dir() else model.parent) / "decoder.yml"
     table = _read(path) or {}
-    if not model.is_dir() and model.name not in file_names(table.get("models"), "models", path):
+    if not model.is_dir() and model.name not in get_file_names(table.get("models"), "models", path):
         return []
-    options = _options(path, table, names_of("decoder"), check)
+    options = _options(path, table, load_table("decoder"), check)
     return [(options, f"of {path}")] if options else []
 
 
-def file_names(listed: Any, key: str, path: Path) -> list[str]:
+def get_file_names(listed: Any, key: str, path: Path) -> list[str]:
     """The files in a list of decoder.yml, without the folders before them."""
     listed = listed or []
     if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from onmt_lite.checkpoints.config_reader import by_name, read_json
-from onmt_lite.checkpoints.huggingface.formats import refuse_unread
-from onmt_lite.checkpoints.shipped import absent, find_model
+from onmt_lite.checkpoints.config_reader import identify_by_name, read_json
+from onmt_lite.checkpoints.huggingface.formats import refuse_unsupported_model
+from onmt_lite.checkpoints.shipped import describe_missing_path, find_model
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.log import LOG
 
@@ -67,23 +67,25 @@ class Snapshot:
 SNAPSHOTS: dict[str, Snapshot] = {}  # by name with the commit, which stays what it is
 
 
-def described(name: str) -> str:
+def download_config_files(name: str) -> str:
     """Return the directory of the cache with the files that describe a model of the hub, which are
     downloaded unless they are there; another path as it is.  Raises CheckpointError."""
     found = _find(name)
     return str(found.folder) if found else name
 
 
-def fetched(name: str, quiet: bool = False) -> str:
+def download_model(name: str, quiet: bool = False) -> str:
     """Return where a model of the hub is, after a download of all that is needed of it; another
     path as it is.  Raises CheckpointError."""
     if (found := _find(name)) is None:
         return name
     # Bars are for the weights: the rest is small, and comes at once if it is cached
     with _library(name, bars=not quiet) as hub:
-        if not (needed := weights(found.files, found.folder)):  # the cache may lack them
+        if not (
+            needed := select_weight_files(found.files, found.folder)
+        ):  # the cache may lack them
             files = hub.list_repo_files(found.repository, revision=found.folder.name)
-            needed = weights(files, found.folder)
+            needed = select_weight_files(files, found.folder)
         _check(found, needed)
         _download(hub, found, needed)
         _download(hub, found, _shards(found.folder, needed))
@@ -128,7 +130,7 @@ def _download(hub: Any, snapshot: Snapshot, files: Iterable[str]) -> None:
         hub.hf_hub_download(snapshot.repository, file, revision=snapshot.folder.name)
 
 
-def weights(names: Iterable[str], folder: Path) -> list[str]:
+def select_weight_files(names: Iterable[str], folder: Path) -> list[str]:
     """Return those of these files that hold the weights, or list them, in the order to fetch."""
     top = [name for name in names if "/" not in name]
     found = next(filter(None, (sorted(fnmatch.filter(top, each)) for each in WEIGHTS)), [])
@@ -151,7 +153,7 @@ def _shards(folder: Path, found: Iterable[str]) -> list[str]:
 def _check(snapshot: Snapshot, needed: list[str]) -> None:
     """Raise CheckpointError unless these files are the weights of one model that is read."""
     if not needed:
-        other = next(filter(None, (by_name(Path(file)) for file in snapshot.files)), "")
+        other = next(filter(None, (identify_by_name(Path(file)) for file in snapshot.files)), "")
         holds = f"only {other}" if other else "no model of a supported type"
         raise CheckpointError(f"{snapshot.name}: the repository holds {holds}")
     if len(models := [file for file in needed if file.endswith((".pt", ".npz"))]) > 1:
@@ -161,7 +163,7 @@ def _check(snapshot: Snapshot, needed: list[str]) -> None:
             "of one"
         )
     if needed[0].startswith(("model.safetensors", "pytorch_model.bin")):
-        refuse_unread(snapshot.folder)
+        refuse_unsupported_model(snapshot.folder)
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
@@ -249,4 +251,4 @@ def _shown(error: BaseException) -> str:
 
 
 def _absent(name: str) -> str:
-    return f"no model at {name}: {absent(name)}"
+    return f"no model at {name}: {describe_missing_path(name)}"

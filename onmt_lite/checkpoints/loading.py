@@ -9,21 +9,21 @@ from pathlib import Path
 
 from onmt_lite.checkpoints import fairseq, native
 from onmt_lite.checkpoints import marian as marian_npz
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
-from onmt_lite.checkpoints.config_reader import by_name, by_start
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
+from onmt_lite.checkpoints.config_reader import identify_by_magic, identify_by_name
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
-from onmt_lite.checkpoints.hub import fetched
+from onmt_lite.checkpoints.hub import download_model
 from onmt_lite.checkpoints.huggingface import reader as huggingface
 from onmt_lite.checkpoints.huggingface.directory import LanguageCheck
 from onmt_lite.checkpoints.opennmt import reader as opennmt
-from onmt_lite.checkpoints.shipped import absent, find_model
+from onmt_lite.checkpoints.shipped import describe_missing_path, find_model
 from onmt_lite.errors import CheckpointError, MemoryExhausted, Message, explain_os_error
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.vocab import Vocab
 
-TAKEN = Message.of(
+ACCEPTED_PATHS = Message.of(
     "-{model} takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a "
     ".pt file of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging "
     "Face hub",
@@ -32,15 +32,15 @@ TAKEN = Message.of(
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
 
-def accept(languages: Languages | None) -> None:
+def accept_languages(languages: Languages | None) -> None:
     """Whatever the languages are, the weights are read."""
 
 
 def load_checkpoints(
     paths: Sequence[str | Path],
     weights: Sequence[float] = (),
-    of_probs: bool = False,
-    check: LanguageCheck = accept,
+    avg_raw_probs: bool = False,
+    check: LanguageCheck = accept_languages,
 ) -> Checkpoint:
     """The model, or the ensemble of several; see `combine`.
 
@@ -48,11 +48,13 @@ def load_checkpoints(
     weights have not been read yet.
     """
     found = [load_checkpoint(path, check) for path in paths]
-    return found[0] if len(found) == 1 else combine(found, list(map(str, paths)), weights, of_probs)
+    if len(found) == 1:
+        return found[0]
+    return combine(found, list(map(str, paths)), weights, avg_raw_probs)
 
 
 @cpu_threads()
-def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoint:
+def load_checkpoint(path: str | Path, check: LanguageCheck = accept_languages) -> Checkpoint:
     """Load a model of any kind that is read.
 
     Args:
@@ -68,14 +70,14 @@ def load_checkpoint(path: str | Path, check: LanguageCheck = accept) -> Checkpoi
         CheckpointError: for a model that is missing, damaged or of no kind that is read.
         MemoryExhausted: if it does not fit into memory.
     """
-    path = find_model(fetched(path) if isinstance(path, str) else path)
+    path = find_model(download_model(path) if isinstance(path, str) else path)
     try:
         for reader in READERS:
             if reader.can_load(path):
                 given = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
                 return _checked(reader.load(path, *given), path)
         found = _describe(path)
-        remedy = "" if ";" in found else Message.of("; {0}", TAKEN)
+        remedy = "" if ";" in found else Message.of("; {0}", ACCEPTED_PATHS)
         raise CheckpointError(Message.of("no model at {0}: {1}{2}", str(path), found, remedy))
     except CheckpointError as error:
         if "; " in str(error):
@@ -108,11 +110,11 @@ def _checked(checkpoint: Checkpoint, path: Path) -> Checkpoint:
 
 def _describe(path: Path) -> str:
     if not path.exists():
-        return absent(path) + _as_ensemble(str(path))
+        return describe_missing_path(path) + _as_ensemble(str(path))
     if path.is_dir():
-        if other := by_name(path):
+        if other := identify_by_name(path):
             return f"the directory holds {other}"
-        models = [each.name for each in sorted(path.iterdir()) if holds_model(each)]
+        models = [each.name for each in sorted(path.iterdir()) if looks_like_model(each)]
         inside = f" (did you mean {path / models[0]}?)" if models else ""
         return f"the directory has no model.json, no config.json and no dict.*.txt{inside}"
     if not path.is_file():  # a pipe might never say anything
@@ -121,7 +123,7 @@ def _describe(path: Path) -> str:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kind = by_name(path) or by_start(start)
+    kind = identify_by_name(path) or identify_by_magic(start)
     if not kind and path.suffix == ".safetensors":
         kind = "a file of weights alone; give the model directory, or the .pt file"
     return f"it is {kind}" if kind else "it is a file of unknown kind"
@@ -137,7 +139,7 @@ def _as_ensemble(path: str) -> str:
     return ""
 
 
-def holds_model(path: Path) -> bool:
+def looks_like_model(path: Path) -> bool:
     """Return True if a path looks like a model."""
     names = ("model.json", "config.json", "model.bin")
     return path.suffix in (".pt", ".npz") or any((path / name).is_file() for name in names)
@@ -152,7 +154,7 @@ def combine(
     checkpoints: Sequence[Checkpoint],
     names: Sequence[str],
     weights: Sequence[float] = (),
-    of_probs: bool = False,
+    avg_raw_probs: bool = False,
 ) -> Checkpoint:
     """Make one checkpoint whose model is the ensemble; `onmt_lite.models.ensemble` has the options.
 
@@ -176,20 +178,21 @@ def combine(
     src_vocab = replace(vocabs[0], tokens=[*vocabs[0].tokens, *others])
     src_ids = [_ids_in(vocab, src_vocab) for vocab in vocabs]
     models = [checkpoint.model for checkpoint in checkpoints]
+    pairs = {checkpoint.language_pair for checkpoint in checkpoints}
     return replace(
         first,
-        model=Ensemble(models, weights, of_probs, src_ids),
+        model=Ensemble(models, weights, avg_raw_probs, src_ids),
         src_vocab=src_vocab,
-        never_ids=tuple(sorted({i for c in checkpoints for i in c.never_ids})),
+        banned_ids=tuple(sorted({i for c in checkpoints for i in c.banned_ids})),
         rules={version: _merged(checkpoints, version) for version in first.rules},
-        sums_to_one=of_probs,
+        needs_log_softmax=avg_raw_probs,
         confidence=None,  # fitted to the scores of one model
-        pair=first.pair if len({c.pair for c in checkpoints}) == 1 else Direction(),
+        language_pair=pairs.pop() if len(pairs) == 1 else LanguagePair(),
     )
 
 
 def _merged(checkpoints: Sequence[Checkpoint], version: str) -> TokenRules:
-    rules = [checkpoint.rules_of(version) for checkpoint in checkpoints]
+    rules = [checkpoint.get_token_rules(version) for checkpoint in checkpoints]
     return replace(rules[0], banned=tuple(sorted({word for r in rules for word in r.banned})))
 
 

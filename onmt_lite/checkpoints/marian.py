@@ -18,21 +18,21 @@ from torch import Tensor
 from onmt_lite.checkpoints.archive import check_zip_members, convert_read_errors
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.config_reader import (
-    Description,
-    checked_tokens,
-    read_whole,
-    refuse_options,
+    ConfigReader,
+    check_tokens,
+    read_limited,
+    refuse_unsupported_options,
 )
-from onmt_lite.checkpoints.generation_config import file_names, names_of
-from onmt_lite.checkpoints.huggingface.bart import marian_languages
+from onmt_lite.checkpoints.generation_config import get_file_names, load_table
+from onmt_lite.checkpoints.huggingface.bart import find_marian_languages
 from onmt_lite.checkpoints.subwords import SIDE_MODELS, find_tokenizer, read_sentencepiece
 from onmt_lite.checkpoints.weights import (
     Weights,
-    add_zero_start,
+    add_zero_start_token,
     assemble_transformer,
-    is_shape,
-    is_size,
-    tensor_of,
+    is_valid_shape,
+    is_valid_size,
+    make_tensor,
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -84,19 +84,19 @@ def can_load(path: Path) -> bool:
 def load(path: Path) -> Checkpoint:
     """CheckpointError for a model of another kind, or a damaged one."""
     file, source, target, decoder = _find(path)
-    if decoder.real("word-penalty", 0.0):
+    if decoder.get_float("word-penalty", 0.0):
         raise CheckpointError(f"{decoder.path}: a word-penalty, which is not supported")
     arrays = read_npz(file)
     if OPTIONS not in arrays:
         raise CheckpointError(f"{file}: not a model of Marian: it has no {OPTIONS}")
     text = bytes(arrays.pop(OPTIONS).to(torch.uint8).flatten().tolist()).rstrip(b"\0")
-    options = Description(_parse(text, file), file)
+    options = ConfigReader(_parse(text, file), file)
     _check_kind(options)
     model = _build(options, Weights(_renamed(arrays, file), file))
 
     cfg = model.cfg
     sizes = options.get("dim-vocabs") or [0]  # 0 where the options do not say
-    if not isinstance(sizes, list) or not all(map(is_size, sizes)):
+    if not isinstance(sizes, list) or not all(map(is_valid_size, sizes)):
         raise CheckpointError(f"{file}: dim-vocabs is not a list of sizes")
     tgt = _read_tokens(target, cfg.tgt_vocab_size - 1, sizes[-1])
     tgt_vocab = src_vocab = _vocab([*tgt, START], target)
@@ -119,31 +119,33 @@ def load(path: Path) -> Checkpoint:
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
         start_id=len(tgt),
         src_end=(src_vocab.eos_id,),
-        never_ids=(len(tgt),),
-        missing=missing,
-        notes=(SHORTLIST,) if decoder.get("shortlist") else (),
-        languages=marian_languages(dict(enumerate(src_vocab.tokens))),
+        banned_ids=(len(tgt),),
+        missing_files=missing,
+        notices=(SHORTLIST,) if decoder.get("shortlist") else (),
+        languages=find_marian_languages(dict(enumerate(src_vocab.tokens))),
         toolkit="marian-npz",
-        version=options.label("version"),
+        version=options.get_label("version"),
     )
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _find(path: Path) -> tuple[Path, Path, Path, Description]:
+def _find(path: Path) -> tuple[Path, Path, Path, ConfigReader]:
     """Model, vocabularies of source and target, and decoder.yml, which may name them."""
     folder = path if path.is_dir() else path.parent
     said = folder / DECODER
-    decoder = Description(_parse(read_whole(said, MAX_YAML), said) if said.is_file() else {}, said)
-    for name in names_of("decoder"):
+    decoder = ConfigReader(
+        _parse(read_limited(said, MAX_YAML), said) if said.is_file() else {}, said
+    )
+    for name in load_table("decoder"):
         decoder.get(name)  # refuses a name that is misspelt
     models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
     if models and (path.is_dir() or path.name in models):
         found = [folder / name for name in models]
         sources, targets = ([folder / name for name in x] for x in (vocabs[:1], vocabs[-1:]))
     else:
-        decoder = Description({}, said)
+        decoder = ConfigReader({}, said)
         found = [path] if path.is_file() else sorted(path.glob("*.npz"))
         words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
         words = words or sorted(folder.glob("*.spm"))
@@ -164,8 +166,8 @@ def _find(path: Path) -> tuple[Path, Path, Path, Description]:
     return found[0], sources[0], targets[0], decoder
 
 
-def _names(decoder: Description, key: str) -> list[str]:
-    return file_names(decoder.get(key), key, decoder.path)
+def _names(decoder: ConfigReader, key: str) -> list[str]:
+    return get_file_names(decoder.get(key), key, decoder.path)
 
 
 def _parse(data: bytes, path: Path) -> Any:
@@ -191,7 +193,7 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
         raise CheckpointError(
             f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {n or rows}"
         )
-    return checked_tokens([tokens.get(i, f"<unused {i}>") for i in range(rows)], path)
+    return check_tokens([tokens.get(i, f"<unused {i}>") for i in range(rows)], path)
 
 
 def _read_ids(path: Path) -> dict[int, str]:
@@ -201,7 +203,7 @@ def _read_ids(path: Path) -> dict[int, str]:
     """
     scalars, n = [], 0  # keys and values in turn, and how much of the only table was seen
     try:
-        for event in yaml.parse(read_whole(path, MAX_YAML), Loader=LOADER):
+        for event in yaml.parse(read_limited(path, MAX_YAML), Loader=LOADER):
             if isinstance(event, yaml.ScalarEvent):
                 scalars.append(event.value)
             elif n < len(TABLE) and isinstance(event, TABLE[n]):
@@ -226,12 +228,12 @@ def _vocab(tokens: list[str], path: Path) -> Vocab:
 # -- the model ------------------------------------------------------------------------------------
 
 
-def _check_kind(options: Description) -> None:
+def _check_kind(options: ConfigReader) -> None:
     """CheckpointError with what it is, for a model of Marian that is not read."""
-    options.text("type")  # must be there
-    refuse_options(options, "Marian")
-    preprocess = options.text("transformer-preprocess", "")
-    norms = preprocess, *(options.text(f"transformer-postprocess{x}", "") for x in ("", "-top"))
+    options.get_str("type")  # must be there
+    refuse_unsupported_options(options, "Marian")
+    preprocess = options.get_str("transformer-preprocess", "")
+    norms = preprocess, *(options.get_str(f"transformer-postprocess{x}", "") for x in ("", "-top"))
     if norms not in (("", "dan", ""), ("n", "da", "n")):
         raise CheckpointError(f"{options.path}: Marian: norms by the rules {norms}, not supported")
 
@@ -254,33 +256,33 @@ def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _build(options: Description, weights: Weights) -> Transformer:
-    pre_norm = options.text("transformer-preprocess", "") == "n"
-    embedding_norm = "n" in options.text("transformer-postprocess-emb", "d")
+def _build(options: ConfigReader, weights: Weights) -> Transformer:
+    pre_norm = options.get_str("transformer-preprocess", "") == "n"
+    embedding_norm = "n" in options.get_str("transformer-postprocess-emb", "d")
     ours = _tables(weights)
     learned = "Wpos" in weights
     if learned:
-        ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.take("Wpos")
+        ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.pop("Wpos")
     name = "transformer-guided-alignment-layer"  # from 1; 0 for the last one
     said = options.get(name)
     quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
-    align_layer = 0 if said in (None, "last") else int(said) if quoted else options.number(name)
+    align_layer = 0 if said in (None, "last") else int(said) if quoted else options.get_int(name)
     weights.rename("marian")
     weights.tensors |= ours
-    add_zero_start(weights.tensors)
+    add_zero_start_token(weights.tensors)
     return assemble_transformer(
         weights,
         weights.path,
-        heads=options.number("transformer-heads"),
-        enc_layers=options.number("enc-depth"),
-        dec_layers=options.number("dec-depth"),
+        heads=options.get_int("transformer-heads"),
+        enc_layers=options.get_int("enc-depth"),
+        dec_layers=options.get_int("dec-depth"),
         norm="layer",
         pre_norm=pre_norm,
         final_norm=pre_norm,
         embedding_norm=embedding_norm,
         positions="learned" if learned else "concat",
         max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
-        activation=options.choice("transformer-ffn-activation", ACTIVATIONS),
+        activation=options.get_choice("transformer-ffn-activation", ACTIVATIONS),
         norm_eps=1e-5,
         align_layer=align_layer,
     )
@@ -290,18 +292,18 @@ def _tables(weights: Weights) -> dict[str, Tensor]:
     """Embeddings of both sides and the output layer, of which a file has those that differ."""
     for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
         if name in weights:
-            weights.shape(name)
+            weights.get_shape(name)
     if "Wemb" in weights:
-        src = tgt = weights.take("Wemb")
+        src = tgt = weights.pop("Wemb")
     else:
-        src, tgt = (weights.take(f"{side}_Wemb") for side in ("encoder", "decoder"))
+        src, tgt = (weights.pop(f"{side}_Wemb") for side in ("encoder", "decoder"))
     ours = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
     ours["output.weight"] = tgt
     for name in OUTPUTS:
         if name in weights:
-            ours["output.weight"] = weights.take(name)
+            ours["output.weight"] = weights.pop(name)
     if "output.bias" in weights:
-        ours["output.bias"] = weights.take("output.bias")
+        ours["output.bias"] = weights.pop("output.bias")
     return ours
 
 
@@ -340,6 +342,6 @@ def _array(name: str, data: bytes) -> Tensor:
     if header is None or dtype is None:
         raise wrong
     shape = [int(size) for size in header[2].replace(b" ", b"").split(b",") if size]
-    if not is_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
+    if not is_valid_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
         raise wrong
-    return tensor_of(bytearray(data[start + n :]), dtype, shape)
+    return make_tensor(bytearray(data[start + n :]), dtype, shape)

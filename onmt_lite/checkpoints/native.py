@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
-from onmt_lite.checkpoints.config_reader import checked_tokens, shown
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, LanguagePair
+from onmt_lite.checkpoints.config_reader import check_tokens, format_value
 from onmt_lite.checkpoints.weights import Weights, build_transformer, dequantize
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
@@ -114,7 +114,7 @@ def load(path: Path) -> Checkpoint:
         sp.load_from_serialized_proto(files[SENTENCEPIECE])
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {MANIFEST}: {str(error).splitlines()[0]}") from None
-    weights.tensors |= {name: weights.take(name) for name in list(weights.tensors)}
+    weights.tensors |= {name: weights.pop(name) for name in list(weights.tensors)}
     model = build_transformer(cfg, weights)
     return dataclasses.replace(
         make_checkpoint(model, sp, f"(format {manifest['format']})"), **options
@@ -139,9 +139,9 @@ def make_checkpoint(
         tokenizers={"sentencepiece": SentencePieceTokenizer(sp), "space": SpaceTokenizer()},
         start_id=sp.bos_id(),
         src_end=(sp.eos_id(),),
-        never_ids=(sp.pad_id(), sp.bos_id()),
+        banned_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
-        lower_capitals=True,  # pieces are cased: words in capitals become single letters
+        lowercase_all_caps=True,  # pieces are cased: words in capitals become single letters
     )
 
 
@@ -169,8 +169,10 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
     codes = manifest.get("languages", ["", ""])
     if not isinstance(codes, list) or [*map(type, codes)] != [str, str]:
         raise ValueError("languages are not two codes")
-    pair = Direction(*codes)
-    return dict(unknown=unknown, confidence=confidence, split_longer=split_longer, pair=pair)
+    pair = LanguagePair(*codes)
+    return dict(
+        unknown=unknown, confidence=confidence, split_longer=split_longer, language_pair=pair
+    )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -179,7 +181,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         version = manifest["format"]
         if version not in FORMATS.values():
             known = " and ".join(FORMATS.values())
-            raise CheckpointError(f"{path}: format {shown(version)}, this version reads {known}")
+            raise CheckpointError(
+                f"{path}: format {format_value(version)}, this version reads {known}"
+            )
         if not isinstance(manifest["files"], dict):
             raise TypeError("files")
         if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {
@@ -247,8 +251,8 @@ def _load_table(path: Path) -> Checkpoint:
     try:
         table = json.loads(path.read_bytes())
         if table["format"] != TABLE_FORMAT:
-            raise ValueError(f"format {shown(table['format'])} is not {TABLE_FORMAT!r}")
-        vocab = checked_tokens(table["vocab"], path)
+            raise ValueError(f"format {format_value(table['format'])} is not {TABLE_FORMAT!r}")
+        vocab = check_tokens(table["vocab"], path)
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
         if not sources:
             raise ValueError("needs a source")
@@ -270,7 +274,9 @@ def _load_table(path: Path) -> Checkpoint:
 def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSource:
     length = source["length"]
     if type(length) is not int or length < 1:
-        raise ValueError(f"source {name}: length {shown(length)} is not a positive whole number")
+        raise ValueError(
+            f"source {name}: length {format_value(length)} is not a positive whole number"
+        )
     uniform = [1 / length] * length
     return TableSource(
         length,

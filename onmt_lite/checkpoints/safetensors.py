@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.weights import MAX_TENSORS, is_shape, is_size, tensor_of
+from onmt_lite.checkpoints.weights import MAX_TENSORS, is_valid_shape, is_valid_size, make_tensor
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
 
@@ -89,7 +89,7 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
         data = bytearray(stop - start)
         if stream.readinto(data) != len(data):
             raise ValueError("the file was truncated while it was read")
-        tensors[name] = tensor_of(data, dtype, shape)
+        tensors[name] = make_tensor(data, dtype, shape)
         end = stop
     if end != n_body:
         raise ValueError("the file is longer than its header declares")
@@ -101,7 +101,12 @@ def _read_entry(item: tuple[str, Any]) -> tuple[int, int, str, torch.dtype, list
     name, entry = item
     try:
         dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if isinstance(shape, list) and is_shape(shape) and is_size(start) and is_size(stop):
+        if (
+            isinstance(shape, list)
+            and is_valid_shape(shape)
+            and is_valid_size(start)
+            and is_valid_size(stop)
+        ):
             return start, stop, name, dtype, shape
     except (ValueError, KeyError, TypeError):
         pass

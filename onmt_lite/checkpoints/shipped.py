@@ -22,15 +22,15 @@ DEFAULT_MODEL = DATA / "de-en"
 def find_model(path: str | Path) -> Path:
     """The path itself if it exists or names no shipped model."""
     path = Path(path)
-    return DATA / path.name if path.name in model_names() and _may_mean(path, DATA) else path
+    return DATA / path.name if path.name in list_models() and _may_mean(path, DATA) else path
 
 
-def model_paths(names: Iterable[str]) -> list[Path]:
+def get_model_paths(names: Iterable[str]) -> list[Path]:
     """What -model names, or the default model."""
     return list(map(Path, names)) or [DEFAULT_MODEL]
 
 
-def model_files(path: Path) -> list[Path]:
+def list_model_files(path: Path) -> list[Path]:
     """The files that a model may consist of."""
     if path.is_dir():
         folders = [path, path / "model"]  # CTranslate2 models may be in a folder of theirs
@@ -52,18 +52,18 @@ def _is_log(file: Path) -> bool:
 def find_config(path: str) -> str:
     """The path itself if it exists or names no shipped configuration."""
     name = PurePath(path).name.removesuffix(".yaml")
-    shipped = name in config_names() and _may_mean(path, CONFIGS)
+    shipped = name in list_configs() and _may_mean(path, CONFIGS)
     return str(CONFIGS / f"{name}.yaml") if shipped else path
 
 
-def model_names() -> list[str]:
+def list_models() -> list[str]:
     """None where the models were left out, as in a smaller image."""
     return sorted(path.name for path in DATA.glob("*") if path.is_dir() or path.suffix == ".json")
 
 
-def absent(path: str | Path) -> str:
+def describe_missing_path(path: str | Path) -> str:
     """Say that nothing is at a path, what is near it, and which models there are."""
-    shipped = model_names()
+    shipped = list_models()
     hint = hint_for_path(str(path))
     if not hint and (near := difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)):
         hint = f"did you mean {near[0]}?"
@@ -72,7 +72,7 @@ def absent(path: str | Path) -> str:
     return f"there is no such file or directory ({listed})"
 
 
-def config_names() -> list[str]:
+def list_configs() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 

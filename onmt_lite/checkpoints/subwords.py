@@ -13,7 +13,7 @@ from typing import Any
 import sentencepiece as spm
 
 from onmt_lite.checkpoints import sentencepiece_proto
-from onmt_lite.checkpoints.config_reader import read_json, read_whole
+from onmt_lite.checkpoints.config_reader import read_json, read_limited
 from onmt_lite.errors import CheckpointError, OptionError, explain_os_error
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
@@ -239,6 +239,6 @@ def read_bytes(path: str) -> bytes:
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise CheckpointError(f"{path}: it is not a regular file; use the path of a file")
-        return read_whole(path, MAX_BYTES)
+        return read_limited(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path[:200]}: {explain_os_error(error)}") from None

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from onmt_lite.checkpoints.config_reader import tables_in
+from onmt_lite.checkpoints.config_reader import load_yaml
 
 NUMBER = re.compile(r"\d+")
 SUFFIX = re.compile(r"(weight|bias)\w*")  # what is added to the names of a table
@@ -18,20 +18,20 @@ class Names(NamedTuple):
 
 
 @lru_cache
-def names_of(model: str) -> Names:
+def load_weight_names(model: str) -> Names:
     """Read the table of a model type."""
     names = Names({}, {})
-    for scope in tables_in("weight_names.yaml")[model]:
+    for scope in load_yaml("weight_names.yaml")[model]:
         for ours, versions in scope["parts"].items():
-            ours = joined(scope.get("ours", ""), ours)
+            ours = join_name(scope.get("ours", ""), ours)
             for version in versions if isinstance(versions, list) else [versions]:
-                stack = [joined(scope.get("theirs", ""), part) for part in version.split()]
+                stack = [join_name(scope.get("theirs", ""), part) for part in version.split()]
                 names.theirs.setdefault(ours, stack)
                 names.ours.update(dict.fromkeys(stack, [ours, *stack]))
     return names
 
 
-def translate(name: str, table: dict[str, list[str]]) -> list[str]:
+def translate_name(name: str, table: dict[str, list[str]]) -> list[str]:
     """Look up a weight: encoder.#.ffn.up in the table is the entry of encoder.3.ffn.up.bias.
 
     Args:
@@ -47,10 +47,10 @@ def translate(name: str, table: dict[str, list[str]]) -> list[str]:
         for key in (stem, NUMBER.sub("#", stem, count=1)):
             if end is not None and key in table:
                 layer = number[0] if number else ""
-                return [joined(found.replace("#", layer), end) for found in table[key]]
+                return [join_name(found.replace("#", layer), end) for found in table[key]]
     return []
 
 
-def joined(*names: str) -> str:
+def join_name(*names: str) -> str:
     """Join the parts of a weight's name, of which some may be empty."""
     return ".".join(filter(None, names))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onmt_lite.checkpoints.weight_names import names_of, translate
+from onmt_lite.checkpoints.weight_names import load_weight_names, translate_name
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
@@ -43,7 +43,7 @@ class Weights:
         if not finite and not tensor.isfinite().all():
             raise CheckpointError(f"{self.path}: {name[:100]!r} holds numbers that are not finite")
 
-    def shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
+    def get_shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
         """Shape of a tensor.  Raises CheckpointError unless it has `n_dims` dimensions."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
@@ -52,7 +52,7 @@ class Weights:
             raise CheckpointError(f"{self.path}: {name} has the shape {list(tensor.shape)}")
         return tuple(tensor.shape)
 
-    def take(self, name: str) -> Tensor:
+    def pop(self, name: str) -> Tensor:
         """Remove a tensor and return it as float32, so that no second copy is held.
 
         Raises CheckpointError where it is missing or of integers.
@@ -81,12 +81,12 @@ class Weights:
         Raises CheckpointError where one of a stack is missing or does not fit, and where two
         weights would get one name.
         """
-        table = names_of(model).ours
+        table = load_weight_names(model).ours
         for name in list(self.tensors):
-            ours, *stack = translate(name, table) or [""]
+            ours, *stack = translate_name(name, table) or [""]
             if not ours or name not in self:  # taken before, in a stack
                 continue
-            parts = [self.take(part) for part in stack]
+            parts = [self.pop(part) for part in stack]
             if ours in self:
                 raise CheckpointError(f"{self.path}: {name} is there under another name too")
             if any(part.dim() == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
@@ -134,7 +134,7 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
     """
     for name in [name for name in weights.tensors if name.endswith(f".{direction}")]:
         scope = name.removesuffix(direction)
-        v, g = weights.take(name), weights.take(scope + length)
+        v, g = weights.pop(name), weights.pop(scope + length)
         try:
             if g.dim() == 1:
                 g = g.view(*v.shape[:1], *[1] * (v.dim() - 1))
@@ -147,7 +147,7 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
         weights.check_finite(f"{scope}weight")
 
 
-def layout_of(table: Tensor) -> str:
+def detect_position_layout(table: Tensor) -> str:
     """Tell how a stored position table (n, d) was computed: a layout, or else `learned`.
 
     A table in half precision is `learned`: the rounded numbers are those the model was used with.
@@ -160,21 +160,21 @@ def layout_of(table: Tensor) -> str:
     return "learned"
 
 
-def is_shape(sizes: Sequence[Any]) -> bool:
+def is_valid_shape(sizes: Sequence[Any]) -> bool:
     """Whether a tensor can have these sizes."""
-    if len(sizes) > MAX_DIMS or not all(map(is_size, sizes)):
+    if len(sizes) > MAX_DIMS or not all(map(is_valid_size, sizes)):
         return False
     # PyTorch multiplies those beside a 0 too, and fails where they are too large
     return math.prod(max(1, n) for n in sizes) < MAX_SIZE
 
 
-def tensor_of(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def make_tensor(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor whose numbers these bytes are, without a copy."""
     numbers = torch.frombuffer(data or bytearray(8), dtype=dtype)  # an empty buffer is refused
     return numbers[: math.prod(shape)].view(tuple(shape))
 
 
-def is_size(n: Any) -> bool:
+def is_valid_size(n: Any) -> bool:
     return type(n) is int and 0 <= n < MAX_SIZE
 
 
@@ -184,7 +184,7 @@ MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds i
 Built = TypeVar("Built", bound=nn.Module)
 
 
-def build(make: Callable[[], Built], weights: Weights) -> Built:
+def build_model(make: Callable[[], Built], weights: Weights) -> Built:
     """Call `make` and give the model all weights, which have our names and are float32.
 
     The model is made on the meta device and takes over the tensors: a false size in a file costs no
@@ -242,7 +242,7 @@ def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
         or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
     ):
         raise CheckpointError(f"{weights.path}: sizes in its description do not fit the weights")
-    return build(lambda: Transformer(cfg), weights)
+    return build_model(lambda: Transformer(cfg), weights)
 
 
 def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Transformer:
@@ -262,7 +262,7 @@ def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Trans
     if positions:
         offset = switches.get("position_offset", 0)
         n = switches.get("max_positions", MAX_POSITIONS) + offset
-        n = min(n, *(weights.shape(name)[0] for name in positions))
+        n = min(n, *(weights.get_shape(name)[0] for name in positions))
         weights.tensors |= {name: weights.tensors[name][:n] for name in positions}
         switches |= dict(positions="learned", max_positions=n - offset)
     try:
@@ -274,25 +274,25 @@ def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Trans
 
 def _sizes(weights: Weights, heads: int, relative: str = "shaw", **others: Any) -> dict[str, Any]:
     """Sizes of a Transformer, by the shapes of its weights and the switches that they depend on."""
-    weights.shape("output.weight")  # must be there
-    n_tgt, d_model = weights.shape("tgt_embedding.token.weight")
-    n_rows, _ = weights.shape("encoder.0.self_attn.qkv.weight")
-    _, d_heads = weights.shape("encoder.0.self_attn.out.weight")
+    weights.get_shape("output.weight")  # must be there
+    n_tgt, d_model = weights.get_shape("tgt_embedding.token.weight")
+    n_rows, _ = weights.get_shape("encoder.0.self_attn.qkv.weight")
+    _, d_heads = weights.get_shape("encoder.0.self_attn.out.weight")
     width, odd = divmod(d_heads, max(1, heads))
     kv_heads = (n_rows // max(1, width) - heads) // 2
     sizes = dict[str, Any](
-        src_vocab_size=weights.shape("src_embedding.token.weight")[0],
+        src_vocab_size=weights.get_shape("src_embedding.token.weight")[0],
         tgt_vocab_size=n_tgt,
         d_model=d_model,
         enc_layers=weights.count_layers("encoder."),
         dec_layers=weights.count_layers("decoder."),
-        d_ff=weights.shape("encoder.0.ffn.up.weight")[0],
-        dec_d_ff=weights.shape("decoder.0.ffn.up.weight")[0],
+        d_ff=weights.get_shape("encoder.0.ffn.up.weight")[0],
+        dec_d_ff=weights.get_shape("decoder.0.ffn.up.weight")[0],
         head_width=0 if odd or d_heads == d_model else width,
         kv_heads=0 if kv_heads == heads else kv_heads,
     )
     if "encoder.0.self_attn.relation.weight" in weights:
-        n, _ = weights.shape("encoder.0.self_attn.relation.weight")
+        n, _ = weights.get_shape("encoder.0.self_attn.relation.weight")
         shaw = dict(relative="shaw", relative_limit=n // 2)
         sizes |= shaw if relative == "shaw" else dict(relative_buckets=n)
     return sizes
@@ -304,8 +304,8 @@ def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
     has_gates = "decoder.0.self_attn.gates.weight" in ours
     average = "average_ffn" if "decoder.0.self_attn.ffn.up.weight" in ours else "average"
     return dict(
-        share_embeddings=same_numbers(src, tgt),
-        tie_output=same_numbers(tgt, ours["output.weight"]),
+        share_embeddings=has_same_values(src, tgt),
+        tie_output=has_same_values(tgt, ours["output.weight"]),
         output_bias="output.bias" in ours,
         final_norm="enc_norm.weight" in ours,
         embedding_norm="src_embedding.norm.weight" in ours,
@@ -321,37 +321,37 @@ def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
 def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
     """Build a convolutional model of weights under our names, with position vectors or without."""
     has_bottleneck = "decoder.outward.weight" in weights
-    d_out = weights.shape("decoder.outward.weight")[0] if has_bottleneck else 0
+    d_out = weights.get_shape("decoder.outward.weight")[0] if has_bottleneck else 0
     sizes = dict[str, Any](bottleneck=has_bottleneck, d_out=d_out)
     for side, short in (("encoder", "src"), ("decoder", "tgt")):
-        n, d = weights.shape(f"{side}.embedding.token.weight")
-        rows = weights.shape(f"{side}.embedding.position")[0] if positions else 0
+        n, d = weights.get_shape(f"{side}.embedding.token.weight")
+        rows = weights.get_shape(f"{side}.embedding.position")[0] if positions else 0
         sizes |= {f"{short}_vocab_size": n, f"d_{short}_embedding": d, f"{short}_positions": rows}
         layers = []
         for i in range(weights.count_layers(f"{side}.convolutions.")):
-            n_rows, kernel, _ = weights.shape(f"{side}.convolutions.{i}.weight", 3)
+            n_rows, kernel, _ = weights.get_shape(f"{side}.convolutions.{i}.weight", 3)
             attends = f"{side}.attentions.{i}.inward.weight" in weights
             layers.append(Layer(n_rows // 2, kernel, attends))
         sizes[side] = tuple(layers)
-    return build(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
+    return build_model(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
 
 
-NEVER = -1e9  # the logit of what is no token: its probability is 0 in every precision
+BANNED_LOGIT = -1e9  # the logit of what is no token: its probability is 0 in every precision
 
 
-def add_zero_start(ours: dict[str, Tensor]) -> None:
+def add_zero_start_token(ours: dict[str, Tensor]) -> None:
     """Add a last row for a decoder that starts from zeros, never to be said, to the target table,
     and to the source table if both are one."""
     table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
     longer = torch.cat([table, table.new_zeros(1, table.size(1))])
-    if same_numbers(table, ours["src_embedding.token.weight"]):
+    if has_same_values(table, ours["src_embedding.token.weight"]):
         ours["src_embedding.token.weight"] = longer
     ours["tgt_embedding.token.weight"] = longer
-    tied = same_numbers(table, out)
+    tied = has_same_values(table, out)
     ours["output.weight"] = longer if tied else torch.cat([out, out.new_zeros(1, out.size(1))])
     bias = ours.get("output.bias", out.new_zeros(len(out)))
-    ours["output.bias"] = torch.cat([bias, bias.new_tensor([NEVER])])
+    ours["output.bias"] = torch.cat([bias, bias.new_tensor([BANNED_LOGIT])])
 
 
-def same_numbers(one: Tensor, other: Tensor) -> bool:
+def has_same_values(one: Tensor, other: Tensor) -> bool:
     return one is other or one.shape == other.shape and torch.equal(one, other)

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.checkpoint import Checkpoint
-from onmt_lite.checkpoints.config_reader import tables_in
+from onmt_lite.checkpoints.config_reader import load_yaml
 from onmt_lite.checkpoints.huggingface.bart import HEAD, SHARED, SOURCE, TARGET
 from onmt_lite.checkpoints.huggingface.directory import ACTIVATIONS, CONFIG
 from onmt_lite.checkpoints.opennmt.models import MAX_POSITIONS
 from onmt_lite.checkpoints.opennmt.reader import BOS, EOS, PAD, UNK
 from onmt_lite.checkpoints.subwords import SIDE_MODELS
-from onmt_lite.checkpoints.weight_names import names_of, translate
+from onmt_lite.checkpoints.weight_names import load_weight_names, translate_name
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.positions import sinusoids
@@ -37,7 +37,7 @@ CAPITALS = (
 )
 
 
-class Export(NamedTuple):
+class ExportedFiles(NamedTuple):
     """Files of a model by name, the one that readers look for last, and notes for its user."""
 
     files: dict[str, bytes]
@@ -48,7 +48,7 @@ def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) 
     """Return the properties of a Transformer that the format cannot hold."""
     found = [
         f"{name} {getattr(cfg, name)} (must be {needed})"
-        for name, needed in tables_in("exports.yaml")[target]["needs"].items()
+        for name, needed in load_yaml("exports.yaml")[target]["needs"].items()
         if getattr(cfg, name) != needed
     ]
     more = OBSTACLES[target](checkpoint, cfg)
@@ -57,7 +57,7 @@ def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) 
 
 def _described(cfg: TransformerConfig, target: str) -> dict[str, Any]:
     """Options of the format that need no computation."""
-    table = tables_in("exports.yaml")[target]
+    table = load_yaml("exports.yaml")[target]
     fields = {name: getattr(cfg, field) for name, field in table["fields"].items()}
     return {**table["options"], **fields}
 
@@ -93,7 +93,7 @@ def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
     """Split and rename the weights that a table of weight_names.yaml has: undo `Weights.rename`."""
     renamed: dict[str, Tensor] = {}
     for name, stacked in ours.items():
-        theirs = translate(name, names_of(model).theirs)
+        theirs = translate_name(name, load_weight_names(model).theirs)
         if len(theirs) < 2:
             renamed |= dict.fromkeys(theirs, stacked)
             continue
@@ -111,13 +111,13 @@ ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 BEAMS = 5  # what transformers searches with where it is not told; ours is the same
 
 
-def marian_directory(checkpoint: Checkpoint) -> Export:
+def export_marian(checkpoint: Checkpoint) -> ExportedFiles:
     """The files of the directory.  CheckpointError names what Marian cannot hold."""
     model = _checked(checkpoint, "Marian")
     weights = {name: w.float() for name, w in _marian_weights(model).items()}
     # transformers does not open a file that does not say where its tensors come from
     files = {"model.safetensors": safetensors.dump(weights, {"format": "pt"})}
-    notes = [CAPITALS] * checkpoint.lower_capitals
+    notes = [CAPITALS] * checkpoint.lowercase_all_caps
     tokenizer = checkpoint.tokenizers.get("sentencepiece")
     if isinstance(tokenizer, SentencePieceTokenizer):
         files |= dict.fromkeys(SIDE_MODELS, tokenizer.processor.serialized_model_proto())
@@ -128,7 +128,7 @@ def marian_directory(checkpoint: Checkpoint) -> Export:
         notes.append("without pieces: the MarianTokenizer of transformers needs source.spm")
     for name, table in _marian_tables(checkpoint, model.cfg).items():
         files[name] = (json.dumps(table, ensure_ascii=False, indent=1) + "\n").encode()
-    return Export(files, tuple(notes))
+    return ExportedFiles(files, tuple(notes))
 
 
 def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
@@ -183,7 +183,7 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
         "forced_eos_token_id": checkpoint.eos_id if checkpoint.forced_eos else None,
     }
     tables["generation_config.json"] = ids | {
-        "bad_words_ids": [[i] for i in checkpoint.never_ids] or None,
+        "bad_words_ids": [[i] for i in checkpoint.banned_ids] or None,
         "max_length": cfg.max_positions,
         "num_beams": BEAMS,
     }
@@ -210,7 +210,7 @@ SHAW, BUCKETS = "relative_positions_embeddings", "relative_attention_bias"
 SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "average"}
 
 
-def opennmt_file(checkpoint: Checkpoint, stem: str) -> Export:
+def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
     """STEM.pt, and STEM.model of pieces.  CheckpointError names what OpenNMT-py 3.5.1 lacks."""
     model = _checked(checkpoint, "OpenNMT-py")
     weights = _opennmt_weights(model)
@@ -233,7 +233,7 @@ def opennmt_file(checkpoint: Checkpoint, stem: str) -> Export:
     if isinstance(tokenizer, SentencePieceTokenizer):
         files[f"{stem}.model"] = tokenizer.processor.serialized_model_proto()
     files[f"{stem}.pt"] = data.getvalue()
-    return Export(files, _notes(checkpoint, model.cfg, list(files)))
+    return ExportedFiles(files, _notes(checkpoint, model.cfg, list(files)))
 
 
 def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
@@ -316,9 +316,9 @@ def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> 
         lines.append(f'src_suffix: "{EOS}"')
     lines.append(f"self_attn_type: {SELF_ATTENTION[cfg.dec_self_attn]}")
     notes = ["in the YAML of OpenNMT-py's onmt_translate:", *(f"  {line}" for line in lines)]
-    if checkpoint.never_ids:
-        never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.never_ids)
+    if checkpoint.banned_ids:
+        never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.banned_ids)
         notes.append(f"OpenNMT-py does not forbid {never} in outputs, as is done here")
     if cfg.positions == "learned":
         notes.append(f"OpenNMT-py gives the position of token {cfg.max_positions} to all after it")
-    return tuple(notes + [CAPITALS] * checkpoint.lower_capitals)
+    return tuple(notes + [CAPITALS] * checkpoint.lowercase_all_caps)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onmt_lite.checkpoints.shipped import find_config, find_model, model_files, model_paths
+from onmt_lite.checkpoints.shipped import find_config, find_model, get_model_paths, list_model_files
 from onmt_lite.config.files import check_directories, check_distinct, write_text
 from onmt_lite.config.help import describe_options, format_help, format_markdown
 from onmt_lite.config.sources import Program, Resolved, split_argv
@@ -129,8 +129,8 @@ def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str,
         value = resolved.values[name]
         paths = list(filter(None, value if option.is_list else [value]))
         if name in ("model", "init_from"):
-            models = map(find_model, model_paths(paths) if name == "model" else paths)
-            files = [file for path in models for file in model_files(path)]
+            models = map(find_model, get_model_paths(paths) if name == "model" else paths)
+            files = [file for path in models for file in list_model_files(path)]
             # An empty one there may be what the shell has made for `> file`
             paths = [str(file) for file in files if file.stat().st_size]
         elif name == "config":

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onmt_lite.checkpoints import hub
-from onmt_lite.checkpoints.generation_config import read_decoder, read_defaults
-from onmt_lite.checkpoints.shipped import find_model, model_paths
+from onmt_lite.checkpoints.generation_config import read_decoder_yml, read_defaults
+from onmt_lite.checkpoints.shipped import find_model, get_model_paths
 from onmt_lite.config.job_options import InformationOptions, JobOptions, SpeedOptions
 from onmt_lite.config.option import (
     META_GROUPS,
@@ -153,7 +153,7 @@ class TranslateOptions:
             CheckpointError: if a model cannot be fetched.
             OptionError: with every problem that these defaults make.
         """
-        paths = tuple(hub.fetched(name, self.jobs.quiet) for name in self.model.model)
+        paths = tuple(hub.download_model(name, self.jobs.quiet) for name in self.model.model)
         if paths == self.model.model:
             return self
         before = {**self.resolved.values, "model": paths}
@@ -209,7 +209,7 @@ def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str
     own: list[tuple[Mapping[str, Any], str]] = []
     models = given.get("model", ())
     if preset.model_defaults == "marian":
-        own = read_decoder(models, lambda n, value: check_value(OPTIONS[n], value))
+        own = read_decoder_yml(models, lambda n, value: check_value(OPTIONS[n], value))
     elif preset.model_defaults is not None:
         own = read_defaults(models, name, preset, given, lambda n, v: check_value(OPTIONS[n], v))
     return [(defaults, f"of {name}"), *own]
@@ -236,7 +236,7 @@ def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
         return {"precision": "here fp32, or int8 with kernels; kernels: not compiled yet"}
     if is_exact or load_library() is None:
         return {"precision": "here fp32"}
-    widths = [*map(read_width, map(find_model, model_paths(values["model"])))]
+    widths = [*map(read_width, map(find_model, get_model_paths(values["model"])))]
     known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
     return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from onmt_lite.checkpoints.shipped import config_names
+from onmt_lite.checkpoints.shipped import list_configs
 from onmt_lite.errors import explain_os_error, hint_for_path
 from onmt_lite.system.safe_parse import PlainLoader
 
@@ -95,7 +95,7 @@ def _read_text(path: str) -> str:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        shipped = config_names()
+        shipped = list_configs()
         hint = hint_for_path(path) or "check the path"
         if near := difflib.get_close_matches(path.removesuffix(".yaml"), shipped, 1):
             hint = f"did you mean {near[0]}?"

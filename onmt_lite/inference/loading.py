@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import torch
 
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, of_text
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, for_raw_text
 from onmt_lite.checkpoints.loading import load_checkpoints
-from onmt_lite.checkpoints.shipped import model_paths
+from onmt_lite.checkpoints.shipped import get_model_paths
 from onmt_lite.checkpoints.subwords import (
     make_onmt_tokenizer,
     read_bpe_codes,
@@ -67,15 +67,15 @@ def read_parts(
 
 def read_checkpoint(options: TranslateOptions) -> Checkpoint:
     """The model that the options name, or the ensemble of several.  Raises CheckpointError."""
-    given = Direction(options.model.src_lang, options.model.tgt_lang)
+    given = LanguagePair(options.model.src_lang, options.model.tgt_lang)
     of_tokens = options.text.tokenizer == "space"
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
         return load_checkpoints(
-            model_paths(options.model.model),
+            get_model_paths(options.model.model),
             options.model.model_weights,
             options.model.avg_raw_probs,
             lambda known: choose_languages(
-                known if of_tokens else of_text(known),
+                known if of_tokens else for_raw_text(known),
                 given,
                 "normalize" in options.text.transforms,
             ),
@@ -99,9 +99,12 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     """
     name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
     others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
-    if checkpoint.text_end and name != "space":  # a line of tokens may have it already
-        end, languages = checkpoint.text_end + checkpoint.src_end, of_text(checkpoint.languages)
-        checkpoint = replace(checkpoint, src_end=end, text_end=(), languages=languages)
+    if checkpoint.raw_text_end and name != "space":  # a line of tokens may have it already
+        end, languages = (
+            checkpoint.raw_text_end + checkpoint.src_end,
+            for_raw_text(checkpoint.languages),
+        )
+        checkpoint = replace(checkpoint, src_end=end, raw_text_end=(), languages=languages)
     if isinstance(tokenizer, TransformTokenizer) and options.text.token_transforms:
         if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
             spaces = checkpoint.tokenizers["space"]  # lines of tokens as its toolkit splits them
@@ -121,10 +124,10 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
 
 def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
     available = checkpoint.tokenizers
-    if name == "auto" and checkpoint.missing:
+    if name == "auto" and checkpoint.missing_files:
         raise CheckpointError(
-            f"missing: {', '.join(checkpoint.missing)}, by which the model cuts lines into tokens; "
-            "put them there, or give lines of tokens and -tokenizer space"
+            f"missing: {', '.join(checkpoint.missing_files)}, by which the model cuts lines into "
+            "tokens; put them there, or give lines of tokens and -tokenizer space"
         )
     name = next(iter(available)) if name == "auto" else name
     if name not in available:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.alignment import Aligner, own_tokens
@@ -112,7 +112,7 @@ class Pipeline:
         raw_text, rule = options.text.tokenizer != "space", options.text.unknown
         if rule == "auto":
             rule = checkpoint.unknown.rule if raw_text else "model"
-        self.examples = ExampleMaker(checkpoint, checkpoint.lower_capitals and raw_text, rule)
+        self.examples = ExampleMaker(checkpoint, checkpoint.lowercase_all_caps and raw_text, rule)
         phrases = phrases_of(options) if phrases is None else phrases
         self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
         self.tokenizer = self.renderer.tokenizer
@@ -145,9 +145,9 @@ class Pipeline:
         """Notes on options that change nothing with this model."""
         return model_notes(options, self.checkpoint, self.device)
 
-    def direction(self, options: TranslateOptions) -> Direction:
+    def direction(self, options: TranslateOptions) -> LanguagePair:
         """The languages of lines without a tag.  OptionError if one is missing or unknown."""
-        given = Direction(options.model.src_lang, options.model.tgt_lang)
+        given = LanguagePair(options.model.src_lang, options.model.tgt_lang)
         if self.checkpoint.languages is None:
             check_pair(self.checkpoint, given)
         normalizes = "normalize" in options.text.transforms

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, LanguagePair
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import Message
 from onmt_lite.inference.preprocess import read_tag
@@ -177,7 +177,7 @@ def confidence_in(
     Each turn of a loop is surer than the last one, so that the curve does not hold for a `flawed`
     text, which is cut off or repeats.
     """
-    confidence = curve.of(hyps) if curve is not None else None
+    confidence = curve.estimate(hyps) if curve is not None else None
     return confidence * FLAWED if confidence is not None and flawed else confidence
 
 
@@ -242,13 +242,15 @@ def times_running(text: str) -> int:
     return best
 
 
-def judged(translation: Translation, checkpoint: Checkpoint, direction: Direction) -> Translation:
+def judged(
+    translation: Translation, checkpoint: Checkpoint, direction: LanguagePair
+) -> Translation:
     """With the note `numbers` if the best hypothesis says other ones than the line."""
     hyp = translation.hyps[0] if translation.hyps else NOTHING
     if not hyp.token_log_probs:  # the model did not make it
         return translation
     text, direction = read_tag(translation.src, checkpoint.languages, direction)
-    codes = direction if any(direction) else checkpoint.pair
+    codes = direction if any(direction) else checkpoint.language_pair
     differs = differing(text, hyp.text, *codes)
     return replace(translation, notes=(*translation.notes, "numbers")) if differs else translation
 
@@ -281,7 +283,7 @@ def model_notes(
     given = {name for name, value in options.given.items() if value}
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
     lacking, n = dict[str, str](), options.search.max_length
-    chosen = checkpoint.languages or any(checkpoint.pair)
+    chosen = checkpoint.languages or any(checkpoint.language_pair)
     if not chosen and "normalize" not in options.text.transforms:
         lacking |= dict.fromkeys(("src_lang", "tgt_lang"), "languages to choose from")
     if vocab.unk_id is None:
@@ -304,4 +306,4 @@ def model_notes(
             precision == "int8" and precision_of(model) != "int8"
         ),
     }
-    return [*checkpoint.notes, *(note for note, holds in rules.items() if holds)]
+    return [*checkpoint.notices, *(note for note, holds in rules.items() if holds)]

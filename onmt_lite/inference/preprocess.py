@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.text.capitals import Spans, lower_reading, lower_words
@@ -17,7 +17,7 @@ from onmt_lite.text.vocab import Vocab
 
 # Notes that a reference or prefix may have too
 OF_READING = (INVALID, NO_FIELD, "invalid-utf8")
-NEITHER = Direction()  # of a model that has no languages
+NEITHER = LanguagePair()  # of a model that has no languages
 # >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
 TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
 N_NEAR = 3  # codes that are shown for one that is unknown
@@ -54,7 +54,7 @@ class ExampleMaker:
         tgt: Line | None = None,
         prefix: Line | None = None,
         forced: Sequence[int] = (),
-        direction: Direction = NEITHER,
+        direction: LanguagePair = NEITHER,
         max_source: int | None = None,
     ) -> Example:
         """Ids of a line, cut to what the model takes; a blank line has none.
@@ -73,7 +73,7 @@ class ExampleMaker:
         if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
             prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
-        frame = checkpoint.frame(direction)
+        frame = checkpoint.get_special_tokens(direction)
         reading, capitals, loud = self._read(text)
         tokens = self.tokenizer.encode(reading.text)
         is_changed = reading.items or reading.head
@@ -210,10 +210,10 @@ def encode(
 # -- languages -------------------------------------------------------------------------------------
 
 
-def check_pair(checkpoint: Checkpoint, given: Direction) -> None:
+def check_pair(checkpoint: Checkpoint, given: LanguagePair) -> None:
     """Raise OptionError for a language that a model without a choice of languages does not have, as
     far as its files say."""
-    pair = checkpoint.pair
+    pair = checkpoint.language_pair
     triples = [*zip(("src_lang", "tgt_lang"), given, pair)]
     if checkpoint.toolkit == "transformers" and any(given):
         asked = ", ".join(name for name, code, _ in triples if code)
@@ -229,8 +229,8 @@ def check_pair(checkpoint: Checkpoint, given: Direction) -> None:
 
 
 def choose_languages(
-    languages: Languages | None, given: Direction, normalizes: bool = False
-) -> Direction:
+    languages: Languages | None, given: LanguagePair, normalizes: bool = False
+) -> LanguagePair:
     """Return the languages of lines without a tag.
 
     Args:
@@ -246,17 +246,17 @@ def choose_languages(
     if languages.source == "none" and given.src:
         if not normalizes:
             raise OptionError("src_lang: the model takes a target language only; leave it out")
-        given = Direction("", given.tgt)
+        given = LanguagePair("", given.tgt)
     for name, code in zip(("src_lang", "tgt_lang"), given):
         if code and code not in languages.ids:
             raise OptionError(
                 f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
             )
-    held = languages.in_tokens
+    held = languages.optional_in_tokens
     if held and not any(given) and languages.target != "start":
         return NEITHER
     default = NEITHER if held else languages.default
-    direction = Direction(given.src or default.src, given.tgt or default.tgt)
+    direction = LanguagePair(given.src or default.src, given.tgt or default.tgt)
     lacks = {"src_lang": languages.source != "none" and not (direction.src or held)}
     lacks["tgt_lang"] = languages.target != "text" and not direction.tgt
     problems = [
@@ -282,14 +282,16 @@ def near(code: str, languages: Languages) -> str:
     return f"nearest are {', '.join(found)} (onmt_lite -print_model lists all)"
 
 
-def read_tag(text: str, languages: Languages | None, direction: Direction) -> tuple[str, Direction]:
+def read_tag(
+    text: str, languages: Languages | None, direction: LanguagePair
+) -> tuple[str, LanguagePair]:
     """The line without its tag, and its languages; a tag with unknown codes stays text."""
     found = TAG.match(text) if languages else None
-    if found is None or languages is None or (languages.in_tokens and not direction.tgt):
+    if found is None or languages is None or (languages.optional_in_tokens and not direction.tgt):
         return text, direction
     src, tgt = found[1] or direction.src, found[2]
     if tgt not in languages.ids or (found[1] and src not in languages.ids):
         return text, direction
     if found[1] and languages.source == "none":
         return text, direction
-    return text[found.end() :], Direction(src, tgt)
+    return text[found.end() :], LanguagePair(src, tgt)

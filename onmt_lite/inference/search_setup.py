@@ -94,7 +94,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     if sampling and search.beam_size == 1:  # tokens are drawn directly
         sampling = replace(sampling, mode="rows", min_tokens_to_keep=1)
     separate_greedy = preset.has_separate_greedy and search.beam_size == 1
-    n_forced = checkpoint.n_forced(options.model.tgt_lang)
+    n_forced = checkpoint.count_forced_tokens(options.model.tgt_lang)
     n_counted = n_forced if preset.counts_language_token else 0
     covers = sampling is None or sampling.applies_coverage
     coverage = search.coverage_penalty if covers else "none"
@@ -107,8 +107,8 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
         sampling = replace(
             sampling, min_tokens_to_keep=sampling.min_tokens_to_keep + len(eos_ids) - 1
         )
-    never, banned = rules.never_ids, tuple[int, ...]()
-    if checkpoint.never_in_softmax:
+    never, banned = rules.banned_ids, tuple[int, ...]()
+    if checkpoint.exclude_banned_from_softmax:
         never, banned = banned, never
     if search.ban_unk_token and vocab.unk_id is not None:
         banned = (*banned, vocab.unk_id)
@@ -157,7 +157,7 @@ def rules_about_tokens(
     options: TranslateOptions, checkpoint: Checkpoint, preset: Preset
 ) -> TokenRules:
     """The rules of the model's files.  OptionError if the search cannot follow them."""
-    rules = checkpoint.rules_of(preset.model_defaults)
+    rules = checkpoint.get_token_rules(preset.model_defaults)
     if not preset.has_token_rules and any(len(r.eos_ids) > 1 for r in checkpoint.rules.values()):
         known = " or ".join(name for name, other in PRESETS.items() if other.has_token_rules)
         raise OptionError(
@@ -213,7 +213,7 @@ def length_exponent(options: TranslateOptions, preset: Preset) -> float:
 def needs_log_softmax(options: TranslateOptions, checkpoint: Checkpoint) -> bool:
     """Whether what the model returns is normalised: logits are, and the mean of several models'
     log-probabilities if the search does so."""
-    return checkpoint.sums_to_one or PRESETS[options.search.search].renormalizes_ensemble
+    return checkpoint.needs_log_softmax or PRESETS[options.search.search].renormalizes_ensemble
 
 
 # -- what the model or the search cannot do -------------------------------------------------------
@@ -309,6 +309,6 @@ def _phrases(config: SearchConfig, example: Example) -> PhraseAutomaton | None:
     key = line.forced, line.banned, example.own_words, example.in_capitals
     if key not in config.automata:
         known = config.checkpoint
-        surfaces = known.surfaces_in_capitals if example.in_capitals else known.surfaces
+        surfaces = known.uppercase_surfaces if example.in_capitals else known.surfaces
         config.automata[key] = PhraseAutomaton(surfaces, *key[:3])
     return config.automata[key]

@@ -11,7 +11,7 @@ from itertools import count
 
 from tqdm import tqdm
 
-from onmt_lite.checkpoints.shipped import find_config, find_model, model_paths
+from onmt_lite.checkpoints.shipped import find_config, find_model, get_model_paths
 from onmt_lite.config.extensions import is_gzip_path
 from onmt_lite.config.files import (
     GzipCompressor,
@@ -348,7 +348,7 @@ def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """List the files that the options name to be read: what to call each, and its path."""
     yield from named_files(options)
     yield from (("config", find_config(path)) for path in options.configs)
-    for path in map(find_model, model_paths(options.model.model)):
+    for path in map(find_model, get_model_paths(options.model.model)):
         yield "model", str(path)
     # An empty one there may be what the shell has made for `> file`
     yield from (("model", f) for _, f in files_of_models(options) if os.path.getsize(f))

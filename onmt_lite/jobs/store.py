@@ -29,7 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.shipped import find_model, model_files, model_paths
+from onmt_lite.checkpoints.shipped import find_model, get_model_paths, list_model_files
 from onmt_lite.config.files import format_path, get_parts_directory
 from onmt_lite.config.options import GROUPS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, wrap_os_errors
@@ -390,10 +390,10 @@ def named_files(
 
 def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """The files that the models consist of: what to call each, and its path."""
-    paths = model_paths(options.model.model)
+    paths = get_model_paths(options.model.model)
     for i, path in enumerate(paths, 1):
         number = f" {i}" if len(paths) > 1 else ""
-        for file in model_files(find_model(path)):
+        for file in list_model_files(find_model(path)):
             if not is_labelled(file):  # the output of a job, in the directory of the model
                 yield f"{file.name} of model{number}", str(file)
 

@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
     """Models of any families with one target vocabulary: an `onmt_lite.models.base.EncoderDecoder`.
 
     Returns the members' weighted mean log-probabilities, as OpenNMT-py and Marian, not normalised
-    again unless a search does so; or, if `of_probs`, the logarithms of mean probabilities, as
+    again unless a search does so; or, if `avg_raw_probs`, the logarithms of mean probabilities, as
     fairseq.  A memory is the list of the members' memories.
     """
 
@@ -45,7 +45,7 @@ class Ensemble(nn.Module):
         self,
         members: Sequence[EncoderDecoder],
         weights: Sequence[float] = (),
-        of_probs: bool = False,
+        avg_raw_probs: bool = False,
         own_ids: Sequence[list[int] | None] = (),
     ):
         """weights: scaled to add up to one; none: equal.  own_ids: what each source id is to a
@@ -53,7 +53,7 @@ class Ensemble(nn.Module):
         super().__init__()
         tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in own_ids]
         self.own_ids = tables or [None] * len(members)
-        self.members, self.of_probs = list(members), of_probs
+        self.members, self.avg_raw_probs = list(members), avg_raw_probs
         # Registered, so that the ensemble moves to a device as one; a table has nothing to move
         self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
         weights = list(weights) or [1.0] * len(members)
@@ -61,7 +61,7 @@ class Ensemble(nn.Module):
         self.vocab_size = members[0].vocab_size
         copying = [member for member in members if member.copies]
         # A mean of log-probabilities allows only what all members can say
-        self.copies = bool(copying) and (of_probs or len(copying) == len(members))
+        self.copies = bool(copying) and (avg_raw_probs or len(copying) == len(members))
         self.unk_id = cast(CopyHead, cast(Family, copying[0]).output).unk_id if copying else 0
         self.attends = all(member.attends for member in members)
         self.max_positions = min(member.max_positions for member in members)
@@ -109,7 +109,7 @@ class Ensemble(nn.Module):
         """Logits (.., V or V + X) of each member -> mean log-probabilities (.., V + X)."""
         width = max(x.size(-1) for x in logits)
         pairs = zip(self.weights, (log_softmax(x, width) for x in logits))
-        if not self.of_probs:
+        if not self.avg_raw_probs:
             return torch.stack([log_probs * w for w, log_probs in pairs]).sum(0)
         weighted = [log_probs + math.log(w) for w, log_probs in pairs if w > 0]
         return torch.stack(weighted).logsumexp(0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from onmt_lite.checkpoints.hub import described
-from onmt_lite.checkpoints.shipped import absent, find_model, model_paths
+from onmt_lite.checkpoints.hub import download_config_files
+from onmt_lite.checkpoints.shipped import describe_missing_path, find_model, get_model_paths
 from onmt_lite.config.extensions import format_from_path
 from onmt_lite.config.files import check_directories, check_distinct
 from onmt_lite.config.options import TranslateOptions
@@ -68,9 +68,11 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     check_directories(files_written(options))
     if why := why_not_resumed(options):
         raise OptionError(why)
-    for model in model_paths(map(described, options.model.model)):
+    for model in get_model_paths(map(download_config_files, options.model.model)):
         if not find_model(model).exists():
-            raise CheckpointError(f"no model at {model}: {absent(model)}; check the path")
+            raise CheckpointError(
+                f"no model at {model}: {describe_missing_path(model)}; check the path"
+            )
     for path in paths:
         if is_packed(path):
             remedy = f"unpack it first: gunzip {path}"

@@ -22,7 +22,7 @@ class TokenRules:
     exponential_decay_length_penalty: tuple[int, float] | None = None  # length, factor
 
     @property
-    def never_ids(self) -> tuple[int, ...]:
+    def banned_ids(self) -> tuple[int, ...]:
         """Tokens that are banned anywhere."""
         return tuple(word[0] for word in self.banned if len(word) == 1)
 

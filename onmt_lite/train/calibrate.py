@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, Direction
+from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, LanguagePair
 from onmt_lite.config.cli import run_program
 from onmt_lite.config.files import write_text
 from onmt_lite.config.option import META_GROUPS, File, Option, collect_options, opt
@@ -132,7 +132,7 @@ def calibrate(options: CalibrateOptions) -> None:
         if (hyp := t.hyps[0]).token_log_probs
     ]
     curve = fit(points)
-    described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.pair)
+    described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
     native.update_manifest(path, config, *described)
     write_text(
         f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
@@ -160,7 +160,7 @@ def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoin
     if options.split_longer is not None:
         changes["split_longer"] = options.split_longer
     if options.languages:
-        changes["pair"] = Direction(*options.languages)
+        changes["language_pair"] = LanguagePair(*options.languages)
     return replace(checkpoint, **changes)
 
 
@@ -231,7 +231,7 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
     """Compare predicted with observed shares in ten bins, as Markdown."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
     for mean, n_tokens, right in points:
-        p = curve.at(mean, n_tokens)
+        p = curve.probability(mean, n_tokens)
         bins[min(9, int(10 * p))].append((p, right))
     rows = ["| confidence | lines | predicted right | observed right |", "|---|---|---|---|"]
     for i, found in enumerate(bins):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onmt_lite.checkpoints import native
-from onmt_lite.checkpoints.shipped import absent, model_files
+from onmt_lite.checkpoints.shipped import describe_missing_path, list_model_files
 from onmt_lite.config.cli import get_command_name
 from onmt_lite.config.files import check_distinct, check_inputs, check_writable
 from onmt_lite.errors import CheckpointError, DataError, OptionError, wrap_os_errors
@@ -38,9 +38,11 @@ def check_files(options: TrainOptions) -> None:
     begins = not options.learning.resume
     if begins and data.init_from and not Path(data.init_from).exists():
         takes = "init_from takes the directory of a model that the trainer has written"
-        raise CheckpointError(f"no model at {data.init_from}: {absent(data.init_from)}; {takes}")
+        raise CheckpointError(
+            f"no model at {data.init_from}: {describe_missing_path(data.init_from)}; {takes}"
+        )
     if data.init_from:
-        files = [Path(data.init_from), *model_files(Path(data.init_from))]
+        files = [Path(data.init_from), *list_model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]
     own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
     check_distinct(read, [*own, *([("log_file", log_file)] if log_file else [])])

@@ -57,7 +57,7 @@ def expected(said, returned, n_forced, pad):
 def test_n_best_list_rules_of_model_equals_generate(row, search, tmp_path):
     said, k = row["said"], row["said"]["num_beams"]
     translator = load(row, tmp_path, search)
-    n_forced = translator.checkpoint.n_forced("")
+    n_forced = translator.checkpoint.count_forced_tokens("")
     found = translator.translate(row["lines"], n_best=k)
     for translation, returned in zip(found, row[search], strict=True):
         if returned is None:  # NaN in transformers 4

@@ -101,6 +101,6 @@ MODELS = {
     "copy_transformer": random_models.make_copying_transformer,
     "ensemble": random_models.make_ensemble,
     "ensemble_of_probs": partial(
-        random_models.make_ensemble, of_probs=True, weights=[1, 2, 3, 4, 5]
+        random_models.make_ensemble, avg_raw_probs=True, weights=[1, 2, 3, 4, 5]
     ),
 }

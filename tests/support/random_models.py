@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.config_reader import Description
+from onmt_lite.checkpoints.config_reader import ConfigReader
 from onmt_lite.checkpoints.fairseq import build_fconv
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.opennmt.models import build_cnn, build_rnn
@@ -26,13 +26,13 @@ Tensors = dict[str, Tensor]
 def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
     """What a reader of files makes of weights and options."""
     path = Path("weights")
-    return reader(Weights(dict(weights), path), Description(dict(options), path))
+    return reader(Weights(dict(weights), path), ConfigReader(dict(options), path))
 
 
 def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
     """As `opennmt.add_copy_head`."""
     path = Path("weights")
-    weights, described = Weights(dict(own), path), Description(dict(options), path)
+    weights, described = Weights(dict(own), path), ConfigReader(dict(options), path)
     return opennmt.add_copy_head(inner, weights, described, *vocabs)
 
 

@@ -13,7 +13,7 @@ import torch
 from onmt_lite import Translator
 from onmt_lite.checkpoints import archive, native, safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.writing import marian_directory, opennmt_file
+from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
 from tests.support import tiny
@@ -149,7 +149,7 @@ class TestOpenNMT:
     )
     def test_what_it_cannot_hold_is_named(self, own, config, words):
         with pytest.raises(CheckpointError, match=words):
-            opennmt_file(load_checkpoint(own(**config)), "x")
+            export_opennmt(load_checkpoint(own(**config)), "x")
 
 
 class TestMarian:
@@ -224,7 +224,7 @@ class TestMarian:
     )
     def test_what_it_cannot_hold_is_named(self, own, config, words):
         with pytest.raises(CheckpointError, match=words):
-            marian_directory(load_checkpoint(own(**config)))
+            export_marian(load_checkpoint(own(**config)))
 
 
 class TestProgram:
@@ -240,7 +240,7 @@ class TestProgram:
         with pytest.raises(CheckpointError, match="only a Transformer"):
             exported(DATA / "onmt120_lstm.pt", "opennmt-py", tmp_path / "x.pt")
 
-    @pytest.mark.parametrize("write", [marian_directory, lambda found: opennmt_file(found, "x")])
+    @pytest.mark.parametrize("write", [export_marian, lambda found: export_opennmt(found, "x")])
     def test_transformer_that_copies_is_refused(self, write):
         copying = dataclasses.replace(load_checkpoint(TRAINED), model=make_copying_transformer())
         with pytest.raises(CheckpointError, match="this is a Transformer that copies"):

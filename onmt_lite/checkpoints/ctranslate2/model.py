@@ -14,16 +14,16 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onmt_lite.checkpoints.config_reader import Description, tables_in
+from onmt_lite.checkpoints.config_reader import ConfigReader, load_yaml
 from onmt_lite.checkpoints.weights import (
     MAX_TENSORS,
     Weights,
-    add_zero_start,
+    add_zero_start_token,
     assemble_transformer,
     dequantize,
-    is_shape,
-    same_numbers,
-    tensor_of,
+    has_same_values,
+    is_valid_shape,
+    make_tensor,
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
@@ -50,13 +50,13 @@ class _Fields:
         self.stream, self.left = stream, n_bytes
 
     def model(self) -> tuple[int, dict[str, Tensor]]:
-        version = self.number("I")
+        version = self.get_int("I")
         if version not in VERSIONS:
             raise ValueError(
                 f"a model.bin of version {version} (1: Bergamot's); CTranslate2's versions 5 and 6 "
                 "are read, so convert the model again"
             )
-        specification, revision = self.text(), self.number("I")
+        specification, revision = self.get_str(), self.get_int("I")
         if (specification, revision > REVISION) != (SPECIFICATION, False):
             raise ValueError(
                 f"a CTranslate2 model of {specification[:50]!r}, revision {revision}; of these, "
@@ -64,13 +64,13 @@ class _Fields:
             )
         variables: dict[str, Tensor] = {}
         for _ in range(self.count("variables")):
-            name = self.text()
+            name = self.get_str()
             if name in variables:
                 raise ValueError(f"it has {name[:80]!r} twice")
             variables[name] = self.variable(name)
         # Before aliases, which share the numbers
         variables = dequantize(variables, "_scale", divide=True)
-        aliases = {self.text(): self.text() for _ in range(self.count("aliases"))}
+        aliases = {self.get_str(): self.get_str() for _ in range(self.count("aliases"))}
         if self.left:
             raise ValueError("longer than its fields")
         for name, other in aliases.items():
@@ -82,27 +82,27 @@ class _Fields:
         return version, variables | {name: variables[other] for name, other in aliases.items()}
 
     def variable(self, name: str) -> Tensor:
-        shape = [self.number("I") for _ in range(self.number("B"))]
-        kind, n_bytes = self.number("B"), self.number("I")
-        if not is_shape(shape) or kind >= len(TYPES):
+        shape = [self.get_int("I") for _ in range(self.get_int("B"))]
+        kind, n_bytes = self.get_int("B"), self.get_int("I")
+        if not is_valid_shape(shape) or kind >= len(TYPES):
             raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and type {kind}")
         if math.prod(shape) * TYPES[kind].itemsize != n_bytes:
             raise ValueError(f"{name[:80]!r} does not have the size it claims")
-        return tensor_of(self.bytes(n_bytes), TYPES[kind], shape)
+        return make_tensor(self.bytes(n_bytes), TYPES[kind], shape)
 
     def count(self, what: str) -> int:
-        n = self.number("I")
+        n = self.get_int("I")
         if n > MAX_TENSORS:
             raise ValueError(f"{n:,} {what}, more than any model has")
         return n
 
-    def text(self) -> str:
-        data = self.bytes(self.number("H"))
+    def get_str(self) -> str:
+        data = self.bytes(self.get_int("H"))
         if data[-1:] != b"\0":
             raise ValueError("a name without its end")
         return data[:-1].decode("utf-8", "backslashreplace")
 
-    def number(self, form: str) -> int:
+    def get_int(self, form: str) -> int:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
 
     def bytes(self, n: int) -> bytearray:
@@ -122,7 +122,7 @@ LAST = {"gamma": "weight", "beta": "bias"}  # parts of names
 
 
 def build_model(
-    variables: dict[str, Tensor], config: Description, path: Path
+    variables: dict[str, Tensor], config: ConfigReader, path: Path
 ) -> tuple[Transformer, bool]:
     """The model, and whether its decoder starts from zeros."""
     sides = _switches(variables, path)
@@ -147,27 +147,27 @@ def build_model(
     if switches["relative"] == "shaw":
         switches["relative_values"] = _keep_values(weights)
     switches["scale_embedding"] = _fold_factors(weights, sides)
-    zero_start = decoder.flag("start_from_zero_embedding")
+    zero_start = decoder.get_bool("start_from_zero_embedding")
     if zero_start:
-        add_zero_start(weights.tensors)
-    layer, n_layers = decoder.number("alignment_layer", -1), weights.count_layers("decoder.")
+        add_zero_start_token(weights.tensors)
+    layer, n_layers = decoder.get_int("alignment_layer", -1), weights.count_layers("decoder.")
     usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in weights else 1e-6
     model = assemble_transformer(
         weights,
         path,
         **switches,
-        heads=encoder.number("num_heads", 8),
-        dec_heads=decoder.number("num_heads", 8),
-        norm_eps=config.real("layer_norm_epsilon", usual_eps),
+        heads=encoder.get_int("num_heads", 8),
+        dec_heads=decoder.get_int("num_heads", 8),
+        norm_eps=config.get_float("layer_norm_epsilon", usual_eps),
         align_layer=layer + 1 if layer >= 0 else n_layers + layer + 1,
-        align_heads=decoder.number("alignment_heads", 1),
+        align_heads=decoder.get_int("alignment_heads", 1),
     )
     return model, zero_start
 
 
-def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description]:
+def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, ConfigReader]:
     """The single numbers by side and name; before revision 5, some are of both sides."""
-    known = tables_in("weight_names.yaml")["ctranslate2_switches"]
+    known = load_yaml("weight_names.yaml")["ctranslate2_switches"]
     sides: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, tensor in variables.items():
         if tensor.dim():
@@ -180,20 +180,20 @@ def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, Description
         for values in [sides[side]] if slash else sides.values():
             if values.setdefault(switch, value) != value:
                 raise CheckpointError(f"{path}: layers differ in {switch}, which is not read")
-    return {side: Description(values, path) for side, values in sides.items()}
+    return {side: ConfigReader(values, path) for side, values in sides.items()}
 
 
-def _of_side(options: Description, has_relation: bool) -> dict[str, Any]:
+def _of_side(options: ConfigReader, has_relation: bool) -> dict[str, Any]:
     """Switches of a side, which must be those of the other one."""
-    activation = options.number("activation", 0)
+    activation = options.get_int("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
         raise CheckpointError(f"{options.path}: activation {activation} is not one that is read")
     switches = dict[str, Any](
-        pre_norm=options.flag("pre_norm", True),
+        pre_norm=options.get_bool("pre_norm", True),
         activation=ACTIVATIONS[activation],
         relative="none",
     )
-    limit = options.number("self_attention/relative_attention_max_distance", 0)
+    limit = options.get_int("self_attention/relative_attention_max_distance", 0)
     if has_relation and limit:
         switches |= dict(relative="buckets", relative_limit=limit)
     elif has_relation:
@@ -201,9 +201,9 @@ def _of_side(options: Description, has_relation: bool) -> dict[str, Any]:
     elif "self_attention/rotary_dim" in options.values:
         switches |= dict(
             relative="rotary",
-            rotary_dim=options.number("self_attention/rotary_dim"),
-            rotary_interleave=options.flag("self_attention/rotary_interleave", True),
-            rotary_theta=options.real("self_attention/rotary_base", 10000.0),
+            rotary_dim=options.get_int("self_attention/rotary_dim"),
+            rotary_interleave=options.get_bool("self_attention/rotary_interleave", True),
+            rotary_theta=options.get_float("self_attention/rotary_base", 10000.0),
         )
     return switches
 
@@ -214,22 +214,22 @@ def _keep_values(weights: Weights) -> bool:
     names = [name for name in weights.tensors if name.endswith(".relation.values")]
     keys = [name.replace("values", "weight") for name in names]
     for name in keys:
-        weights.shape(name)  # must be there
+        weights.get_shape(name)  # must be there
     pairs = ((weights.tensors[one], weights.tensors[other]) for one, other in zip(names, keys))
-    if not all(same_numbers(*pair) for pair in pairs):
+    if not all(has_same_values(*pair) for pair in pairs):
         return True
     weights.drop(r".*\.relation\.values")
     return False
 
 
-def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
+def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
     """Multiply factors into the weights.
 
     Returns:
         Whether the embeddings are scaled by the root of their width, a factor that we have too.
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
-    root = [weights.shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
+    root = [weights.get_shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
     by_table = [_embedding_factor(options, root) for options in sides.values()]
     is_usual = all(math.isclose(factor, root, rel_tol=1e-6) for factor in by_table)
     factors = {} if is_usual else dict(zip(tables, by_table))
@@ -237,7 +237,7 @@ def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
     ends = (
         ["dec_norm.weight", "dec_norm.bias"] if "dec_norm.weight" in weights else ["output.weight"]
     )
-    factors |= dict.fromkeys(ends, sides["decoder"].real("scale_outputs", 1.0))
+    factors |= dict.fromkeys(ends, sides["decoder"].get_float("scale_outputs", 1.0))
     for name, factor in factors.items():
         if factor != 1 and name in weights:
             weights.tensors[name] = weights.tensors[name] * factor
@@ -247,7 +247,7 @@ def _fold_factors(weights: Weights, sides: dict[str, Description]) -> bool:
     return is_usual
 
 
-def _embedding_factor(options: Description, root: float) -> float:
+def _embedding_factor(options: ConfigReader, root: float) -> float:
     """Factor of the embeddings: the root of the width, 1, or the number itself."""
     scale = options.get("scale_embeddings")
     if scale is None:
@@ -257,14 +257,14 @@ def _embedding_factor(options: Description, root: float) -> float:
     return 1.0 if scale == 0 else root
 
 
-def _scale_queries(weights: Weights, layer: str, options: Description) -> None:
+def _scale_queries(weights: Weights, layer: str, options: ConfigReader) -> None:
     """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
     for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
         if f"{name}/queries_scale" not in options.values:
             continue
-        n_rows = weights.shape(f"{layer}.self_attn.out.weight")[1]
-        width = n_rows // max(1, options.number("num_heads", 8))
-        factor = options.real(f"{name}/queries_scale") * width**0.5
+        n_rows = weights.get_shape(f"{layer}.self_attn.out.weight")[1]
+        width = n_rows // max(1, options.get_int("num_heads", 8))
+        factor = options.get_float(f"{name}/queries_scale") * width**0.5
         for kind in ("weight", "bias"):
             if (stored := weights.tensors.get(f"{layer}.{attention}.{kind}")) is not None:
                 scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])

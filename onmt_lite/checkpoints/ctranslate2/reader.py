@@ -11,22 +11,27 @@ from typing import Any
 
 from torch import Tensor
 
-from onmt_lite.checkpoints.checkpoint import Checkpoint, Direction, Languages
+from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.checkpoints.config_reader import (
-    Description,
-    checked_tokens,
-    described,
+    ConfigReader,
+    check_tokens,
+    read_config,
     read_json,
-    read_whole,
-    refuse_options,
+    read_limited,
+    refuse_unsupported_options,
 )
 from onmt_lite.checkpoints.ctranslate2.model import build_model, read_variables
-from onmt_lite.checkpoints.huggingface.bart import OF_M2M100, OF_MBART, OF_NLLB, marian_languages
+from onmt_lite.checkpoints.huggingface.bart import (
+    OF_M2M100,
+    OF_MBART,
+    OF_NLLB,
+    find_marian_languages,
+)
 from onmt_lite.checkpoints.huggingface.directory import (
     TOKENIZER,
     LanguageCheck,
-    default_language,
-    language_ids,
+    find_language_ids,
+    read_default_language,
 )
 from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
 from onmt_lite.checkpoints.subwords import SHARED_MODELS, find_tokenizer, has_subword_model
@@ -67,7 +72,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     beside = (folder, folder.parent) if folder.name == "model" else (folder,)
     if said.is_file() and has_subword_model(beside):  # before weights are read, which may be large
         tokens = (_read_tokens(folder, side) for side in ("source", "target"))
-        check(_languages(folder, described(said), *tokens))
+        check(_languages(folder, read_config(said), *tokens))
     version, variables = read_variables(folder / MODEL)
     config = _read_config(said, version, variables)
     model, zero_start = build_model(variables, config, folder / MODEL)
@@ -82,7 +87,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
         missing = (f"{beside[-1] / SHARED_MODELS[0]} ({CODES} and words of Moses are not read)",)
     # Models of transformers want the end token, and leave it to the caller
     wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
-    adds_end = config.flag("add_source_eos", None)
+    adds_end = config.get_bool("add_source_eos", None)
     language_starts = languages is not None and languages.target == "start"
     start = "eos_token" if language_starts else "decoder_start_token"  # the first is never used
     return Checkpoint(
@@ -91,38 +96,40 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
         tgt_vocab=tgt,
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
         start_id=len(tgt) - 1 if zero_start else _id(tgt, config, start),
-        src_start=(_id(src, config, "bos_token"),) if config.flag("add_source_bos", None) else (),
+        src_start=(_id(src, config, "bos_token"),)
+        if config.get_bool("add_source_bos", None)
+        else (),
         src_end=(_id(src, config, "eos_token"),) if adds_end else (),
-        text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
-        never_ids=(len(tgt) - 1,) if zero_start else (),
-        missing=missing,
+        raw_text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
+        banned_ids=(len(tgt) - 1,) if zero_start else (),
+        missing_files=missing,
         toolkit="ctranslate2",
         version=f"(format {version})",
         languages=languages,
     )
 
 
-def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Description:
+def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> ConfigReader:
     """What config.json says; in old files, flags among the variables do."""
     if version > 5:
-        config = Description(read_json(path), path)
-        refuse_options(config, "CTranslate2")
+        config = ConfigReader(read_json(path), path)
+        refuse_unsupported_options(config, "CTranslate2")
         if "decoder_start_token" not in config.values:  # none is said by null
             raise CheckpointError(f"{path}: its options do not say decoder_start_token")
         return config
     stored = {name: variables.pop(name).squeeze() for name in OLD_FLAGS & variables.keys()}
-    flags = Description({name: flag.tolist() for name, flag in stored.items()}, path)
-    values = OLD_TOKENS | described(path).values
-    values["add_source_bos"] = flags.flag("with_source_bos")
-    values["add_source_eos"] = flags.flag("with_source_eos")
-    start = "bos_token" if flags.flag("with_target_bos", True) else "eos_token"
-    is_given = flags.flag("user_decoder_start_tokens")
+    flags = ConfigReader({name: flag.tolist() for name, flag in stored.items()}, path)
+    values = OLD_TOKENS | read_config(path).values
+    values["add_source_bos"] = flags.get_bool("with_source_bos")
+    values["add_source_eos"] = flags.get_bool("with_source_eos")
+    start = "bos_token" if flags.get_bool("with_target_bos", True) else "eos_token"
+    is_given = flags.get_bool("user_decoder_start_tokens")
     values["decoder_start_token"] = None if is_given else values[start]
-    return Description(values, path)
+    return ConfigReader(values, path)
 
 
 def _read_vocabularies(
-    folder: Path, config: Description, zero_start: bool, one_table: bool
+    folder: Path, config: ConfigReader, zero_start: bool, one_table: bool
 ) -> tuple[Vocab, Vocab]:
     """Source and target.  A start that is no token of theirs is one more.
 
@@ -132,14 +139,14 @@ def _read_vocabularies(
     if zero_start:
         src, tgt = [*src, START] if one_table else src, [*tgt, START]
     bos = START if zero_start else config.get("bos_token")
-    special = {"eos": config.text("eos_token"), "unk": config.text("unk_token")}
+    special = {"eos": config.get_str("eos_token"), "unk": config.get_str("unk_token")}
     special |= {"bos": bos} if isinstance(bos, str) else {}
     source, target = (Vocab.named(tokens, **special) for tokens in (src, tgt))
     if target.eos_id is None:
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
-    if not config.flag("add_source_eos", None):
+    if not config.get_bool("add_source_eos", None):
         source = replace(source, eos_id=None)
-    if not config.flag("add_source_bos"):  # a line of tokens may have it
+    if not config.get_bool("add_source_bos"):  # a line of tokens may have it
         source = replace(source, bos_id=None)
     return target if source == target else source, target
 
@@ -151,11 +158,11 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
     if path is None:
         raise CheckpointError(f"{folder}: the directory has neither {' nor '.join(names)}")
     try:
-        data = read_whole(path, MAX_VOCABULARY)
+        data = read_limited(path, MAX_VOCABULARY)
         listed = parse_json(data) if path.suffix == ".json" else None
         if listed is None:
             listed = data.decode().removesuffix("\n").split("\n")
-        tokens = checked_tokens(listed, path)
+        tokens = check_tokens(listed, path)
         # The converter fills up rows of T5 with names that are there already
         twice = Counter(t for t in tokens if not t.startswith("<extra_id_")).most_common(1)
         if twice and twice[0][1] > 1:
@@ -166,36 +173,38 @@ def _read_tokens(folder: Path, side: str) -> list[str]:
 
 
 def _languages(
-    folder: Path, config: Description, src: list[str], tgt: list[str]
+    folder: Path, config: ConfigReader, src: list[str], tgt: list[str]
 ) -> Languages | None:
     """Those that tokens of the vocabulary name, placed as the family of such tokens does; of a
     package of Argos Translate, what each of its translations begins with."""
     tokens = dict(enumerate(tgt))
     held = not config.get("add_source_eos")
     package = folder.parent / PACKAGE
-    if prefix := described(package).text("target_prefix", ""):
+    if prefix := read_config(package).get_str("target_prefix", ""):
         if prefix not in tgt:
             raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
-        return Languages({prefix: tgt.index(prefix)}, "none", default=Direction("", prefix))
-    texts = language_ids(dict(enumerate(src)), OF_LANGUAGE)
+        return Languages({prefix: tgt.index(prefix)}, "none", default=LanguagePair("", prefix))
+    texts = find_language_ids(dict(enumerate(src)), OF_LANGUAGE)
     if len(texts) > 1:
-        return Languages(texts, source="none", target="text", in_tokens=held)
-    if marian := marian_languages(dict(enumerate(src))):
-        return replace(marian, in_tokens=held)
-    ids = next((i for p in PATTERNS if len(i := language_ids(tokens, p)) > 1), None)
+        return Languages(texts, source="none", target="text", optional_in_tokens=held)
+    if marian := find_marian_languages(dict(enumerate(src))):
+        return replace(marian, optional_in_tokens=held)
+    ids = next((i for p in PATTERNS if len(i := find_language_ids(tokens, p)) > 1), None)
     if ids is None:
         return None
-    tokenizer = described(folder / TOKENIZER)
-    default = Direction(*(default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang")))
+    tokenizer = read_config(folder / TOKENIZER)
+    default = LanguagePair(
+        *(read_default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang"))
+    )
     if config.get("decoder_start_token") is None:
         return Languages(ids, "after", "start", default, held)
-    last = tokenizer.flag("legacy_behaviour", False)
+    last = tokenizer.get_bool("legacy_behaviour", False)
     return Languages(ids, "after" if last else "before", "forced", default, held)
 
 
-def _id(vocab: Vocab, config: Description, name: str) -> int:
+def _id(vocab: Vocab, config: ConfigReader, name: str) -> int:
     """The id of a token by its name in the configuration."""
-    token = config.text(name)
+    token = config.get_str(name)
     if token not in vocab.ids:
         raise CheckpointError(f"{config.path}: the vocabulary has no {name} {token[:50]!r}")
     return vocab.ids[token]

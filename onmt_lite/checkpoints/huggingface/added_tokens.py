@@ -10,7 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.config_reader import Description, checked_tokens, described, shown
+from onmt_lite.checkpoints.config_reader import (
+    ConfigReader,
+    check_tokens,
+    format_value,
+    read_config,
+)
 from onmt_lite.checkpoints.subwords import TOKENIZER_JSON
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.vocab import AddedToken
@@ -29,20 +34,20 @@ NAMES = tuple(NAMED_MBART)
 
 
 @dataclass
-class AddedFiles:
+class AddedTokenFiles:
     """The files of a directory that list added tokens."""
 
     path: Path
-    config: Description  # tokenizer_config.json
+    config: ConfigReader  # tokenizer_config.json
 
     def __post_init__(self) -> None:
-        self.special = described(self.path / SPECIAL)
+        self.special = read_config(self.path / SPECIAL)
         self.lists_all = self.config.get(LISTED) is not None
 
     @cached_property
-    def fast(self) -> Description:
+    def fast(self) -> ConfigReader:
         """The content of tokenizer.json, which may be large."""
-        return described(self.path / TOKENIZER_JSON)
+        return read_config(self.path / TOKENIZER_JSON)
 
     def by_id(self, file: str) -> dict[int, AddedToken]:
         """Return the tokens that one of the files lists."""
@@ -54,14 +59,14 @@ class AddedFiles:
             elif file == TOKENIZER_JSON:
                 listed = [(token["id"], token) for token in self.fast.get("added_tokens") or []]
             else:
-                listed = [(i, text) for text, i in described(path).values.items()]
+                listed = [(i, text) for text, i in read_config(path).values.items()]
             found = {}
             for i, token in listed:
                 # The name of an entry in JSON is a string
                 number = int(i) if type(i) is str and i.isdecimal() else i
                 if type(number) is not int:
                     raise CheckpointError(
-                        f"{path}: the ID {shown(i)} of an added token is not an integer"
+                        f"{path}: the ID {format_value(i)} of an added token is not an integer"
                     )
                 found[number] = read_token(token, path)
             return found
@@ -79,7 +84,7 @@ class AddedFiles:
                     found[name] = read_token(token, source.path)
         return found
 
-    def extra(self, *sources: Description) -> list[AddedToken]:
+    def extra(self, *sources: ConfigReader) -> list[AddedToken]:
         """Return the special tokens without a name."""
         tokens = []
         for source in sources:
@@ -125,13 +130,15 @@ def read_token(token: Any, path: Path) -> AddedToken:
     """Read a token that is written as a string or as an object.  CheckpointError for others."""
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str) or not text:
-        raise CheckpointError(f"{path}: {shown(text)} must be the text of a token")
-    checked_tokens([text], path)
+        raise CheckpointError(f"{path}: {format_value(text)} must be the text of a token")
+    check_tokens([text], path)
     if not isinstance(token, dict):
         return AddedToken(text)
-    special = Description(token, path).flag("special", True)
+    special = ConfigReader(token, path).get_bool("special", True)
     # Defaults of transformers
     flags = {"normalized": not special} | {
-        ours: Description(token, path).flag(name) for name, ours in FLAGS.items() if name in token
+        ours: ConfigReader(token, path).get_bool(name)
+        for name, ours in FLAGS.items()
+        if name in token
     }
     return AddedToken(text, special=special, **flags)

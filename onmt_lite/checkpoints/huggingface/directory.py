@@ -16,23 +16,28 @@ from torch import Tensor
 from onmt_lite.checkpoints import archive, safetensors
 from onmt_lite.checkpoints.checkpoint import Checkpoint, Languages
 from onmt_lite.checkpoints.config_reader import (
-    Description,
-    by_name,
-    checked_tokens,
-    described,
+    ConfigReader,
+    check_tokens,
+    format_value,
+    identify_by_name,
+    read_config,
     read_json,
-    shown,
 )
 from onmt_lite.checkpoints.generation_config import (
     CONFIG,
     GENERATION,
     VERSIONS,
-    effective,
-    names_of,
-    token_rules,
+    load_table,
+    parse_token_rules,
+    select_settings,
 )
-from onmt_lite.checkpoints.huggingface.added_tokens import ALONE, NAMED_T5, TOKENIZER, AddedFiles
-from onmt_lite.checkpoints.huggingface.formats import facts
+from onmt_lite.checkpoints.huggingface.added_tokens import (
+    ALONE,
+    NAMED_T5,
+    TOKENIZER,
+    AddedTokenFiles,
+)
+from onmt_lite.checkpoints.huggingface.formats import load_family_table
 from onmt_lite.checkpoints.subwords import SHARED_MODELS, TOKENIZER_JSON, find_subword_model
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, Message
@@ -63,16 +68,16 @@ class Directory:
     def __init__(self, path: Path, check: LanguageCheck):
         self.path, self.check = path, check
         own = read_json(path / CONFIG)
-        self.family = Description(own, path / CONFIG).text("model_type", "unknown")
-        self.model = Description(own, path / CONFIG)
-        self.generation = described(path / GENERATION)
-        self.tokenizer = described(path / TOKENIZER)
+        self.family = ConfigReader(own, path / CONFIG).get_str("model_type", "unknown")
+        self.model = ConfigReader(own, path / CONFIG)
+        self.generation = read_config(path / GENERATION)
+        self.tokenizer = read_config(path / TOKENIZER)
         said = {name: v for name, v in self.generation.values.items() if v is not None}
-        usual = facts("usual").get(self.family, {})
+        usual = load_family_table("usual").get(self.family, {})
         # A default would stand in for a name that is misspelt
-        for name in (*usual, *names_of("generation_config"), *names_of("tokens")):
+        for name in (*usual, *load_table("generation_config"), *load_table("tokens")):
             self.model.get(name), self.generation.get(name)
-        self.config = Description({**usual, **own, **said}, path / CONFIG)
+        self.config = ConfigReader({**usual, **own, **said}, path / CONFIG)
         self.config.paths = dict.fromkeys(said, path / GENERATION)
 
     def weights_file(self) -> Path:
@@ -80,7 +85,7 @@ class Directory:
         for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
             if (self.path / name).is_file():
                 return self.path / name
-        other = by_name(self.path)
+        other = identify_by_name(self.path)
         only = f", only {other}, which is not read" if other else ""
         raise CheckpointError(
             f"{self.path}: the directory has neither {' nor '.join(WEIGHTS)}{only}"
@@ -106,38 +111,38 @@ class Directory:
     def rules(self, version: str, eos: int, vocab_size: int) -> TokenRules:
         """The rules about single tokens that a version of transformers takes from the files."""
         said = self.generation.values if self.generation.path.is_file() else None
-        table, name = effective(self.model.values, said, version)
-        return token_rules(table, lambda _: self.path / name, eos, vocab_size)
+        table, name = select_settings(self.model.values, said, version)
+        return parse_token_rules(table, lambda _: self.path / name, eos, vocab_size)
 
     def check_sizes(self, **sizes: int) -> None:
         """CheckpointError where the configuration gives another size than the weights have."""
         for name, size in sizes.items():
-            self.model.agree(name, size)
+            self.model.require_equal(name, size)
 
 
-def token_id(config: Description, name: str, default: int | None = None) -> int:
+def read_token_id(config: ConfigReader, name: str, default: int | None = None) -> int:
     """An id; some files have it as a list of one.  Of several end tokens, the first."""
     value = config.get(name)
     if isinstance(value, list) and (len(value) == 1 or (value and name == "eos_token_id")):
-        return Description({name: value[0]}, config.where(name)).number(name)
-    return config.number(name, default)
+        return ConfigReader({name: value[0]}, config.get_file(name)).get_int(name)
+    return config.get_int(name, default)
 
 
-def start_id(directory: Directory, default: int) -> int:
+def read_start_id(directory: Directory, default: int) -> int:
     """Return the first token of the decoder as transformers takes it from the files."""
     for name in ("decoder_start_token_id", "bos_token_id"):
         if directory.generation.get(name) is not None:
-            return token_id(directory.generation, name)
-    return token_id(directory.config, "decoder_start_token_id", default)
+            return read_token_id(directory.generation, name)
+    return read_token_id(directory.config, "decoder_start_token_id", default)
 
 
-def checkpoint(
+def make_checkpoint(
     directory: Directory,
     model: Transformer,
     vocabs: tuple[Vocab, Vocab],
     cutters: Mapping[str, Tokenizer],
     start: int,
-    added: AddedFiles,
+    added: AddedTokenFiles,
     **others: Any,
 ) -> Checkpoint:
     """Put together what was read of a directory, used as its configuration says.
@@ -156,26 +161,24 @@ def checkpoint(
     """
     config, (src, tgt) = directory.config, vocabs
     if not 0 <= start < len(tgt):
-        raise CheckpointError(
-            f"{config.where('decoder_start_token_id')}: decoder_start_token_id {start} is not in "
-            "the vocabulary"
-        )
-    eos = token_id(config, "eos_token_id")
-    rules = token_rules(config.values, config.where, eos, len(tgt))
+        file = config.get_file("decoder_start_token_id")
+        raise CheckpointError(f"{file}: decoder_start_token_id {start} is not in the vocabulary")
+    eos = read_token_id(config, "eos_token_id")
+    rules = parse_token_rules(config.values, config.get_file, eos, len(tgt))
     # The tokenizer's own tokens, where generation ends with or pads with others
     named = added.named(NAMED_T5)
     end, pad = src.ids.get(named["eos_token"], eos), src.ids.get(named["pad_token"], src.pad_id)
     src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
-    n = config.number("num_return_sequences", 1)
-    file = config.where("num_return_sequences")
+    n = config.get_int("num_return_sequences", 1)
+    file = config.get_file("num_return_sequences")
     note = Message.of(
         "num_return_sequences {0} of {1}: without effect; -{n_best} gives them",
         *(str(n), str(file)),
         n_best=n,
     )
     usual = dict(
-        never_ids=rules.never_ids,
-        notes=(note,) if n > 1 else (),
+        banned_ids=rules.banned_ids,
+        notices=(note,) if n > 1 else (),
         toolkit="transformers",
     )
     return Checkpoint(
@@ -187,7 +190,7 @@ def checkpoint(
         src_end=(end,),
         forced_eos=rules.forced_eos,
         rules={v: directory.rules(v, eos, len(tgt)) for v in VERSIONS},
-        version=config.label("transformers_version"),
+        version=config.get_label("transformers_version"),
         **{**usual, **others},
     )
 
@@ -198,21 +201,21 @@ def _read_part(path: Path) -> dict[str, Tensor]:
     return archive.check_state_dict(archive.load(path), path)
 
 
-# -- Words: pieces of sentencepiece, their ids, and added tokens -----------------------------------
+# -- Vocabulary: subwords, their IDs, and added tokens ---------------------------------------------
 
 
-def read_ids(path: Path) -> dict[int, str]:
+def read_vocab_json(path: Path) -> dict[int, str]:
     """The tokens by ID of a vocab.json.  CheckpointError unless IDs are 0, 1, ... once each."""
     ids = read_json(path)
     tokens = {i: text for text, i in ids.items() if type(i) is int}
     if not ids or set(tokens) != set(range(len(ids))):
         raise CheckpointError(f"{path}: its ids are not 0, 1, ... once each")
-    checked_tokens([*ids], path)
+    check_tokens([*ids], path)
     return tokens
 
 
 def make_vocab(
-    config: Description,
+    config: ConfigReader,
     tokens: Mapping[int, str],
     size: int,
     file_of: Callable[[int], Path],
@@ -235,27 +238,27 @@ def make_vocab(
     for i, text in tokens.items():
         if not 0 <= i < size:
             raise CheckpointError(
-                f"{file_of(i)}: {text[:50]!r} has the ID {shown(i)}, but the weights have {size} "
-                "rows"
+                f"{file_of(i)}: {text[:50]!r} has the ID {format_value(i)}, but the weights have "
+                f"{size} rows"
             )
-    eos, pad = token_id(config, "eos_token_id"), config.number("pad_token_id")
+    eos, pad = read_token_id(config, "eos_token_id"), config.get_int("pad_token_id")
     for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
         if i not in tokens:
-            file = config.where(name)
+            file = config.get_file(name)
             raise CheckpointError(f"{file}: {name} {i} is not in {file_of(i).name}")
     rows = [tokens.get(i, f"<unused {i}>") for i in range(size)]
-    checked_tokens(rows, file_of(eos))
+    check_tokens(rows, file_of(eos))
     unk = rows.index(unk_token) if unk_token in rows else None
     return Vocab(rows, eos_id=eos, pad_id=pad, unk_id=unk, language_ids=frozenset(languages))
 
 
-class Words:
+class TokenizerReader:
     """What a directory says of its words."""
 
     def __init__(self, directory: Directory, pattern: str):
         """pattern: of an added token that the family has."""
         self.directory, self.path, self.pattern = directory, directory.path, pattern
-        self.added = AddedFiles(self.path, directory.tokenizer)
+        self.added = AddedTokenFiles(self.path, directory.tokenizer)
         self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
         found = find_subword_model(self.path, lambda: self.added.fast.values, self.unk_token)
         if found is None:
@@ -283,8 +286,8 @@ class Words:
         for i, text in added.items():
             if tokens.setdefault(i, str(text)) != text:
                 raise CheckpointError(
-                    f"{self.path / file}: the added token {text[:50]!r} has the ID {shown(i)} of "
-                    f"{tokens[i][:50]!r}"
+                    f"{self.path / file}: the added token {text[:50]!r} has the ID "
+                    f"{format_value(i)} of {tokens[i][:50]!r}"
                 )
         return tokens
 
@@ -307,13 +310,13 @@ class Words:
         return PieceTokenizer(self.processor, added, to_target, silent, keeps_spaces)
 
 
-def language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:
+def find_language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:
     """Ids of the tokens that name a language, by the code in them: the group of the pattern."""
     matches = ((re.fullmatch(pattern, text), i) for i, text in sorted(tokens.items()))
     return {match[1]: i for match, i in matches if match}
 
 
-def default_language(description: Description, name: str, known: Mapping[str, int]) -> str:
+def read_default_language(description: ConfigReader, name: str, known: Mapping[str, int]) -> str:
     """The code that a description names, with or without the marks of its token; "" for none."""
     code = description.get(name)
     if not isinstance(code, str):

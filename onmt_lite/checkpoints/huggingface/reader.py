@@ -5,7 +5,7 @@ from pathlib import Path
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.huggingface import bart, t5
 from onmt_lite.checkpoints.huggingface.directory import CONFIG, Directory, LanguageCheck
-from onmt_lite.checkpoints.huggingface.formats import refuse_unread
+from onmt_lite.checkpoints.huggingface.formats import refuse_unsupported_model
 
 CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
 FAMILIES = {
@@ -24,7 +24,7 @@ def can_load(path: Path) -> bool:
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
     """Load a directory; raises what `check` raises too, see `Directory`."""
-    refuse_unread(path)
+    refuse_unsupported_model(path)
     directory = Directory(path, check)
     directory.weights_file()  # whether there are weights, before the rest is looked at
     return FAMILIES[directory.family](directory)

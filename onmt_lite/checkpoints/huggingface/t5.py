@@ -13,13 +13,13 @@ from onmt_lite.checkpoints.huggingface.added_tokens import NAMED_T5
 from onmt_lite.checkpoints.huggingface.directory import (
     ACTIVATIONS,
     Directory,
-    Words,
-    checkpoint,
-    language_ids,
+    TokenizerReader,
+    find_language_ids,
+    make_checkpoint,
     make_vocab,
-    start_id,
+    read_start_id,
 )
-from onmt_lite.checkpoints.weights import Weights, assemble_transformer, same_numbers
+from onmt_lite.checkpoints.weights import Weights, assemble_transformer, has_same_values
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.transformer import Transformer
 
@@ -34,30 +34,32 @@ OF_LANGUAGE = r"<2(\w+)>"  # MADLAD's: the language to translate into, before th
 
 def load(directory: Directory) -> Checkpoint:
     config = directory.config
-    words = Words(directory, OF_T5)
+    words = TokenizerReader(directory, OF_T5)
     tokens = words.with_added(dict(enumerate(words.pieces)))
-    ids = language_ids(tokens, OF_LANGUAGE)
+    ids = find_language_ids(tokens, OF_LANGUAGE)
     languages = Languages(ids, source="none", target="text") if ids else None
     directory.check(languages)
     model = _read_model(directory, directory.weights())
     # <extra_id_0> and so on, from the last one down, where no file lists them
     listed = words.own_ids or any(re.fullmatch(r"<extra_id_\d+>", t) for t in tokens.values())
     usual = SENTINELS if directory.family == "t5" else 0
-    n = 0 if listed else directory.tokenizer.number("extra_ids", usual)
+    n = 0 if listed else directory.tokenizer.get_int("extra_ids", usual)
     first = len(words.pieces)
     if first + n <= model.vocab_size:
         tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
     vocab = make_vocab(config, tokens, model.vocab_size, words.file_of, words.unk_token)
-    start = start_id(directory, config.number("pad_token_id"))
+    start = read_start_id(directory, config.get_int("pad_token_id"))
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(
-            f"{config.where('forced_bos_token_id')}: forced_bos_token_id is not supported for T5"
+            f"{config.get_file('forced_bos_token_id')}: forced_bos_token_id is not supported for T5"
         )
-    sentinels = [f"<extra_id_{i}>" for i in range(directory.tokenizer.number("extra_ids", usual))]
+    sentinels = [f"<extra_id_{i}>" for i in range(directory.tokenizer.get_int("extra_ids", usual))]
     added = words.added.cut(NAMED_T5, vocab.ids, sentinels)
     cutters = {"sentencepiece": words.tokenizer(vocab, added, [tokens[i] for i in ids.values()])}
     files = words.added
-    return checkpoint(directory, model, (vocab, vocab), cutters, start, files, languages=languages)
+    return make_checkpoint(
+        directory, model, (vocab, vocab), cutters, start, files, languages=languages
+    )
 
 
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
@@ -67,19 +69,19 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
     ours, factor = _tables(directory, weights)
     d_model = ours["tgt_embedding.token.weight"].size(1)
-    heads, width = config.number("num_heads"), config.number("d_kv", 64)
+    heads, width = config.get_int("num_heads"), config.get_int("d_kv", 64)
     if min(heads, width) < 1:
-        file = config.where("num_heads" if heads < 1 else "d_kv")
+        file = config.get_file("num_heads" if heads < 1 else "d_kv")
         raise CheckpointError(f"{file}: num_heads is {heads} and d_kv {width}, not above 0")
     gated_gelu = {"gated-gelu": "gelu_tanh"}
     kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
-    activation = config.choice("feed_forward_proj", kinds, usual)
-    gated = config.text("feed_forward_proj", usual).startswith("gated-")
+    activation = config.get_choice("feed_forward_proj", kinds, usual)
+    gated = config.get_str("feed_forward_proj", usual).startswith("gated-")
     weights.rename("t5")
     weights.tensors |= ours
     ours = weights.tensors
     for side in ("encoder", "decoder"):
-        bias = weights.take(f"{side}.{BIAS}")
+        bias = weights.pop(f"{side}.{BIAS}")
         layers = range(weights.count_layers(f"{side}."))
         ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
     for name in ours:
@@ -87,8 +89,8 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
             ours[name][: heads * width] *= width**0.5  # made of three: memory of its own
         elif name.endswith("cross_attn.q.weight"):
             ours[name] = ours[name] * width**0.5
-    ours["enc_norm.weight"] = weights.take("encoder.final_layer_norm.weight")
-    ours["dec_norm.weight"] = weights.take("decoder.final_layer_norm.weight") * factor
+    ours["enc_norm.weight"] = weights.pop("encoder.final_layer_norm.weight")
+    ours["dec_norm.weight"] = weights.pop("decoder.final_layer_norm.weight") * factor
     model = assemble_transformer(
         weights,
         config.path,
@@ -102,10 +104,10 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         ffn_bias=False,
         scale_embedding=False,
         norm="rms",
-        norm_eps=config.real("layer_norm_epsilon", 1e-6),
+        norm_eps=config.get_float("layer_norm_epsilon", 1e-6),
         relative="buckets",
-        relative_buckets=config.number("relative_attention_num_buckets", 32),
-        relative_limit=config.number("relative_attention_max_distance", 128),
+        relative_buckets=config.get_int("relative_attention_num_buckets", 32),
+        relative_limit=config.get_int("relative_attention_max_distance", 128),
     )
     cfg = model.cfg
     directory.check_sizes(
@@ -125,17 +127,17 @@ def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], 
     config = directory.model
     name = next((name for name in (SHARED, *TABLES) if name in weights), SHARED)
     for copy in TABLES:
-        if copy in weights and not same_numbers(weights.tensors[name], weights.tensors[copy]):
+        if copy in weights and not has_same_values(weights.tensors[name], weights.tensors[copy]):
             raise CheckpointError(f"{config.path}: embeddings of encoder and decoder differ")
-    weights.shape(name)
+    weights.get_shape(name)
     head = weights.tensors.get(HEAD)
-    own_head = head is not None and not same_numbers(weights.tensors[name], head)
-    table = weights.take(name)
+    own_head = head is not None and not has_same_values(weights.tensors[name], head)
+    table = weights.pop(name)
     ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
-    ours["output.weight"] = weights.take(HEAD) if own_head else table
+    ours["output.weight"] = weights.pop(HEAD) if own_head else table
     weights.drop("|".join(re.escape(n) for n in (SHARED, *TABLES, HEAD)))
     scales = False  # mT5 never does in transformers 5, not even with the shared table as its head
     if directory.family == "t5":
-        tied = config.flag("tie_word_embeddings", True)
-        scales = config.flag("scale_decoder_outputs", tied)
+        tied = config.get_bool("tie_word_embeddings", True)
+        scales = config.get_bool("scale_decoder_outputs", tied)
     return ours, table.size(1) ** -0.5 if scales else 1.0

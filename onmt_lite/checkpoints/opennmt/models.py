@@ -4,14 +4,14 @@ from typing import Any, cast
 
 import torch
 
-from onmt_lite.checkpoints.config_reader import Description, shown
+from onmt_lite.checkpoints.config_reader import ConfigReader, format_value
 from onmt_lite.checkpoints.weights import (
     Weights,
     assemble_convolution,
     assemble_transformer,
-    build,
+    build_model,
+    detect_position_layout,
     fold_weight_norm,
-    layout_of,
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution
@@ -29,7 +29,7 @@ RELATION = "encoder.transformer.0.self_attn.relative_attention_bias.weight"
 FEED_NORM = "encoder.transformer.0.feed_forward.layer_norm.weight"
 
 
-def build_transformer(weights: Weights, opt: Description) -> Transformer:
+def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
     """Build a Transformer.  Raises CheckpointError for missing, unknown or misshapen weights."""
     # The mask of later positions, before 1.0; norms that a parallel layer has but does not use
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
@@ -40,9 +40,9 @@ def build_transformer(weights: Weights, opt: Description) -> Transformer:
     return assemble_transformer(
         weights,
         opt.path,
-        heads=opt.number("heads", 8),
-        activation=opt.choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
-        norm_eps=opt.real("norm_eps", 1e-6),
+        heads=opt.get_int("heads", 8),
+        activation=opt.get_choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
+        norm_eps=opt.get_float("norm_eps", 1e-6),
         output_bias=True,
         **relation,
         **_alignment(opt, weights.count_layers("decoder.")),
@@ -50,42 +50,42 @@ def build_transformer(weights: Weights, opt: Description) -> Transformer:
     )
 
 
-def _alignment(opt: Description, n_layers: int) -> dict[str, int]:
+def _alignment(opt: ConfigReader, n_layers: int) -> dict[str, int]:
     """The heads that the model was made to align with, where it has the layer that is named."""
-    layer = opt.number("alignment_layer", n_layers)
+    layer = opt.get_int("alignment_layer", n_layers)
     if not -n_layers <= layer < n_layers:
         return {}
-    heads = max(0, opt.number("alignment_heads", 0))
+    heads = max(0, opt.get_int("alignment_heads", 0))
     return dict(report_layer=layer % n_layers + 1, report_heads=heads)
 
 
-def _relation(weights: Weights, opt: Description) -> dict[str, Any]:
+def _relation(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
     """Read max_relative_positions: the largest distance, -1 for rotary, -2 for ALiBi."""
-    limit = opt.number("max_relative_positions", 0)
+    limit = opt.get_int("max_relative_positions", 0)
     if RELATION in weights:
         return dict(relative="buckets", relative_limit=limit)
     if limit == -1:
         return dict(
             relative="rotary",
-            rotary_theta=opt.real("rotary_theta", 10000.0),
-            rotary_dim=opt.number("rotary_dim", 0),
-            rotary_interleave=opt.flag("rotary_interleave", True),
+            rotary_theta=opt.get_float("rotary_theta", 10000.0),
+            rotary_dim=opt.get_int("rotary_dim", 0),
+            rotary_interleave=opt.get_bool("rotary_interleave", True),
         )
     return dict(relative="alibi") if limit == -2 else {}
 
 
-def _positions(weights: Weights, opt: Description) -> dict[str, Any]:
+def _positions(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
     """Switches of the position vectors, whose tables are dropped where they can be computed."""
     names = [name for name in weights.tensors if name.endswith("_embedding.position")]
     if not names:
-        if not opt.flag("position_encoding"):
+        if not opt.get_bool("position_encoding"):
             return dict(positions="none", scale_embedding=False, max_positions=MAX_POSITIONS)
-        layout = opt.choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
+        layout = opt.get_choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
         return dict(positions=layout, max_positions=MAX_POSITIONS)
     for name in ("src_embedding.position", "tgt_embedding.position"):  # neither or both
-        weights.shape(name, n_dims=3)  # (P, 1, E)
+        weights.get_shape(name, n_dims=3)  # (P, 1, E)
         weights.tensors[name] = weights.tensors[name][:, 0]
-    layouts = {layout_of(weights.tensors[name]) for name in names}
+    layouts = {detect_position_layout(weights.tensors[name]) for name in names}
     if len(layouts) > 1 or "learned" in layouts:
         return {}
     rows = [len(weights.tensors.pop(name)) for name in names]
@@ -97,16 +97,16 @@ def _positions(weights: Weights, opt: Description) -> dict[str, Any]:
 GATES = {name: name for name in ("source", "target", "both")}
 
 
-def build_rnn(weights: Weights, opt: Description) -> Rnn:
+def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
     """Build a recurrent model, by its weights, and by options for what no weight shows."""
     attention = detect_attention(weights, "decoder.attn", opt, "global_attention")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
     # Trained, but unused: no version passes the coverage to the attention
     weights.drop(r"decoder\.attn\.linear_cover\.weight")
     weights.rename("opennmt_rnn")
-    n_src, d_src = weights.shape("encoder.embedding.weight")
-    n_tgt, d_tgt = weights.shape("decoder.embedding.weight")
-    rows, d = weights.shape("encoder.rnn.weight_hh_l0")
+    n_src, d_src = weights.get_shape("encoder.embedding.weight")
+    n_tgt, d_tgt = weights.get_shape("decoder.embedding.weight")
+    rows, d = weights.get_shape("encoder.rnn.weight_hh_l0")
     if rows not in (3 * d, 4 * d):
         raise CheckpointError(
             f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
@@ -117,7 +117,7 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         tgt_vocab_size=n_tgt,
         d_src_embedding=d_src,
         d_tgt_embedding=d_tgt,
-        d_model=weights.shape("decoder.cells.0.weight_hh")[1],
+        d_model=weights.get_shape("decoder.cells.0.weight_hh")[1],
         enc_layers=weights.count_layers("encoder.rnn.weight_hh_l"),
         dec_layers=weights.count_layers("decoder.cells."),
         cell="lstm" if rows == 4 * d else "gru",
@@ -126,12 +126,12 @@ def build_rnn(weights: Weights, opt: Description) -> Rnn:
         input_feed=input_feed,
         attention=attention,
         normaliser=read_attention_function(opt),
-        context_gate=opt.choice("context_gate", GATES) if has_gate else "none",
+        context_gate=opt.get_choice("context_gate", GATES) if has_gate else "none",
     )
-    return build(lambda: Rnn(RnnConfig(**fields)), weights)
+    return build_model(lambda: Rnn(RnnConfig(**fields)), weights)
 
 
-def detect_attention(weights: Weights, name: str, opt: Description, *options: str) -> Score:
+def detect_attention(weights: Weights, name: str, opt: ConfigReader, *options: str) -> Score:
     """Tell the kind of the attention `name` by its weights, which an option must not deny."""
     kind: Score = "none"
     if f"{name}.linear_context.weight" in weights:
@@ -143,15 +143,15 @@ def detect_attention(weights: Weights, name: str, opt: Description, *options: st
     said = next((opt.get(option) for option in options if opt.get(option)), kind)
     if said != kind:
         raise CheckpointError(
-            f"{opt.path}: {options[0]} is {shown(said)}, but the weights are of {kind!r}"
+            f"{opt.path}: {options[0]} is {format_value(said)}, but the weights are of {kind!r}"
         )
     return kind
 
 
-def read_attention_function(opt: Description) -> Normaliser:
+def read_attention_function(opt: ConfigReader) -> Normaliser:
     """Read the normaliser of all attention in the model."""
     choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
-    return opt.choice("global_attention_function", choices, "softmax")
+    return opt.get_choice("global_attention_function", choices, "softmax")
 
 
 # -- Convolutional models --------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def read_attention_function(opt: Description) -> Normaliser:
 CONVOLUTION = r"(encoder\.cnn\.layers|decoder\.conv_layers)\.\d+\.conv\."
 
 
-def build_cnn(weights: Weights, opt: Description) -> Convolution:
+def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
     """Build a convolutional model.  Raises CheckpointError where weights do not fit.
 
     A file has each convolution three times: as trained (`weight`, `bias`, of which V and b are
@@ -198,7 +198,7 @@ def split_copy_weights(weights: Weights) -> Weights:
 
 
 def add_copy_head(
-    model: Family, copying: Weights, opt: Description, src_vocab: Vocab, tgt_vocab: Vocab
+    model: Family, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Family:
     """Give the model a head that copies.  Raises CheckpointError where the weights do not fit.
 
@@ -207,7 +207,7 @@ def add_copy_head(
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
         raise CheckpointError(f"{opt.path}: copying needs padding and the unknown word as tokens")
     has_attention = any(name.startswith(ATTENTION) for name in copying.tensors)
-    if has_attention == (not isinstance(model, Rnn) or opt.flag("reuse_copy_attn")):
+    if has_attention == (not isinstance(model, Rnn) or opt.get_bool("reuse_copy_attn")):
         raise CheckpointError(
             f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
             "fit the kind of model"
@@ -228,5 +228,5 @@ def add_copy_head(
 
     copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only its weights on the source count
     copying.rename("opennmt_copying")
-    model.output = build(make, copying)
+    model.output = build_model(make, copying)
     return model

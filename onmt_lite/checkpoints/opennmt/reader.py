@@ -15,7 +15,11 @@ from torch import Tensor
 
 from onmt_lite.checkpoints import archive, fairseq, safetensors
 from onmt_lite.checkpoints.checkpoint import Checkpoint
-from onmt_lite.checkpoints.config_reader import Description, checked_tokens, refuse_options
+from onmt_lite.checkpoints.config_reader import (
+    ConfigReader,
+    check_tokens,
+    refuse_unsupported_options,
+)
 from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.checkpoints.weights import Weights
@@ -28,7 +32,7 @@ from onmt_lite.text.vocab import Vocab
 OTHERS = {"pytorch-lightning_version": "PyTorch Lightning", "model_state": "JoeyNMT"}
 PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 # By encoder_type and decoder_type
-FAMILIES: dict[tuple[str, str], Callable[[Weights, Description], Family]] = {
+FAMILIES: dict[tuple[str, str], Callable[[Weights, ConfigReader], Family]] = {
     ("transformer", "transformer"): opennmt.build_transformer,
     ("rnn", "rnn"): opennmt.build_rnn,
     ("brnn", "rnn"): opennmt.build_rnn,
@@ -48,9 +52,9 @@ def load(path: Path) -> Checkpoint:
             return fairseq.load_from_state(root, path)
         raise CheckpointError(f"{path}: {_describe(root)}")
     root.pop("optim", None)  # which is larger than the model
-    opt = Description(root["opt"], path)
-    refuse_options(opt, "OpenNMT-py")
-    kinds = opt.text("encoder_type", "rnn"), opt.text("decoder_type", "rnn")
+    opt = ConfigReader(root["opt"], path)
+    refuse_unsupported_options(opt, "OpenNMT-py")
+    kinds = opt.get_str("encoder_type", "rnn"), opt.get_str("decoder_type", "rnn")
     if kinds not in FAMILIES:
         reason = "encoder_type {!r:.30} with decoder_type {!r:.30} is not supported".format(*kinds)
         raise CheckpointError(f"{path}: OpenNMT-py: {reason}")
@@ -59,9 +63,9 @@ def load(path: Path) -> Checkpoint:
     copies = "generator.linear_copy.weight" in weights
     copying = opennmt.split_copy_weights(weights) if copies else None
     model: Any = FAMILIES[kinds](weights, opt)
-    both = opt.number("layers", -1) > 0  # overrides both sides'
+    both = opt.get_int("layers", -1) > 0  # overrides both sides'
     for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
-        opt.agree("layers" if both else name, n)
+        opt.require_equal("layers" if both else name, n)
     if copying is not None:
         model = opennmt.add_copy_head(model, copying, opt, src_vocab, tgt_vocab)
     used = opt.get("transforms")
@@ -152,7 +156,7 @@ def _find_tokens(stored: Any, path: Path) -> list[str]:
     """Find the list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
     for _ in range(8):  # deeper than any version holds it
         if isinstance(stored, list) and stored and isinstance(stored[0], str):
-            return checked_tokens(stored, path)
+            return check_tokens(stored, path)
         if isinstance(stored, list):  # several pairs are of word features
             stored = stored[0][1] if len(stored) == 1 and _is_pair(stored[0]) else None
         elif isinstance(stored, InertObject):

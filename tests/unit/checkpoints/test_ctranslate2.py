@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.checkpoint import Direction, Languages
+from onmt_lite.checkpoints.checkpoint import LanguagePair, Languages
 from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError, OptionError
@@ -183,7 +183,7 @@ class TestTokensAroundALine:
 
     def test_a_start_of_zeros_is_never_said(self):
         checkpoint = load_checkpoint(CT2 / "marian_int8")
-        assert checkpoint.start_id == 24 and checkpoint.never_ids == (24,)
+        assert checkpoint.start_id == 24 and checkpoint.banned_ids == (24,)
         assert checkpoint.src_vocab is not checkpoint.tgt_vocab or len(checkpoint.src_vocab) == 25
         model = checkpoint.model
         assert not model.tgt_embedding.token.weight[24].any()
@@ -207,7 +207,7 @@ class TestLanguages:
     def test_are_tokens_of_the_vocabulary(self, nllb):
         found = load_checkpoint(nllb)
         assert found.languages == Languages({"deu_Latn": 22, "eng_Latn": 23, "fra_Latn": 24})
-        assert (found.src_end, found.text_end, found.start_id) == ((), (2,), 2)
+        assert (found.src_end, found.raw_text_end, found.start_id) == ((), (2,), 2)
         (nllb / "tokenizer_config.json").write_text('{"src_lang": "fra_Latn"}')
         assert load_checkpoint(nllb).languages.default == ("fra_Latn", "")
 
@@ -256,7 +256,7 @@ class TestLanguages:
 
     def test_nllb_of_before_2023_has_the_language_behind_the_line(self, nllb):
         (nllb / "tokenizer_config.json").write_text('{"legacy_behaviour": true}')
-        frame = load_checkpoint(nllb).frame(Direction("deu_Latn", "eng_Latn"))
+        frame = load_checkpoint(nllb).get_special_tokens(LanguagePair("deu_Latn", "eng_Latn"))
         assert (frame.src_start, frame.src_end, frame.start) == ((), (2, 22), (2, 23))
 
     def test_language_before_the_text(self, nllb):
@@ -336,7 +336,7 @@ class TestPackagesOfArgosTranslate:
         (model / "shared_vocabulary.json").write_text(json.dumps(pieces), "utf-8")
         checkpoint = load_checkpoint(model)
         assert list(checkpoint.tokenizers) == ["space"]
-        assert checkpoint.missing == (str(model / "sentencepiece.model"),)
+        assert checkpoint.missing_files == (str(model / "sentencepiece.model"),)
         shutil.copy(HF / "source.spm", package / "sentencepiece.model")
         (package / "metadata.json").write_text("{}")
         for path in (package, model):
@@ -351,8 +351,8 @@ class TestPackagesOfArgosTranslate:
         (package / "metadata.json").write_text('{"target_prefix": "w7"}')
         checkpoint = load_checkpoint(package)
         i = plain.tgt_vocab.ids["w7"]
-        assert checkpoint.languages == Languages({"w7": i}, "none", default=Direction("", "w7"))
-        assert checkpoint.frame(Direction("", "w7")).start == (plain.start_id, i)
+        assert checkpoint.languages == Languages({"w7": i}, "none", default=LanguagePair("", "w7"))
+        assert checkpoint.get_special_tokens(LanguagePair("", "w7")).start == (plain.start_id, i)
         given = GIVEN | dict(tokenizer="space", search="opennmt", beam_size=1)
         (led,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=5)
         (package / "metadata.json").unlink()

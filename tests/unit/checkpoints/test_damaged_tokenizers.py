@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onmt_lite.checkpoints.huggingface.directory import read_ids
+from onmt_lite.checkpoints.huggingface.directory import read_vocab_json
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.sentencepiece_proto import convert_tokenizer_json
 from onmt_lite.checkpoints.subwords import read_sentencepiece
@@ -129,7 +129,7 @@ def test_ids_of_added_tokens(file, value, copy):
 def test_an_id_that_is_a_list(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
     with pytest.raises(CheckpointError, match="vocab.json: its ids are not 0, 1, ... once each"):
-        read_ids(tmp_path / "vocab.json")
+        read_vocab_json(tmp_path / "vocab.json")
 
 
 SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}

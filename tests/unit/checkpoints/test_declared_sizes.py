@@ -84,7 +84,7 @@ def test_our_format(name, relative, directory, tmp_path, computed):
 @pytest.mark.parametrize("path", swept(KINDS, DAILY), ids=lambda path: path.name)
 def test_other_kinds(path, monkeypatch, computed):
     """Each whole number in a description becomes large: refused, or of no matter."""
-    plain, seen, turned, large = config_reader.Description.__init__, [], 0, HUGE
+    plain, seen, turned, large = config_reader.ConfigReader.__init__, [], 0, HUGE
 
     def turning(self, values, path):
         values = dict(getattr(values, "state", values))
@@ -94,7 +94,7 @@ def test_other_kinds(path, monkeypatch, computed):
                 values[name] = large if len(seen) == turned else value
         plain(self, values, path)
 
-    monkeypatch.setattr(config_reader.Description, "__init__", turning)
+    monkeypatch.setattr(config_reader.ConfigReader, "__init__", turning)
     load_checkpoint(path)
     numbers = range(1, len(seen) + 1)
     for turned, large in itertools.product(numbers, (5000, HUGE)):  # noqa: B007 see `turning`

@@ -8,7 +8,7 @@ import torch
 from onmt_lite.checkpoints import archive, fairseq
 from onmt_lite.checkpoints.fairseq import _options, read_dictionary
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.checkpoints.shipped import model_files
+from onmt_lite.checkpoints.shipped import list_model_files
 from onmt_lite.config.files import check_distinct
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
@@ -104,8 +104,8 @@ class TestNumbers:
         """omegaconf 2.3.0; what is not in the model's options is in the task's."""
         path = DATA / "omegaconf_cfg.pt"
         options = _options(archive.load(path), path)
-        assert options.number("encoder_attention_heads") == 4
-        assert options.flag("encoder_normalize_before")
+        assert options.get_int("encoder_attention_heads") == 4
+        assert options.get_bool("encoder_normalize_before")
         assert (options.get("source_lang"), options.get("target_lang")) == ("xx", "aa")
 
 
@@ -113,7 +113,7 @@ class TestText:
     def test_start_end_and_what_is_never_said(self):
         checkpoint = load_checkpoint(TRAINED)
         assert (checkpoint.start_id, checkpoint.src_end, checkpoint.eos_id) == (2, (2,), 2)
-        assert (checkpoint.never_ids, checkpoint.toolkit) == ((1,), "fairseq")
+        assert (checkpoint.banned_ids, checkpoint.toolkit) == ((1,), "fairseq")
         assert checkpoint.src_vocab.encode(["w0", "<s>", "</s>", "nothing"])[1:] == [3, 3, 3]
 
     def test_languages_come_from_the_checkpoint(self):
@@ -229,7 +229,7 @@ class TestFiles:
         )
         assert checkpoint.src_vocab == expected.src_vocab
         assert checkpoint.tgt_vocab == expected.tgt_vocab
-        assert (checkpoint.toolkit, checkpoint.pair) == ("fairseq", expected.pair)
+        assert (checkpoint.toolkit, checkpoint.language_pair) == ("fairseq", expected.language_pair)
 
     def test_ensemble_of_files_averages_probabilities_as_in_fairseq(self, published):
         files = [str(published / name) for name in ("model1.pt", "model2.pt")]
@@ -259,7 +259,7 @@ class TestFiles:
         assert load_checkpoint(file).toolkit == "opennmt"
 
     def test_files_of_a_model_include_the_dictionaries(self, published):
-        names = [file.name for file in model_files(published / "model1.pt")]
+        names = [file.name for file in list_model_files(published / "model1.pt")]
         assert names == ["dict.aa.txt", "dict.xx.txt", "model1.pt"]
 
     def test_job_notices_a_changed_dictionary_when_resumed(self, published, tmp_path):

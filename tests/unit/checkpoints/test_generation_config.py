@@ -63,7 +63,7 @@ def test_defaults_alone_give_what_generate_returns(row, search, tmp_path):
             Translator.from_pretrained(tmp_path, **given)
         return
     translator = Translator.from_pretrained(tmp_path, **given)
-    eos, n_forced = translator.checkpoint.eos_id, translator.checkpoint.n_forced("")
+    eos, n_forced = translator.checkpoint.eos_id, translator.checkpoint.count_forced_tokens("")
     for translation, ids in zip(translator.translate(row["lines"]), row[search], strict=True):
         found, returned = translation.hyps[0], ids[1 + n_forced :]
         ended = eos in returned
@@ -161,7 +161,7 @@ class TestDefaults:
         copy = shutil.copytree(MARIAN, tmp_path / "copy")
         (copy / "generation_config.json").unlink()
         change(copy / "config.json", num_return_sequences=2, num_beams=4, max_length=5)
-        assert any("-n_best 2" in note for note in load_checkpoint(copy).notes)
+        assert any("-n_best 2" in note for note in load_checkpoint(copy).notices)
         assert resolved(copy).values["beam_size"] == 4
 
     @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ class TestDefaults:
 
     @settings(max_examples=150)
     @given(
-        st.sampled_from([n for table in TABLES for n in generation_config.names_of(table)]),
+        st.sampled_from([n for table in TABLES for n in generation_config.load_table(table)]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -284,12 +284,12 @@ class TestDefaults:
         change(copy / "generation_config.json", bad_words_ids=[[5], [7, 8]])
         change(other / "generation_config.json", bad_words_ids=[[6]], renormalize_logits=True)
         both = Translator.from_pretrained(model=[copy, other], tgt_lang="en_XX").checkpoint
-        assert both.rules_of("transformers-5").banned == ((5,), (6,), (7, 8))
-        assert not both.rules_of("transformers-5").renormalize  # as the first model says
+        assert both.get_token_rules("transformers-5").banned == ((5,), (6,), (7, 8))
+        assert not both.get_token_rules("transformers-5").renormalize  # as the first model says
 
     def test_banned_tokens_are_never_produced(self, copy):
         change(copy / "generation_config.json", bad_words_ids=[[5], [2]], suppress_tokens=[7])
-        assert load_checkpoint(copy).never_ids == (5, 7)  # the end is no bad word
+        assert load_checkpoint(copy).banned_ids == (5, 7)  # the end is no bad word
 
 
 def test_wrong_languages_are_found_before_weights_are_read(copy):

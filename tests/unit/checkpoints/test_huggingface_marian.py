@@ -278,17 +278,17 @@ class TestGeneration:
     def test_start_end_and_what_is_never_said(self):
         checkpoint = load_checkpoint(MARIAN)
         assert (checkpoint.start_id, checkpoint.src_end, checkpoint.eos_id) == (119, (0,), 0)
-        assert (checkpoint.never_ids, checkpoint.forced_eos) == ((119,), True)
+        assert (checkpoint.banned_ids, checkpoint.forced_eos) == ((119,), True)
         assert checkpoint.toolkit == "marian"
         assert checkpoint.model.max_positions == 64
 
     def test_generation_config_wins_and_may_be_absent(self, copy):
         change(copy / "generation_config.json", bad_words_ids=[[119], [7]], eos_token_id=[0])
-        assert load_checkpoint(copy).never_ids == (7, 119)
+        assert load_checkpoint(copy).banned_ids == (7, 119)
         (copy / "generation_config.json").unlink()
         change(copy / "config.json", forced_eos_token_id=None)
         checkpoint = load_checkpoint(copy)
-        assert (checkpoint.never_ids, checkpoint.forced_eos) == ((119,), False)
+        assert (checkpoint.banned_ids, checkpoint.forced_eos) == ((119,), False)
 
     def test_text_goes_through_both_models(self):
         translator = Translator.from_pretrained(MARIAN, device="cpu", threads=1)

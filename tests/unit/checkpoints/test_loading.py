@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.checkpoints import native, safetensors
-from onmt_lite.checkpoints.config_reader import shown
+from onmt_lite.checkpoints.config_reader import format_value
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
@@ -81,7 +81,7 @@ def nested(depth: int) -> list:
     ids=["list", "dict", "text", "whole", "huge", "none", "true", "half"],
 )
 def test_any_value_of_a_file_is_shown_in_a_few_words(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 class TestNative:
@@ -114,7 +114,7 @@ class TestNative:
         checkpoint = load_checkpoint(tiny_checkpoint)
         vocab = checkpoint.tgt_vocab
         assert (checkpoint.start_id, checkpoint.src_end) == (tiny.BOS, (tiny.EOS,))
-        assert set(checkpoint.never_ids) == {tiny.PAD, tiny.BOS}
+        assert set(checkpoint.banned_ids) == {tiny.PAD, tiny.BOS}
         assert (vocab.eos_id, vocab.unk_id, len(vocab)) == (tiny.EOS, tiny.UNK, tiny.VOCAB_SIZE)
         tokenizer = next(iter(checkpoint.tokenizers.values()))
         assert tokenizer.decode(tokenizer.encode(tiny.SENTENCES[0])) == tiny.SENTENCES[0]

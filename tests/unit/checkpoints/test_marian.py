@@ -97,7 +97,7 @@ class TestVocabulary:
 
     def test_start_and_end(self):
         checkpoint = load_checkpoint(NPZ / "opus")
-        assert (checkpoint.start_id, checkpoint.never_ids, checkpoint.src_end) == (26, (26,), (0,))
+        assert (checkpoint.start_id, checkpoint.banned_ids, checkpoint.src_end) == (26, (26,), (0,))
         assert checkpoint.src_vocab is checkpoint.tgt_vocab
 
     def test_rows_behind_the_last_token(self, opus):
@@ -186,7 +186,10 @@ class TestFiles:
         """Without them, a model of pieces asks for them."""
         file = opus / "opus.spm32k.vocab.yml"
         file.write_text(file.read_text("utf-8").replace('w1"', '▁w37"').replace('w2"', '▁w3"'))
-        assert load_checkpoint(opus).missing == (str(opus / "source.spm"), str(opus / "target.spm"))
+        assert load_checkpoint(opus).missing_files == (
+            str(opus / "source.spm"),
+            str(opus / "target.spm"),
+        )
         for side in ("source.spm", "target.spm"):
             shutil.copy(HF / side, opus / side)
         checkpoint = load_checkpoint(opus)

@@ -95,7 +95,7 @@ class TestVocabulary:
         assert tgt.tokens[:4] == ["<unk>", "<blank>", "<s>", "</s>"]
         assert src.tokens[:2] == ["<unk>", "<blank>"] and src.eos_id is None
         assert (src.unk_id, tgt.unk_id, tgt.eos_id, checkpoint.start_id) == (0, 0, 3, 2)
-        assert (checkpoint.src_end, checkpoint.never_ids) == ((), ())
+        assert (checkpoint.src_end, checkpoint.banned_ids) == ((), ())
         assert (checkpoint.toolkit, checkpoint.forced_eos) == ("opennmt", False)
 
     def test_every_way_they_were_stored(self):

@@ -56,7 +56,7 @@ def test_output_configurations_disagree_generation_config_counts(case, tmp_path)
     translator = load(path, target, search="transformers-5")
     checkpoint, wanted = translator.checkpoint, case["rows"]
     assert source_ids(translator, case["sources"]) == [ids for ids, _ in wanted]
-    eos, n_forced = checkpoint.eos_id, checkpoint.n_forced("")
+    eos, n_forced = checkpoint.eos_id, checkpoint.count_forced_tokens("")
     for translation, (_, returned) in zip(translator.translate(case["sources"]), wanted):
         ids = returned[1 + n_forced :]
         ended = eos in ids

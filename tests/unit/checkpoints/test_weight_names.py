@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from onmt_lite.checkpoints.config_reader import tables_in
-from onmt_lite.checkpoints.weight_names import names_of, translate
+from onmt_lite.checkpoints.config_reader import load_yaml
+from onmt_lite.checkpoints.weight_names import load_weight_names, translate_name
 from onmt_lite.checkpoints.weights import Weights, dequantize
 from onmt_lite.checkpoints.writing import rename_weights
 from onmt_lite.errors import CheckpointError
 
-MODELS = [name for name in tables_in("weight_names.yaml") if name != "ctranslate2_switches"]
+MODELS = [name for name in load_yaml("weight_names.yaml") if name != "ctranslate2_switches"]
 D = 4
 QKV = [f"encoder.layers.1.self_attn.{x}_proj.weight" for x in "qkv"]
 
@@ -33,7 +33,7 @@ def weights_of(**tensors: torch.Tensor) -> Weights:
     ],
 )  # fmt: skip
 def test_name_of_a_weight_is_found_in_the_table(model, theirs, ours):
-    assert translate(theirs, names_of(model).ours)[0] == ours
+    assert translate_name(theirs, load_weight_names(model).ours)[0] == ours
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_name_of_a_weight_is_found_in_the_table(model, theirs, ours):
     ["encoder.layers.3.fc1.lora_A", "encoder.layers.fc1.bias", "encoder.layers.x.fc1.bias", "x"],
 )
 def test_name_that_the_table_lacks_is_not_translated(name):
-    assert translate(name, names_of("fairseq").ours) == []
+    assert translate_name(name, load_weight_names("fairseq").ours) == []
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_our_names_translate_back_to_the_first_of_each_version(model):
-    names = names_of(model)
+    names = load_weight_names(model)
     for ours, stack in names.theirs.items():
         for theirs in stack:
             assert names.ours[theirs] == [ours, *stack]

@@ -61,10 +61,10 @@ def test_the_curve_is_logistic():
         log_probs = [x for text in texts for x in text]
         mean, n_tokens = sum(log_probs) / len(log_probs), len(log_probs)
         odds = math.exp(3.0 + 6.0 * mean) * math.sqrt(n_tokens)
-        found = curve.of([hyp(*text) for text in texts])
+        found = curve.estimate([hyp(*text) for text in texts])
         assert found == pytest.approx(odds / (1 + odds), abs=1e-12)
-        assert curve.at(curve.threshold(n_tokens), n_tokens) == pytest.approx(0.5)
-    assert curve.of([Hypothesis("", [], 0.0, 0.0, [], False)]) is None
+        assert curve.probability(curve.threshold(n_tokens), n_tokens) == pytest.approx(0.5)
+    assert curve.estimate([Hypothesis("", [], 0.0, 0.0, [], False)]) is None
 
 
 @settings(max_examples=30)

@@ -129,13 +129,13 @@ def test_a_description_whose_languages_are_no_pair(tiny_checkpoint, tmp_path, en
 
 
 def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tmp_path):
-    assert load_checkpoint(tiny_checkpoint).pair == ("", "")
+    assert load_checkpoint(tiny_checkpoint).language_pair == ("", "")
     native.update_manifest(pair, {}, Unknown(), None)
-    assert load_checkpoint(pair).pair == ("de", "en")
+    assert load_checkpoint(pair).language_pair == ("de", "en")
     options = load_calibrate_options(["-model", "a", "-valid", "b", "-languages", "xx", "yy"])[0]
     changed = with_options(load_checkpoint(pair), options)
-    native.update_manifest(pair, {}, Unknown(), None, pair=changed.pair)
-    assert load_checkpoint(pair).pair == ("xx", "yy")
+    native.update_manifest(pair, {}, Unknown(), None, pair=changed.language_pair)
+    assert load_checkpoint(pair).language_pair == ("xx", "yy")
     assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")
     for words in (["de"], ["de", "en", "fr"]):
         with pytest.raises(OptionError, match="languages: give two codes"):
@@ -145,20 +145,20 @@ def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tm
 def test_other_toolkits_say_their_languages_too(tmp_path):
     """fairseq's checkpoint; Marian's directory, unless its lines begin with a language."""
     fairseq = load_checkpoint(CHECKPOINTS / "switches" / "fairseq_pre_norm")
-    assert fairseq.pair == ("xx", "aa")
+    assert fairseq.language_pair == ("xx", "aa")
     path = shutil.copytree(CHECKPOINTS / "hf" / "marian", tmp_path / "marian")
     change(path / "tokenizer_config.json", source_lang="de", target_lang="en")
-    assert load_checkpoint(path).pair == ("de", "en")
+    assert load_checkpoint(path).language_pair == ("de", "en")
     with pytest.raises(OptionError, match=ONLY.format("de", "en")):
         Translator.from_pretrained(path, device="cpu", tgt_lang="fr")
     words = (path / "vocab.json").read_text("utf-8")
     (path / "vocab.json").write_text(words.replace('"▁w7"', '">>fra<<"'), "utf-8")
-    assert load_checkpoint(path).pair == ("", "")
+    assert load_checkpoint(path).language_pair == ("", "")
     (path / "vocab.json").write_text(words, "utf-8")
     change(path / "tokenizer_config.json", source_lang=None)
-    assert load_checkpoint(path).pair == ("", "")
+    assert load_checkpoint(path).language_pair == ("", "")
 
 
 def test_an_ensemble_has_the_pair_of_all_its_models(pair, tiny_checkpoint):
-    assert load_checkpoints([pair, pair]).pair == ("de", "en")
-    assert load_checkpoints([pair, tiny_checkpoint]).pair == ("", "")
+    assert load_checkpoints([pair, pair]).language_pair == ("de", "en")
+    assert load_checkpoints([pair, tiny_checkpoint]).language_pair == ("", "")

@@ -289,9 +289,9 @@ class TestTranslating:
         pairs = zip(translator.translate(self.LINES), twice.translate(self.LINES))
         for one, other in pairs:
             assert [h.tokens for h in one.hyps] == [h.tokens for h in other.hyps]
-        for of_probs in (True, False):
-            mixed = combine([plain, copying], ["a", "b"], of_probs=of_probs)
-            assert mixed.model.copies == of_probs
+        for avg_raw_probs in (True, False):
+            mixed = combine([plain, copying], ["a", "b"], avg_raw_probs=avg_raw_probs)
+            assert mixed.model.copies == avg_raw_probs
             said = Translator(mixed, translator.options).translate(self.LINES)
             tokens = {token for t in said for hyp in t.hyps for token in hyp.tokens}
-            assert bool(tokens - set(TGT_VOCAB.tokens)) == of_probs
+            assert bool(tokens - set(TGT_VOCAB.tokens)) == avg_raw_probs

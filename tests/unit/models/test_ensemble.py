@@ -30,15 +30,15 @@ SRC, LENGTHS = torch.tensor([[5, 6, 7, 8], [9, 10, 1, 1]]), torch.tensor([4, 2])
 TGT = torch.tensor([[2, 7, 8, 9], [2, 11, 12, 3]])
 MEANS = {
     "log_probs": {},
-    "probs": {"of_probs": True},
+    "probs": {"avg_raw_probs": True},
     "weighted": {"weights": [1.0, 2.0, 3.0, 4.0, 0.5]},
-    "weighted_probs": {"of_probs": True, "weights": [1.0, 2.0, 3.0, 4.0, 0.5]},
+    "weighted_probs": {"avg_raw_probs": True, "weights": [1.0, 2.0, 3.0, 4.0, 0.5]},
 }
 # Three models of one training set: two with RNNs, one convolutional
 FILES = [DATA / f"m12_{name}_step_2.pt" for name in ("grumlp", "nofeed", "cnn")]
 
 
-def mean_by_hand(rows: list[list[float]], of_probs=False, weights=None) -> list[float]:
+def mean_by_hand(rows: list[list[float]], avg_raw_probs=False, weights=None) -> list[float]:
     """Logits of each model for one next token -> what the ensemble says."""
     weights = weights or [1.0] * len(rows)
     probs = []
@@ -48,7 +48,7 @@ def mean_by_hand(rows: list[list[float]], of_probs=False, weights=None) -> list[
     means = []
     for of_models in zip(*probs, strict=True):
         pairs = list(zip(weights, of_models, strict=True))
-        if of_probs:
+        if avg_raw_probs:
             mean = sum(w * p for w, p in pairs) / sum(weights)
             means.append(math.log(mean) if mean else -math.inf)
         elif min(of_models) == 0:
@@ -87,11 +87,11 @@ def test_a_word_that_only_one_member_can_copy():
     plain, copying = random_models.make_rnn(), random_models.make_copying_rnn("general")
     ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
     copied = copying.forward(copying.encode(SRC, LENGTHS, ids), TGT)[:, :, 40:]
-    for of_probs in (False, True):
-        ensemble = Ensemble([plain, copying], of_probs=of_probs)
+    for avg_raw_probs in (False, True):
+        ensemble = Ensemble([plain, copying], avg_raw_probs=avg_raw_probs)
         found = ensemble.forward(ensemble.encode(SRC, LENGTHS, ids), TGT)
         assert found.size(2) == 42
-        expected = copied - math.log(2) if of_probs else torch.full_like(copied, -math.inf)
+        expected = copied - math.log(2) if avg_raw_probs else torch.full_like(copied, -math.inf)
         torch.testing.assert_close(found[:, :, 40:], expected, atol=ATOL, rtol=0)
 
 
@@ -131,12 +131,12 @@ class TestTranslating:
         assert [h.score for h in b.hyps] == pytest.approx([h.score for h in a.hyps], abs=ATOL)
 
     @pytest.mark.parametrize("search", ["opennmt", "opennmt-3"])
-    @pytest.mark.parametrize("of_probs", [False, True])
-    def test_scores_can_be_checked(self, pair, of_probs, search):
+    @pytest.mark.parametrize("avg_raw_probs", [False, True])
+    def test_scores_can_be_checked(self, pair, avg_raw_probs, search):
         """The search's log_prob is the teacher-forced one, and that of the members by hand.
 
         3.5.1 makes its mean sum to one again: it averages logits before its softmax."""
-        options = dict(search=search, avg_raw_probs=of_probs, device="cpu", tokenizer="space")
+        options = dict(search=search, avg_raw_probs=avg_raw_probs, device="cpu", tokenizer="space")
         translator = Translator.from_pretrained(model=pair, **options)
         vocabs = translator.checkpoint.src_vocab, translator.checkpoint.tgt_vocab
         for t, hyp in ended(translator.translate(LINES, n_best=3)):
@@ -146,11 +146,11 @@ class TestTranslating:
             src, out = torch.tensor([[*src, tiny.EOS]]), [*tgt, tiny.EOS]
             fed, lengths = torch.tensor([[tiny.BOS, *tgt]]), torch.tensor([src.size(1)])
             rows = [m.forward(m.encode(src, lengths), fed)[0] for m in translator.model.members]
-            if search == "opennmt-3" and not of_probs:
+            if search == "opennmt-3" and not avg_raw_probs:
                 steps = torch.stack(rows).mean(0).log_softmax(-1).tolist()
             else:
                 by_step = torch.stack(rows, 1).tolist()  # (T, members, V)
-                steps = [mean_by_hand(step, of_probs) for step in by_step]
+                steps = [mean_by_hand(step, avg_raw_probs) for step in by_step]
             by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
             assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
 
@@ -266,8 +266,8 @@ class TestWhatFits:
 
     def test_what_one_may_not_produce_none_does(self):
         one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
-        pair = [dataclasses.replace(one, never_ids=(i,)) for i in (2, 1)]
-        assert combine(pair, ["x", "y"]).never_ids == (1, 2)
+        pair = [dataclasses.replace(one, banned_ids=(i,)) for i in (2, 1)]
+        assert combine(pair, ["x", "y"]).banned_ids == (1, 2)
 
     def test_one_weight_for_each_model(self):
         with pytest.raises(OptionError, match="3 weights for 2 models"):

@@ -222,7 +222,7 @@ class TestWhatCounts:
 
     def test_infinite_scores_of_a_model_that_does_not_normalise(self):
         translator = make_translator([INFINITE])
-        translator.pipeline.checkpoint = replace(translator.checkpoint, sums_to_one=False)
+        translator.pipeline.checkpoint = replace(translator.checkpoint, needs_log_softmax=False)
         (found,) = results(translator, ["s0 s0"], beam_size=2)
         assert is_blank(found)
 

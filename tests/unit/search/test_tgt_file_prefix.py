@@ -106,7 +106,7 @@ class TestGivenTokens:
             while len(log_probs) < len(hyp.token_log_probs):
                 read = torch.tensor([[tiny.BOS, *tokens]])
                 logits = model.forward(model.encode(src, lengths), read)[0].float()
-                if translator.checkpoint.sums_to_one:
+                if translator.checkpoint.needs_log_softmax:
                     logits = logits.log_softmax(1)
                 if not log_probs:
                     log_probs = [logits[i, y].item() for i, y in enumerate(tokens)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite import Translator
-from onmt_lite.checkpoints.checkpoint import Direction, Languages
+from onmt_lite.checkpoints.checkpoint import LanguagePair, Languages
 from onmt_lite.inference.postprocess import judged
 from onmt_lite.inference.records import NOTHING, Translation
 from onmt_lite.text.numbers import LONG, differing, of_word
@@ -372,7 +372,7 @@ def test_only_what_the_model_made_is_judged(translator):
     right, checkpoint = replace(hyp, text="2 eggs"), translator.checkpoint
 
     def noted(*hyps, **fields):
-        return judged(Translation(0, "2 Eier", [*hyps], **fields), checkpoint, Direction()).notes
+        return judged(Translation(0, "2 Eier", [*hyps], **fields), checkpoint, LanguagePair()).notes
 
     assert noted(hyp, right, notes=("capitals",)) == ("capitals", "numbers")
     assert noted(right, hyp) == ()
@@ -400,10 +400,10 @@ def test_languages_are_those_of_the_model_the_options_or_the_line(translator):
 
     def noted(text, direction, **fields):
         checkpoint = replace(translator.checkpoint, **fields)
-        return judged(Translation(0, text, [hyp]), checkpoint, Direction(*direction)).notes
+        return judged(Translation(0, text, [hyp]), checkpoint, LanguagePair(*direction)).notes
 
-    assert noted("3 Kinder", ("", ""), pair=Direction("de", "de")) == ("numbers",)
-    assert noted("3 Kinder", ("", ""), pair=Direction("de", "xxx")) == ()
+    assert noted("3 Kinder", ("", ""), language_pair=LanguagePair("de", "de")) == ("numbers",)
+    assert noted("3 Kinder", ("", ""), language_pair=LanguagePair("de", "xxx")) == ()
     assert noted("3 Kinder", ("xxx", "deu"), languages=languages) == ("numbers",)
     assert noted("3 Kinder", ("deu", "xxx"), languages=languages) == ()
     assert noted(">>xxx<< 3 Kinder", ("xxx", "deu"), languages=languages) == ()
