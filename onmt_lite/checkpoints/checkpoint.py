@@ -182,9 +182,9 @@ class Checkpoint:
         return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab, str.upper)
 
     @property
-    def attends(self) -> bool:
+    def has_attention(self) -> bool:
         """Whether the attention that the model returns says anything."""
-        return self.model.attends
+        return self.model.has_attention
 
     @property
     def aligns_late(self) -> bool:
@@ -219,7 +219,7 @@ def describe(checkpoint: Checkpoint, name: str) -> str:
     default, *others = checkpoint.tokenizers
     facts = {
         "written by": f"{TOOLKITS[checkpoint.toolkit]} {checkpoint.version}".rstrip(),
-        "family": type(model).__name__ + " that copies source words" * model.copies,
+        "family": type(model).__name__ + " that copies source words" * model.has_copy_mechanism,
         "sizes": _sizes(model),
         "parameters": f"{n_parameters:,}",
         "longest line": f"{model.max_positions:,} tokens",

@@ -31,7 +31,7 @@ from onmt_lite.checkpoints.weights import (
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.convolution import Convolution
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -248,7 +248,7 @@ def _positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
     for name in POSITIONS:  # where one side alone is learned, the other one becomes a table too
         if stored and name not in weights:
             rows, d_model = stored[0]
-            weights.tensors[name] = sinusoids(rows, d_model, "fairseq")
+            weights.tensors[name] = make_sinusoids(rows, d_model, "fairseq")
     is_computed = not options.get_bool("no_token_positional_embeddings")
     layout = "fairseq" if is_computed else "none"
     return dict(positions=layout, position_offset=OFFSET, max_positions=n)

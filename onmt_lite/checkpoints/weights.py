@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from onmt_lite.checkpoints.weight_names import load_weight_names, translate_name
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.convolution import Convolution, ConvolutionConfig, Layer
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.convolution import ConvLayer, Convolution, ConvolutionConfig
+from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 
 # Tolerances of position tables computed in float32, where large positions lose digits
@@ -154,7 +154,7 @@ def detect_position_layout(table: Tensor) -> str:
     """
     n, d = table.shape
     for layout in ("interleaved", "concat", "fairseq") if d % 2 == 0 else ():
-        error = (table.float() - sinusoids(n, d, layout)).abs()
+        error = (table.float() - make_sinusoids(n, d, layout)).abs()
         if error[:FIRST_ROWS].max() < ATOL_FIRST and error.max() < ATOL:
             return layout
     return "learned"
@@ -238,7 +238,7 @@ def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
     heads, d_ff = max(cfg.heads, cfg.dec_heads), max(cfg.d_ff, cfg.dec_d_ff)
     if (
         {table.shape[-1] for table in tables} != {cfg.d_model}
-        or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.width) > widest
+        or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.head_dim) > widest
         or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
     ):
         raise CheckpointError(f"{weights.path}: sizes in its description do not fit the weights")
@@ -331,7 +331,7 @@ def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> 
         for i in range(weights.count_layers(f"{side}.convolutions.")):
             n_rows, kernel, _ = weights.get_shape(f"{side}.convolutions.{i}.weight", 3)
             attends = f"{side}.attentions.{i}.inward.weight" in weights
-            layers.append(Layer(n_rows // 2, kernel, attends))
+            layers.append(ConvLayer(n_rows // 2, kernel, attends))
         sizes[side] = tuple(layers)
     return build_model(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
 

@@ -26,7 +26,7 @@ from onmt_lite.checkpoints.subwords import SIDE_MODELS
 from onmt_lite.checkpoints.weight_names import load_weight_names, translate_name
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 from onmt_lite.text.vocab import Vocab
@@ -65,8 +65,8 @@ def _described(cfg: TransformerConfig, target: str) -> dict[str, Any]:
 def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
     """Return the model.  Raises CheckpointError if the format cannot hold it."""
     model = checkpoint.model
-    if not isinstance(model, Transformer) or model.copies:
-        kind = type(model).__name__ + " that copies" * model.copies
+    if not isinstance(model, Transformer) or model.has_copy_mechanism:
+        kind = type(model).__name__ + " that copies" * model.has_copy_mechanism
         raise CheckpointError(
             f"only a Transformer can be written for {target}, this is a {kind}; give another model"
         )
@@ -189,8 +189,8 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
     }
     tables[CONFIG] = ids | {
         **_described(cfg, "Marian"),
-        "decoder_attention_heads": cfg.of_decoder.heads,
-        "decoder_ffn_dim": cfg.of_decoder.d_ff,
+        "decoder_attention_heads": cfg.decoder_config.heads,
+        "decoder_ffn_dim": cfg.decoder_config.d_ff,
         "activation_function": ACTIVATION_NAMES[cfg.activation],
     }
     return tables
@@ -248,8 +248,8 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         f"the {'gated ' * cfg.gated_ffn}activation {cfg.activation}": (
             (cfg.activation, cfg.gated_ffn) not in ACTIVATIONS_AND_GATES
         ),
-        "heads of the decoder other than the encoder's": cfg.of_decoder.heads != cfg.heads,
-        "d_ff of the decoder other than the encoder's": cfg.of_decoder.d_ff != cfg.d_ff,
+        "heads of the decoder other than the encoder's": cfg.decoder_config.heads != cfg.heads,
+        "d_ff of the decoder other than the encoder's": cfg.decoder_config.d_ff != cfg.d_ff,
         "no token for padding or unknown words": None
         in (src.pad_id, src.unk_id, tgt.pad_id, tgt.unk_id),
         "no start token": tgt.bos_id is None,
@@ -292,7 +292,7 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
             rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
             ours[name] = torch.cat([table, rest])[:, None]
     elif cfg.positions != "none":
-        table = sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
+        table = make_sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
         ours |= dict.fromkeys(tables, table[offset:, None])
     if cfg.parallel_residual:  # a norm that is not used
         for i in range(cfg.dec_layers):

@@ -11,7 +11,7 @@ from onmt_lite.config.search_options import AttentionOptions
 from onmt_lite.inference.records import Example, Hypothesis, Pairs, SearchResult, Translation
 from onmt_lite.inference.runner import Runner
 from onmt_lite.inference.search_setup import SearchConfig
-from onmt_lite.models.base import LAST_LAYER, Heads
+from onmt_lite.models.base import LAST_LAYER, HeadSelection
 from onmt_lite.text.tokenizers import word_of_each
 
 
@@ -89,7 +89,7 @@ class Aligner:
         return [[] if w is None else w.argmax(1).tolist() for w in found]
 
     def weights(
-        self, targets: Sequence[Example], heads: Heads, options: TranslateOptions
+        self, targets: Sequence[Example], heads: HeadSelection, options: TranslateOptions
     ) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its line's own tokens for the T tokens of its
         target and the end token; None if either is missing."""
@@ -126,9 +126,9 @@ def distinct_texts(hyps: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(texts.values())
 
 
-def heads_of(attention: AttentionOptions) -> Heads:
+def heads_of(attention: AttentionOptions) -> HeadSelection:
     """The attention that aligns."""
-    return Heads(attention.alignment_layer, attention.alignment_heads)
+    return HeadSelection(attention.alignment_layer, attention.alignment_heads)
 
 
 def pairs_of(sources: Sequence[int]) -> Pairs:

@@ -40,7 +40,7 @@ class ExampleMaker:
         if SPACER not in "".join(self.tokenizer.encode("a a")):
             problem = "{unknown}: needs lines that sentencepiece cuts; leave it out"
             raise OptionError(Message.of(problem, unknown=rule))
-        if rule == "copy" and not checkpoint.attends:
+        if rule == "copy" and not checkpoint.has_attention:
             problem = "{unknown}: the model has no attention; set unknown to drop"
             raise OptionError(Message.of(problem, unknown=rule))
         unknown = checkpoint.unknown
@@ -160,7 +160,7 @@ class ExampleMaker:
         self, tokens: list[str], before: list[int], after: list[int]
     ) -> tuple[list[int] | None, tuple[str, ...]]:
         """For a model that copies: see `Example`."""
-        if not tokens or not self.checkpoint.model.copies:
+        if not tokens or not self.checkpoint.model.has_copy_mechanism:
             return None, ()
         src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
         around = [

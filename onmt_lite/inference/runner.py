@@ -18,8 +18,8 @@ from onmt_lite.inference.postprocess import Renderer, total
 from onmt_lite.inference.records import NOTHING, Example, SearchResult
 from onmt_lite.inference.runtime import Budget, Room, placed
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
-from onmt_lite.models.base import AnyModel, EncoderDecoder, Heads
-from onmt_lite.models.cuda_graphs import CudaRecorder, giving_back, with_graphs
+from onmt_lite.models.base import AnyModel, EncoderDecoder, HeadSelection
+from onmt_lite.models.cuda_graphs import CudaGraphCapture, release_graphs_on_oom, use_cuda_graphs
 from onmt_lite.search.beam import NOT_A_NUMBER, Beam
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.slots import pad_lists
@@ -65,7 +65,7 @@ class Runner:
         self.model: EncoderDecoder = checkpoint.model
         self.searched: AnyModel = self.model  # as searches run it: a GPU records its steps
         if device.type == "cuda":
-            self.searched = with_graphs(self.model, CudaRecorder(device))
+            self.searched = use_cuda_graphs(self.model, CudaGraphCapture(device))
         # Waiting sentences join a batch.  A GPU would idle with few; a CPU is faster with batches
         # that shrink (docs/design.md)
         self.refills = device.type == "cuda"
@@ -141,7 +141,7 @@ class Runner:
         spec = replace(config.spec, track_attention=aligns)
         # A GPU that refills is at a step of one batch while the host reads that of another
         n_joint, n_batches = (len(group), 2) if self._joins(config) else (n_slots, 1)
-        with giving_back(model):
+        with release_graphs_on_oom(model):
             for start, part in parts_of(group, n_joint):
                 observer = on_step = None
                 if self.observe is not None and any(example.line.traced for example in part):
@@ -184,7 +184,9 @@ class Runner:
             model, *given, self.needs_log_softmax, copied, self.budget.scored_logits
         )
 
-    def attend(self, examples: Sequence[Example], heads: Heads, alone: bool) -> list[Tensor | None]:
+    def attend(
+        self, examples: Sequence[Example], heads: HeadSelection, alone: bool
+    ) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its source for the T tokens of its target and
         the end token; None if either side is missing.  `alone`: no batches."""
 

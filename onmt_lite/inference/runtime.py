@@ -16,7 +16,7 @@ from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.linear import kernel_for, pack
+from onmt_lite.models.linear import assign_kernels, choose_kernel
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.processor import LEAST_WIDTH
@@ -84,7 +84,7 @@ def placed(
         keep_memory()
         members = getattr(model, "members", [model])
         if all(isinstance(m, Transformer) for m in members):
-            kernels = kernel_for(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
+            kernels = choose_kernel(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
@@ -94,9 +94,9 @@ def placed(
         module: Any = model
         if not in_place:
             module = copy.deepcopy(model, {id(w): w for w in weights} if stay else {})
-        pack(module, "")
+        assign_kernels(module, "")
         module.to(device, dtype)
-        pack(module, kernels, release)
+        assign_kernels(module, kernels, release)
         module.kernels, module.released = kernels, release and kernels == "int8"
         return module
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.translate_checks import FORCED_AND_SAMPLED, explain_missing_option
 from onmt_lite.errors import Message, OptionError
 from onmt_lite.inference.records import Example
-from onmt_lite.models.base import Heads
+from onmt_lite.models.base import HeadSelection
 from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.search.sampling import derive_line_seed
@@ -222,7 +222,7 @@ def needs_log_softmax(options: TranslateOptions, checkpoint: Checkpoint) -> bool
 def check_attention(options: TranslateOptions, checkpoint: Checkpoint) -> None:
     """OptionError for options that need attention, or a layer of it, that the model lacks."""
     layer = options.attention.alignment_layer
-    if not checkpoint.model.has(Heads(layer)):
+    if not checkpoint.model.has_heads(HeadSelection(layer)):
         problem = "{alignment_layer}: the model's decoder has no such layer; -1 is its last"
         raise OptionError(Message.of(problem, alignment_layer=layer))
     wanted = {"replace_unk": options.text.replace_unk}
@@ -230,7 +230,7 @@ def check_attention(options: TranslateOptions, checkpoint: Checkpoint) -> None:
     wanted["attn_debug"] = options.attention.attn_debug
     wanted["coverage_penalty"] = options.search.coverage_penalty != "none"
     names = [name for name, is_wanted in wanted.items() if is_wanted]
-    if names and not checkpoint.attends:
+    if names and not checkpoint.has_attention:
         raise OptionError(f"{', '.join(names)}: the model has no attention; leave it out")
 
 

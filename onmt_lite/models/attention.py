@@ -12,7 +12,7 @@ from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import AnyNorm, Linear
-from onmt_lite.models.positions import RELATIONS
+from onmt_lite.models.positions import RELATIVE_POSITIONS
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class Packing:
         """mask (B, 1, S): of a `Memory`."""
         self.shape = mask.size(0), mask.size(2)
         self.places = (mask.flatten() == 0).nonzero().flatten()  # (N,)
-        self.pays = 0 < len(self.places) < mask.numel()  # there is padding, and a token
+        self.has_padding = 0 < len(self.places) < mask.numel()  # there is padding, and a token
 
     def pack(self, x: Tensor) -> Tensor:
         """x (B, S, D) -> (1, N, D)."""
@@ -59,11 +59,11 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Sight:
+class SelfAttentionInputs:
     """Which keys queries see, and at which distance; the same in all layers."""
 
     mask: Tensor | None  # added to the scores, broadcast to (N, H, T, S); None: all are seen
-    relative: Any = None  # made by `Relation.prepare` of their positions
+    relative: Any = None  # made by `RelativePositions.prepare` of their positions
     packing: Packing | None = None  # set if layers are given tokens without padding
     # For kernels: where each sentence of these tokens begins, and the end (B + 1,)
     starts: Tensor | None = None
@@ -77,14 +77,14 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
         n_parts = self.heads + 2 * self.kv_heads
-        self.qkv = Linear(cfg.d_model, n_parts * cfg.width, bias=cfg.attn_bias)
-        self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
-        self.relation = RELATIONS[cfg.relative](cfg, causal)
+        self.qkv = Linear(cfg.d_model, n_parts * cfg.head_dim, bias=cfg.attn_bias)
+        self.out = Linear(cfg.heads * cfg.head_dim, cfg.d_model, bias=cfg.attn_bias)
+        self.relation = RELATIVE_POSITIONS[cfg.relative](cfg, causal)
 
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        inputs: SelfAttentionInputs,
         cache: KeyValueCache | None = None,
         layer: int = 0,
         norm: AnyNorm | None = None,
@@ -95,53 +95,53 @@ class SelfAttention(nn.Module):
         With a cache T counts the K hypotheses of a sentence, all at the same position.
         """
         parts = self.qkv(x, norm)  # (N, T, (H + 2G) d)
-        if sight.starts is not None:
-            context = kernels.attend_self(parts[0], sight.starts, self.heads, self.kv_heads)[None]
-        elif sight.past is not None and cache is not None:
-            context = cache.look_back(layer, parts, sight.past, self.heads)
+        if inputs.starts is not None:
+            context = kernels.attend_self(parts[0], inputs.starts, self.heads, self.kv_heads)[None]
+        elif inputs.past is not None and cache is not None:
+            context = cache.attend_cached(layer, parts, inputs.past, self.heads)
         else:
-            context = self._attend(parts, sight, cache, layer)
+            context = self._attend(parts, inputs, cache, layer)
         return self.out(context, residual=residual)
 
     def _attend(
-        self, parts: Tensor, sight: Sight, cache: KeyValueCache | None, layer: int
+        self, parts: Tensor, inputs: SelfAttentionInputs, cache: KeyValueCache | None, layer: int
     ) -> Tensor:
         """Queries, keys and values (N, T, (H + 2G) d) -> context (N, T, H d)."""
-        if sight.packing is not None:
-            parts = sight.packing.pad(parts)
+        if inputs.packing is not None:
+            parts = inputs.packing.pad(parts)
         n, t, _ = parts.shape
         parts = parts.view(n, t, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)  # (N, H or G, T, d)
-        q, k = (self.relation.turn(part, sight.relative) for part in (q, k))
+        q, k = (self.relation.rotate(part, inputs.relative) for part in (q, k))
         if cache is None:
             k = k.transpose(-2, -1)
         else:
             k, v = cache.append(layer, k, v)
-        mask, bias = sight.mask, self.relation.bias(q, sight.relative)
+        mask, bias = inputs.mask, self.relation.compute_bias(q, inputs.relative)
         if bias is not None:
             mask = bias if mask is None else bias + mask
         context, weights = attend(q, k, v, mask)  # (N, H, T, d), (N, H, T, S)
-        more = self.relation.context(weights, sight.relative)
+        more = self.relation.compute_context(weights, inputs.relative)
         context = context if more is None else context + more
         context = context.transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
-        return context if sight.packing is None else sight.packing.pack(context)
+        return context if inputs.packing is None else inputs.packing.pack(context)
 
 
 @dataclass(frozen=True)
-class Bank:
+class CrossAttentionInputs:
     """The memory bank as one layer attends to it.
 
     keys (B, G, d, S), values (B, G, S, d)
     mask (B, 1, 1, S)  0 on tokens, -inf on padding
     lengths (B,)       in tokens, if kernels are to be used
-    is_wanted          whether somebody reads the weights
+    needs_weights          whether somebody reads the weights
     """
 
     keys: Tensor
     values: Tensor
     mask: Tensor
     lengths: Tensor | None = None
-    is_wanted: bool = True
+    needs_weights: bool = True
 
 
 class CrossAttention(nn.Module):
@@ -150,9 +150,9 @@ class CrossAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        self.q = Linear(cfg.d_model, cfg.heads * cfg.width, bias=cfg.attn_bias)
-        self.kv = Linear(cfg.d_model, 2 * self.kv_heads * cfg.width, bias=cfg.attn_bias)
-        self.out = Linear(cfg.heads * cfg.width, cfg.d_model, bias=cfg.attn_bias)
+        self.q = Linear(cfg.d_model, cfg.heads * cfg.head_dim, bias=cfg.attn_bias)
+        self.kv = Linear(cfg.d_model, 2 * self.kv_heads * cfg.head_dim, bias=cfg.attn_bias)
+        self.out = Linear(cfg.heads * cfg.head_dim, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
         """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d), both contiguous, or
@@ -165,7 +165,7 @@ class CrossAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        bank: Bank,
+        bank: CrossAttentionInputs,
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -179,7 +179,7 @@ class CrossAttention(nn.Module):
         q, weights = self.q(x, norm), None  # (B, T, H d)
         if bank.lengths is not None:
             pair = bank.keys, bank.values
-            context, weights = kernels.attend_memory(q, *pair, bank.lengths, bank.is_wanted)
+            context, weights = kernels.attend_memory(q, *pair, bank.lengths, bank.needs_weights)
         else:
             q = q.view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
             context, weights = attend(q, bank.keys, bank.values, bank.mask)

@@ -13,25 +13,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 M = TypeVar("M")  # an encoded batch: each family has a class of its own
-Places = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
+IndexPairs = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows and sentences of a batch that go on, and their order; made once a step, with `of`.
+    """The rows and sentences of a batch that go on, and their order; made once a step.
 
-    Tensors with an entry per row follow it through `of_rows`, tensors with an entry per sentence
-    through `of_sentences`.  No call waits for the device.
+    Tensors with an entry per row follow it through `gather_rows`, tensors with an entry per
+    sentence through `gather_sentences`.  No call waits for the device.
     """
 
     rows: Tensor  # (B', K'), the old row that each new row continues; from R on, rows that join
     slots: tuple[int, ...] | None = None  # the old sentence in each place; None: all stay
-    moved: Places | None = None  # sentences that change their place
-    joined: Places | None = None  # sentences that join, numbered from 0, and their places
-    n_places: int | None = None  # sentences that tensors have room for; None: those that run
+    moved: IndexPairs | None = None  # sentences that change their place
+    joined: IndexPairs | None = None  # sentences that join, numbered from 0, and their places
+    n_slots: int | None = None  # sentences that tensors have room for; None: those that run
 
     @classmethod
-    def of(cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None) -> "Selection":
+    def build(
+        cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None
+    ) -> "Selection":
         """n_sentences: B of the old batch.  slots: the old sentence that each line of `rows`
         continues; from B on, sentences that join."""
         if slots is None:
@@ -40,13 +42,13 @@ class Selection:
         joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
         places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
         if moved or joined:
-            places = sent(places.contiguous(), rows.device)
+            places = upload(places.contiguous(), rows.device)
         n = len(moved)
         of_moved = (places[0, :n], places[1, :n]) if moved else None
         of_joined = (places[0, n:], places[1, n:]) if joined else None
         return cls(rows, tuple(slots), of_moved, of_joined)
 
-    def of_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
+    def gather_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
         """Select x, rows along `dim`, as a copy: what belongs to a row is small.
 
         fresh: the same of rows that join; the smaller tensor is padded with zeros.
@@ -55,10 +57,10 @@ class Selection:
             x = torch.cat(_padded_alike(x, fresh, dim, 0.0), dim)
         return x.index_select(dim, self.rows.reshape(-1))
 
-    def of_sentences(
+    def gather_sentences(
         self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
     ) -> Tensor:
-        """Select x, sentences along `dim`; `fresh` as in `of_rows`, padded with `fill`.
+        """Select x, sentences along `dim`; `fresh` as in `gather_rows`, padded with `fill`.
 
         Writes in place: a sentence that keeps its place costs nothing.  By indexing, since
         index_select first copies all of a tensor that is a part of a larger one; on a CPU one
@@ -68,8 +70,8 @@ class Selection:
             return x
         if fresh is not None:
             x, fresh = _padded_alike(x, fresh, dim, fill)
-        n_places = self.n_places or len(self.slots)
-        x = with_room(x, dim, n_places)
+        n_slots = self.n_slots or len(self.slots)
+        x = pad_to_size(x, dim, n_slots)
         by_sentence = x.movedim(dim, 0)
         if self.moved is not None:
             to, old = self.moved
@@ -85,15 +87,15 @@ class Selection:
         if self.joined is not None and fresh is not None:
             to, new = self.joined
             by_sentence[to] = fresh.movedim(dim, 0)[new]
-        return x if x.size(dim) == n_places else x.narrow(dim, 0, n_places)
+        return x if x.size(dim) == n_slots else x.narrow(dim, 0, n_slots)
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def upload(x: Tensor, device: torch.device) -> Tensor:
     """Send x to the device without waiting for it."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
-def with_room(x: Tensor, dim: int, n: int) -> Tensor:
+def pad_to_size(x: Tensor, dim: int, n: int) -> Tensor:
     """Return x with n entries along `dim` at least, zeros where it had none."""
     n_more = n - x.size(dim)
     if n_more <= 0:
@@ -120,14 +122,14 @@ class LogitStats:
     """What the kernel of the output layer computes along with the logits (R, V).
 
     log_z (R,)             their log-sum-exp
-    block_max (R, blocks)  maxima of blocks of `block_of(V)` columns; the last may be narrower
+    block_max (R, blocks)  maxima of blocks of `block_width(V)` columns; the last may be narrower
     """
 
     log_z: Tensor
     block_max: Tensor
 
 
-def block_of(vocab_size: int) -> int:
+def block_width(vocab_size: int) -> int:
     """The width of blocks of logits: about as many columns as there are blocks in a row."""
     return 1 << min(vocab_size.bit_length() // 2, 9)
 
@@ -151,14 +153,14 @@ S = TypeVar("S", bound=State)
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadSelection:
     """Attention heads of one decoder layer, whose mean is returned; None: as the model has it."""
 
     layer: int | None = None  # from 0, or from the end, -1 being the last
     n_heads: int | None = None  # from the first; 0: all
 
 
-LAST_LAYER = Heads(-1, 1)
+LAST_LAYER = HeadSelection(-1, 1)
 
 
 class EncoderDecoder(Protocol[M, S]):
@@ -175,10 +177,10 @@ class EncoderDecoder(Protocol[M, S]):
     def device(self) -> torch.device: ...
 
     @property
-    def copies(self) -> bool: ...
+    def has_copy_mechanism(self) -> bool: ...
 
     @property
-    def attends(self) -> bool: ...  # whether the attention that is returned says anything
+    def has_attention(self) -> bool: ...  # whether the attention that is returned says anything
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
@@ -205,11 +207,11 @@ class EncoderDecoder(Protocol[M, S]):
         """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
         ...
 
-    def has(self, heads: Heads) -> bool:
+    def has_heads(self, heads: HeadSelection) -> bool:
         """Whether there is such a layer; a model with one attention has nothing to choose."""
         ...
 
-    def attention(self, memory: M, tgt: Tensor, heads: Heads) -> Tensor:
+    def compute_attention(self, memory: M, tgt: Tensor, heads: HeadSelection) -> Tensor:
         """Decoder input tgt (B, T), start token first -> the attention (B, T, S), in float32, with
         which the token after each position is made."""
         ...
@@ -227,7 +229,7 @@ class Constant:
     def __init__(self, numbers: Tensor):
         self.numbers = numbers
 
-    def on(self, device: torch.device) -> Tensor:
+    def to(self, device: torch.device) -> Tensor:
         if self.numbers.device != device:
             self.numbers = self.numbers.to(device)
         return self.numbers

@@ -10,12 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import Selection, with_room
+from onmt_lite.models.base import Selection, pad_to_size
 from onmt_lite.models.kernels import bindings as kernels
 
 FIRST_CAPACITY = 12  # steps
-CLEARED_LATER = 64  # steps after which each round has FIRST_CAPACITY more
-WAITLESS = ("cpu",)  # devices whose numbers the host reads without waiting
+STEPS_PER_GROWTH = 64  # steps after which each round has FIRST_CAPACITY more
+SYNC_FREE_DEVICES = ("cpu",)  # devices whose numbers the host reads without waiting
 
 
 class KeyValueCache:
@@ -39,8 +39,8 @@ class KeyValueCache:
         """Empty, for the sentences and heads of memory_keys: L x (B, H, d, S)."""
         self.like, self.n_layers = memory_keys[0].new_empty(0), len(memory_keys)
         n, self.heads, self.width, _ = memory_keys[0].shape
-        self.fixed, self.has_places = self.like.device.type not in WAITLESS, has_places
-        self.n_places, self.beam_size = n, 1
+        self.fixed, self.has_places = self.like.device.type not in SYNC_FREE_DEVICES, has_places
+        self.n_slots, self.beam_size = n, 1
         self.length = self.capacity = 0  # N, and the largest N before buffers are full
         self.born = [0] * n  # n_written when each sentence joined
         self.n_written = 0  # entries of a sentence ever written
@@ -106,14 +106,14 @@ class KeyValueCache:
         masks = self.masks[: len(self.born)]
         return kernels.find_past(masks.reshape(-1, masks.size(-1)), self.length)
 
-    def look_back(
+    def attend_cached(
         self, layer: int, parts: Tensor, past: tuple[Tensor, Tensor], heads: int
     ) -> Tensor:
         """`append` and attention to a row's own past in one kernel: queries, keys and values
         (B, K, (H + 2G) d) -> context (B, K, H d)."""
         keys, values = self._of_layer(layer, len(parts))
         newest = self.length - self.beam_size
-        return kernels.look_back(parts, keys, values, newest, past, heads)
+        return kernels.attend_cached(parts, keys, values, newest, past, heads)
 
     def _of_layer(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """Keys and values of b sentences, both (b, H, capacity, d)."""
@@ -139,7 +139,7 @@ class KeyValueCache:
         n_fresh, n_before = len(fresh.born) if fresh else 0, len(self.born)
         b, k = selection.rows.shape
         if not self.n_written:
-            self.born, self.n_places, self.beam_size = [0] * b, selection.n_places or b, k
+            self.born, self.n_slots, self.beam_size = [0] * b, selection.n_slots or b, k
             return
         if self.turned:
             self._turn(n_before)
@@ -155,11 +155,11 @@ class KeyValueCache:
             self._move_sentences(selection)
         past = self.masks[:n_before].flatten(0, 2)
         joining = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
-        rows = selection.of_rows(past, joining).view(b, 1, k, -1)
+        rows = selection.gather_rows(past, joining).view(b, 1, k, -1)
         if not self.fixed:
             self.masks = rows
             return
-        if not same_rows or len(self.masks) < self.n_places:
+        if not same_rows or len(self.masks) < self.n_slots:
             self.masks = self._new_mask()
         self.masks[:b] = rows
 
@@ -171,24 +171,24 @@ class KeyValueCache:
         self.parents.copy_(self.unturned)
 
     def _move_sentences(self, selection: Selection) -> None:
-        self.n_places = selection.n_places or len(self.born)
+        self.n_slots = selection.n_slots or len(self.born)
         if self.places is not None:
-            self.places = selection.of_sentences(self.places)
+            self.places = selection.gather_sentences(self.places)
         for buffers in (self.keys, self.values):
             for i, buffer in enumerate(buffers):
-                buffers[i] = with_room(buffer, 1, self.n_places)
+                buffers[i] = pad_to_size(buffer, 1, self.n_slots)
                 entries = buffers[i][..., : self.length, :]
-                selection.of_sentences(entries, dim=1)
+                selection.gather_sentences(entries, dim=1)
                 if selection.joined is not None:  # a sentence that left may have had NaN there
                     entries.index_fill_(1, selection.joined[0], 0.0)
 
     def _new_mask(self) -> Tensor:
         """Masks by which all entries so far are everybody's past."""
-        shape = self.n_places, 1, self.beam_size, self.capacity
+        shape = self.n_slots, 1, self.beam_size, self.capacity
         masks = self.like.new_full(shape, -math.inf, dtype=torch.float32)
         masks[..., : self.length] = 0.0
         if self.fixed:
-            n_rows = self.n_places * self.beam_size
+            n_rows = self.n_slots * self.beam_size
             self.unturned = torch.arange(n_rows, device=self.like.device)
             self.parents = self.unturned.clone()
         return masks
@@ -199,12 +199,12 @@ class KeyValueCache:
         order = self._kept() if self.length else None  # (B, n)
         n = self.length = 0 if order is None else order.size(1)
         self.capacity = self._room_beside(n)
-        sizes = self.in_one, self.n_places, self.heads, self.capacity, self.width
+        sizes = self.in_one, self.n_slots, self.heads, self.capacity, self.width
         # A GPU attends to entries that nobody has written: 0 * NaN would be NaN
         new_buffer = self.like.new_zeros if self.fixed else self.like.new_empty
         self.masks = self._new_mask()
         if self.has_places:
-            self.places = self.like.new_zeros(self.n_places, self.capacity, dtype=torch.long)
+            self.places = self.like.new_zeros(self.n_slots, self.capacity, dtype=torch.long)
         if order is None:
             self.keys = [new_buffer(sizes) for _ in self.keys]
             self.values = [new_buffer(sizes) for _ in self.values]
@@ -230,7 +230,7 @@ class KeyValueCache:
         if self.fixed:
             n_steps = -(-(n + max(FIRST_CAPACITY * k, n // 2)) // k)
             return k << (n_steps - 1).bit_length()
-        return n + FIRST_CAPACITY * (1 + self.n_written // k // CLEARED_LATER) * k
+        return n + FIRST_CAPACITY * (1 + self.n_written // k // STEPS_PER_GROWTH) * k
 
     def _kept(self) -> Tensor:
         """The entries to keep of each sentence (B, n): on a CPU as many as the most that one has;
@@ -263,4 +263,4 @@ class RunningSums:
         return (total.view(x.shape) / self.counts).to(x.dtype)
 
     def select(self, selection: Selection, fresh: "RunningSums | None") -> None:
-        self.sums = selection.of_rows(self.sums, fresh.sums if fresh else None, 1)
+        self.sums = selection.gather_rows(self.sums, fresh.sums if fresh else None, 1)

@@ -92,11 +92,11 @@ class TransformerConfig:
             raise ValueError("config: relative_buckets does not fit relative_limit")
 
     @property
-    def width(self) -> int:
+    def head_dim(self) -> int:
         """Dimensions of a head."""
         return self.head_width or self.d_model // self.heads
 
     @property
-    def of_decoder(self) -> "TransformerConfig":
+    def decoder_config(self) -> "TransformerConfig":
         """The same with the decoder's own heads and d_ff."""
         return replace(self, heads=self.dec_heads or self.heads, d_ff=self.dec_d_ff or self.d_ff)

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from onmt_lite.models.base import Selection
 from onmt_lite.models.positions import Embedding
-from onmt_lite.models.seq2seq import DecoderState, Family, Head, Memory, padding_mask
+from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqModel, padding_mask
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 NO_LIMIT = 100_000
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConvLayer:
     """A convolution."""
 
     d: int  # of its output
     kernel: int
-    attends: bool = False  # whether attention follows it (decoder)
+    has_attention: bool = False  # whether attention follows it (decoder)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class ConvolutionConfig:
     tgt_vocab_size: int
     d_src_embedding: int
     d_tgt_embedding: int
-    encoder: tuple[Layer, ...]
-    decoder: tuple[Layer, ...]
+    encoder: tuple[ConvLayer, ...]
+    decoder: tuple[ConvLayer, ...]
     bottleneck: bool = True
     d_out: int = 0
     src_positions: int = 0  # rows of the position table; 0: positions are not embedded
@@ -67,7 +67,7 @@ class ConvolutionConfig:
 
     def __post_init__(self) -> None:
         """ValueError for what cannot be built, whoever wrote it."""
-        if not self.encoder or not any(layer.attends for layer in self.decoder):
+        if not self.encoder or not any(layer.has_attention for layer in self.decoder):
             raise ValueError("config: needs a layer in the encoder and attention in the decoder")
         if not self.bottleneck and {layer.d for layer in self.decoder} != {self.encoder[-1].d}:
             raise ValueError("config: without a bottleneck all layers are of one width")
@@ -90,13 +90,13 @@ class ConvolutionState(DecoderState[ConvolutionMemory]):
 
     def select_rows(self, selection: Selection, fresh: "ConvolutionState | None") -> None:
         joining = fresh.buffers if fresh else [None] * len(self.buffers)
-        self.buffers = [selection.of_rows(*pair) for pair in zip(self.buffers, joining)]
+        self.buffers = [selection.gather_rows(*pair) for pair in zip(self.buffers, joining)]
 
 
 class GatedConvolution(nn.Module):
     """A convolution over positions and the gated linear unit of Dauphin et al. 2017."""
 
-    def __init__(self, d_in: int, layer: Layer):
+    def __init__(self, d_in: int, layer: ConvLayer):
         super().__init__()
         self.kernel = layer.kernel
         self.weight = nn.Parameter(torch.zeros(2 * layer.d, layer.kernel, d_in))
@@ -123,7 +123,7 @@ class MultiStepAttention(nn.Module):
     def forward(
         self, x: Tensor, target: Tensor, memory: ConvolutionMemory
     ) -> tuple[Tensor, Tensor]:
-        """Layer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S)."""
+        """ConvLayer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S)."""
         query = (self.inward(x) + target) * SQRT_HALF  # (B, T, A)
         scores = query @ memory.bank.transpose(1, 2)  # (B, T, S)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
@@ -135,7 +135,7 @@ class Stack(nn.Module):
     """Embeddings and gated convolutions of one side."""
 
     def __init__(
-        self, cfg: ConvolutionConfig, layers: Sequence[Layer], vocab_size: int, e: int, n: int
+        self, cfg: ConvolutionConfig, layers: Sequence[ConvLayer], vocab_size: int, e: int, n: int
     ):
         """e: width of the embeddings; n: rows of the position table."""
         super().__init__()
@@ -180,7 +180,7 @@ class Decoder(Stack):
         super().__init__(cfg, cfg.decoder, cfg.tgt_vocab_size, e, cfg.tgt_positions)
         self.attentions = nn.ModuleDict()  # by the numbers of their layers
         for i, layer in enumerate(cfg.decoder):
-            if layer.attends:
+            if layer.has_attention:
                 width = e if cfg.bottleneck else layer.d
                 self.attentions[str(i)] = MultiStepAttention(layer.d, width, cfg)
         self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
@@ -214,7 +214,7 @@ class Decoder(Stack):
         return self.outward(x), attn
 
 
-class Convolution(Family[ConvolutionMemory, ConvolutionState]):
+class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):
     """Encoder, decoder and head."""
 
     def __init__(self, cfg: ConvolutionConfig):
@@ -223,12 +223,12 @@ class Convolution(Family[ConvolutionMemory, ConvolutionState]):
         self.vocab_size = cfg.tgt_vocab_size
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
         d_out = cfg.d_out if cfg.bottleneck else cfg.decoder[-1].d
-        self.output = Head(d_out, cfg.tgt_vocab_size)
+        self.output = OutputLayer(d_out, cfg.tgt_vocab_size)
         sides = self.encoder.embedding, self.decoder.embedding
         tables = [side.position for side in sides if side.position is not None]
         self.max_positions = min([NO_LIMIT, *(len(t) - cfg.position_offset for t in tables)])
 
-    def read(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
+    def run_encoder(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         return self.encoder(src, src_lengths)
 
     def init_state(self, memory: ConvolutionMemory) -> ConvolutionState:

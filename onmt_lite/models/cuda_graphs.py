@@ -2,8 +2,8 @@
 
 A kernel that Python launches takes the host about 8 microseconds, and a step has more than a
 hundred, each of which may take the GPU less.  A graph launches all of them at once.  The tensors
-that it reads and writes must keep their addresses, so each running state has a `Lane`, which holds
-them, and shapes come in few sizes:
+that it reads and writes must keep their addresses, so each running state has its own
+`GraphBuffers`, and shapes come in few sizes:
 
     sentences     eighths of a power of two; places after the last sentence hold what was there
     source        multiples of 32 tokens, see `onmt_lite.search.slots`
@@ -26,10 +26,10 @@ from onmt_lite.models.base import AnyModel
 from onmt_lite.system.log import LOG
 
 Step: TypeAlias = Callable[[], tuple[Tensor, Tensor]]  # returns hidden states and attention
-Recorder: TypeAlias = Callable[[Step], Step]
+CaptureFn: TypeAlias = Callable[[Step], Step]
 
 
-class CudaRecorder:
+class CudaGraphCapture:
     """Records a step as a CUDA graph, whose replay writes its results to the same tensors."""
 
     def __init__(self, device: torch.device):
@@ -48,7 +48,7 @@ class CudaRecorder:
         return replay
 
 
-class Lane:
+class GraphBuffers:
     """Memory that holds the tensors of one running state, and the graphs that use it."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Lane:
 
     def settle(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
         """Move the state's tensors here; return a tensor (n_rows,) that begins with tokens (R,)."""
-        for i, (holder, name, x) in enumerate(tensors_of(state), start=1):
+        for i, (holder, name, x) in enumerate(iterate_tensors(state), start=1):
             if x.numel() and x is not self.homes.get(i):
                 self.homes[i] = holder[name] = self._home(i, x.shape, x)
                 self.homes[i].copy_(x)
@@ -81,24 +81,24 @@ class StepGraphs:
     their kernels; the second is recorded.  If that fails, all run as they are, and the log says so.
     """
 
-    def __init__(self, recorder: Recorder):
+    def __init__(self, recorder: CaptureFn):
         self.recorder = recorder
-        self.lanes: list[Lane] = []
+        self.lanes: list[GraphBuffers] = []
         self.fails = False
 
     def run(
         self, advance: Callable[..., tuple[Tensor, Tensor]], tokens: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Call `Family.advance`, or replay it; the results hold until any state's next step."""
+        """Run or replay `Seq2SeqModel.advance`; results are valid until any state's next step."""
         lane, n = self._lane(state), state.n_sentences
-        n_run, beam_size = rounded_up(n), len(tokens) // n
+        n_run, beam_size = round_up(n), len(tokens) // n
         inputs = lane.settle(state, tokens, n_run * beam_size)  # (n_run * K,)
-        step = partial(advance, inputs, state.first(n_run))
+        step = partial(advance, inputs, state.view_first(n_run))
         shapes = n_run, *(x.shape for x in lane.homes.values())
         hidden, attn = self._recorded(lane, shapes, step)()
         return hidden[:n], attn[:n]  # (B, K, D), (B, K, S)
 
-    def _recorded(self, lane: Lane, shapes: Any, step: Step) -> Step:
+    def _recorded(self, lane: GraphBuffers, shapes: Any, step: Step) -> Step:
         """The graph of the step, recorded now if it is the second of these shapes; or the step."""
         if self.fails or shapes not in lane.steps:
             lane.steps[shapes] = None
@@ -116,21 +116,21 @@ class StepGraphs:
                 return step
         return recorded
 
-    def _lane(self, state: Any) -> Lane:
+    def _lane(self, state: Any) -> GraphBuffers:
         """The lane of a state; a new state takes that of a state that is gone."""
-        if state.lane is None:
+        if state.graph_buffers is None:
             free = [lane for lane in self.lanes if lane.owner() is None]
             if not free:
-                free = [Lane()]
+                free = [GraphBuffers()]
                 self.lanes += free
-            state.lane = free[0]
-            state.lane.owner = weakref.ref(state)
-        return state.lane
+            state.graph_buffers = free[0]
+            state.graph_buffers.owner = weakref.ref(state)
+        return state.graph_buffers
 
 
-def with_graphs(model: AnyModel, recorder: Recorder) -> AnyModel:
+def use_cuda_graphs(model: AnyModel, recorder: CaptureFn) -> AnyModel:
     """A copy that shares the weights and replays its steps; the model itself if it cannot."""
-    if not getattr(model, "can_record", False):
+    if not getattr(model, "supports_cuda_graphs", False):
         return model
     own: Any = copy.copy(model)
     own.graphs = StepGraphs(recorder)
@@ -138,7 +138,7 @@ def with_graphs(model: AnyModel, recorder: Recorder) -> AnyModel:
 
 
 @contextlib.contextmanager
-def giving_back(model: AnyModel) -> Iterator[None]:
+def release_graphs_on_oom(model: AnyModel) -> Iterator[None]:
     """Drop the memory that graphs keep for later if memory runs out inside."""
     try:
         yield
@@ -149,17 +149,17 @@ def giving_back(model: AnyModel) -> Iterator[None]:
         raise
 
 
-def rounded_up(n: int) -> int:
+def round_up(n: int) -> int:
     """The next of 1 to 8, 9 ... 16, 18 ... 32, 36 ...: at most an eighth more than n."""
     unit = 1 << max(0, (n - 1).bit_length() - 4)
     return -(-n // unit) * unit
 
 
-def tensors_of(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
+def iterate_tensors(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
     """All tensors of a state, each with the dictionary or list that holds it and its key there."""
     holds = holder if isinstance(holder, list) else vars(holder)
     for name, x in list(enumerate(holds) if isinstance(holds, list) else holds.items()):
         if isinstance(x, Tensor):
             yield holds, name, x
         elif isinstance(x, list) or hasattr(x, "select"):  # records and caches
-            yield from tensors_of(x)
+            yield from iterate_tensors(x)

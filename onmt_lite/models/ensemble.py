@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import Constant, EncoderDecoder, Heads, Selection
-from onmt_lite.models.seq2seq import CopyHead, Family
+from onmt_lite.models.base import Constant, EncoderDecoder, HeadSelection, Selection
+from onmt_lite.models.seq2seq import CopyGenerator, Seq2SeqModel
 
 
 class EnsembleState:
@@ -46,24 +46,26 @@ class Ensemble(nn.Module):
         members: Sequence[EncoderDecoder],
         weights: Sequence[float] = (),
         avg_raw_probs: bool = False,
-        own_ids: Sequence[list[int] | None] = (),
+        source_ids: Sequence[list[int] | None] = (),
     ):
-        """weights: scaled to add up to one; none: equal.  own_ids: what each source id is to a
+        """weights: scaled to add up to one; none: equal.  source_ids: what each source id is to a
         member that has a source vocabulary of its own."""
         super().__init__()
-        tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in own_ids]
-        self.own_ids = tables or [None] * len(members)
+        tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in source_ids]
+        self.source_ids = tables or [None] * len(members)
         self.members, self.avg_raw_probs = list(members), avg_raw_probs
         # Registered, so that the ensemble moves to a device as one; a table has nothing to move
-        self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
+        self.member_modules = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
         weights = list(weights) or [1.0] * len(members)
         self.weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
-        copying = [member for member in members if member.copies]
+        copying = [member for member in members if member.has_copy_mechanism]
         # A mean of log-probabilities allows only what all members can say
-        self.copies = bool(copying) and (avg_raw_probs or len(copying) == len(members))
-        self.unk_id = cast(CopyHead, cast(Family, copying[0]).output).unk_id if copying else 0
-        self.attends = all(member.attends for member in members)
+        self.has_copy_mechanism = bool(copying) and (avg_raw_probs or len(copying) == len(members))
+        self.unk_id = (
+            cast(CopyGenerator, cast(Seq2SeqModel, copying[0]).output).unk_id if copying else 0
+        )
+        self.has_attention = all(member.has_attention for member in members)
         self.max_positions = min(member.max_positions for member in members)
 
     @property
@@ -73,7 +75,7 @@ class Ensemble(nn.Module):
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> list[Any]:
-        sources = (src if table is None else table.on(src.device)[src] for table in self.own_ids)
+        sources = (src if table is None else table.to(src.device)[src] for table in self.source_ids)
         return [m.encode(own, src_lengths, ids, width) for m, own in zip(self.members, sources)]
 
     def init_state(self, memory: list[Any]) -> EnsembleState:
@@ -90,20 +92,24 @@ class Ensemble(nn.Module):
         known = self._known(tgt)
         return self._mean([m.forward(own, known) for m, own in zip(self.members, memory)])
 
-    def has(self, heads: Heads) -> bool:
-        return any(member.has(heads) for member in self.members)
+    def has_heads(self, heads: HeadSelection) -> bool:
+        return any(member.has_heads(heads) for member in self.members)
 
-    def attention(self, memory: list[Any], tgt: Tensor, heads: Heads) -> Tensor:
+    def compute_attention(self, memory: list[Any], tgt: Tensor, heads: HeadSelection) -> Tensor:
         """The mean over the members that have such a layer."""
         known, members = self._known(tgt), zip(self.weights, self.members, memory)
-        having = [each for each in members if each[1].has(heads)]
+        having = [each for each in members if each[1].has_heads(heads)]
         total = sum(weight for weight, _, _ in having) or 1.0
-        weights = [w / total * m.attention(own, known, heads) for w, m, own in having]
+        weights = [w / total * m.compute_attention(own, known, heads) for w, m, own in having]
         return torch.stack(weights).sum(0)  # (B, T, S)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the members can read them: a copied word is unknown to all of them."""
-        return tokens.masked_fill(tokens >= self.vocab_size, self.unk_id) if self.copies else tokens
+        return (
+            tokens.masked_fill(tokens >= self.vocab_size, self.unk_id)
+            if self.has_copy_mechanism
+            else tokens
+        )
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Logits (.., V or V + X) of each member -> mean log-probabilities (.., V + X)."""

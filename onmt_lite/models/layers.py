@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import Bank, CrossAttention, SelfAttention, Sight
+from onmt_lite.models.attention import (
+    CrossAttention,
+    CrossAttentionInputs,
+    SelfAttention,
+    SelfAttentionInputs,
+)
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.kernels import bindings as kernels
-from onmt_lite.models.linear import AnyNorm, InC, LayerNorm, Linear, RMSNorm
-from onmt_lite.models.positions import Relation
+from onmt_lite.models.linear import AnyNorm, CKernel, LayerNorm, Linear, RMSNorm
+from onmt_lite.models.positions import RelativePositions
 
 
 def make_norm(cfg: TransformerConfig) -> AnyNorm:
@@ -62,9 +67,9 @@ class FeedForward(nn.Module):
             hidden = self.up(x, activation=self.activation) * self.gate(x)  # (..., d_ff)
             return self.down(hidden, residual=residual)
         up, down = self.up.kernel, self.down.kernel
-        if isinstance(up, InC) and isinstance(down, InC) and x.is_cpu:
+        if isinstance(up, CKernel) and isinstance(down, CKernel) and x.is_cpu:
             if self.activation in kernels.ACTIVATIONS:
-                given = up.weights, down.weights, None if norm is None else norm.described
+                given = up.weights, down.weights, None if norm is None else norm.kernel_norm
                 return kernels.feed_forward(x, *given, self.activation, residual)
         return self.down(self.up(x, norm, self.activation), residual=residual)
 
@@ -76,7 +81,7 @@ class AverageAttention(nn.Module):
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
         self.gates = Linear(2 * cfg.d_model, 2 * cfg.d_model)
-        self.relation = Relation(cfg)
+        self.relation = RelativePositions(cfg)
         self.ffn: FeedForward | None = None
         if cfg.dec_self_attn == "average_ffn":
             plain: dict[str, Any] = dict(activation="relu", ffn_bias=True, gated_ffn=False)
@@ -86,7 +91,7 @@ class AverageAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        inputs: SelfAttentionInputs,
         past: RunningSums | None = None,
         layer: int = 0,
         norm: AnyNorm | None = None,
@@ -155,8 +160,8 @@ class TransformerLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
-        bank: Bank | None = None,
+        inputs: SelfAttentionInputs,
+        bank: CrossAttentionInputs | None = None,
         past: KeyValueCache | RunningSums | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
@@ -164,7 +169,7 @@ class TransformerLayer(nn.Module):
         found: Tensor | None = None
 
         def look(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
-            return self.self_attn(x, sight, past, layer, norm, residual)
+            return self.self_attn(x, inputs, past, layer, norm, residual)
 
         def read(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
             nonlocal found

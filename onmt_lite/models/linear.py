@@ -1,6 +1,7 @@
 """Linear layers with what surrounds them in a Transformer, and the kernels that compute them.
 
-A layer is computed by torch until `pack` gives it a kernel, which has its own copy of the weights.
+A layer is computed by torch until `assign_kernels` gives it a kernel, which has its own copy of
+the weights.
 R rows, D inputs, N outputs.
 """
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.system.processor import PACKED, processor_words
 
-IN_C = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
+C_KERNELS = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -30,13 +31,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` that kernels can read, once it is packed."""
 
-    described: kernels.Norm | None = None
+    kernel_norm: kernels.Norm | None = None
 
 
 class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm` that kernels can read, once it is packed."""
 
-    described: kernels.Norm | None = None
+    kernel_norm: kernels.Norm | None = None
 
 
 AnyNorm = LayerNorm | RMSNorm
@@ -49,7 +50,7 @@ class Kernel:
     def __call__(
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
     ) -> Tensor:
-        return surrounded(self.product(x if norm is None else norm(x)), activation, residual)
+        return apply_epilogue(self.product(x if norm is None else norm(x)), activation, residual)
 
     def product(self, x: Tensor) -> Tensor:
         """x (..., D) -> x W + b (..., N)."""
@@ -75,15 +76,15 @@ class Linear(nn.Linear):
         if self.kernel is not None and x.is_cpu:
             return self.kernel(x, norm, activation, residual)
         out = super().forward(x if norm is None else norm(x))
-        return surrounded(out, activation, residual)
+        return apply_epilogue(out, activation, residual)
 
 
-def surrounded(out: Tensor, activation: str, residual: Tensor | None) -> Tensor:
+def apply_epilogue(out: Tensor, activation: str, residual: Tensor | None) -> Tensor:
     out = ACTIVATIONS[activation](out)
     return out if residual is None else residual + out
 
 
-class InC(Kernel):
+class CKernel(Kernel):
     """The kernel `linear`, of bytes or floats."""
 
     def __init__(self, layer: nn.Linear, in_bytes: bool):
@@ -93,12 +94,12 @@ class InC(Kernel):
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
     ) -> Tensor:
         own = activation if activation in kernels.ACTIVATIONS else "none"
-        described = None if norm is None else norm.described
-        out = kernels.linear(x, self.weights, described, own, residual)
+        kernel_norm = None if norm is None else norm.kernel_norm
+        out = kernels.linear(x, self.weights, kernel_norm, own, residual)
         return out if own == activation else ACTIVATIONS[activation](out)
 
 
-class Packed(Kernel):
+class OneDnnKernel(Kernel):
     """oneDNN's product of float32 with the weights in its own order, for processors without the
     kernels in C on which MKL, which `F.linear` takes, is slower."""
 
@@ -116,7 +117,7 @@ class Packed(Kernel):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Rounded(Kernel):
+class RoundedKernel(Kernel):
     """The numbers of int8 without its speed, where the kernels in C cannot be had: products of
     whole numbers, which float32 adds up exactly to 2^24."""
 
@@ -134,14 +135,14 @@ class Rounded(Kernel):
 
 
 KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {
-    "int8": lambda layer: InC(layer, in_bytes=True),
-    "fp32": lambda layer: InC(layer, in_bytes=False),
-    "packed": Packed,
-    "rounded": Rounded,
+    "int8": lambda layer: CKernel(layer, in_bytes=True),
+    "fp32": lambda layer: CKernel(layer, in_bytes=False),
+    "packed": OneDnnKernel,
+    "rounded": RoundedKernel,
 }
 
 
-def kernel_for(precision: str, is_wide: bool) -> str:
+def choose_kernel(precision: str, is_wide: bool) -> str:
     """The kernel of a Transformer's linear layers on this CPU; "" is torch's own product.
 
     No clock is read, so that two starts of the same command compute the same numbers.
@@ -150,16 +151,16 @@ def kernel_for(precision: str, is_wide: bool) -> str:
     """
     if precision not in ("auto", "fp32", "int8"):
         return ""
-    have = kernels.kernels() is not None
+    have = kernels.get_library() is not None
     if precision == "int8" or (precision == "auto" and is_wide and have):
         return "int8" if have else "rounded"
     if have:
         return "fp32"
     gains = is_wide and any(processor_words() >= words for words in PACKED)
-    return "packed" if gains and Packed.exists() else ""
+    return "packed" if gains and OneDnnKernel.exists() else ""
 
 
-def pack(module: nn.Module, kind: str, release: bool = False) -> None:
+def assign_kernels(module: nn.Module, kind: str, release: bool = False) -> None:
     """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".
 
     release  let go of the weights of which kernels have a copy in bytes, but for embeddings: such
@@ -168,7 +169,7 @@ def pack(module: nn.Module, kind: str, release: bool = False) -> None:
     kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
         if isinstance(part, (LayerNorm, RMSNorm)):
-            part.described = kernels.Norm(part) if kind in IN_C else None
+            part.kernel_norm = kernels.Norm(part) if kind in C_KERNELS else None
         elif isinstance(part, Linear):
             part.kernel = KERNELS[kind](part) if kind else None
             if release and kind == "int8" and id(part.weight) not in kept:

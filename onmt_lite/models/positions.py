@@ -13,7 +13,7 @@ from onmt_lite.models.base import Constant
 from onmt_lite.models.config import TransformerConfig
 
 
-def sinusoids(n: int, d: int, layout: str) -> Tensor:
+def make_sinusoids(n: int, d: int, layout: str) -> Tensor:
     """Position table (n, d) of Vaswani et al. 2017, section 3.5.
 
     `interleaved` alternates sines and cosines (OpenNMT-py), `concat` puts all sines first (Marian
@@ -57,7 +57,7 @@ class Embedding(nn.Module):
         return x + self.position[self.offset :][positions][:, None]
 
 
-class Relation(nn.Module):
+class RelativePositions(nn.Module):
     """Positions of queries and keys in self-attention; this class ignores them.
 
     `prepare` makes what all layers share, which enters attention at one or two of three places.
@@ -70,48 +70,48 @@ class Relation(nn.Module):
         """Positions of queries (N, T) and keys (N, S); N or T is 1 if all are alike."""
         return None
 
-    def turn(self, x: Tensor, prepared: Any) -> Tensor:
+    def rotate(self, x: Tensor, prepared: Any) -> Tensor:
         """Queries or keys (N, H, T, d) at the positions of the queries, before their product."""
         return x
 
-    def bias(self, q: Tensor, prepared: Any) -> Tensor | None:
+    def compute_bias(self, q: Tensor, prepared: Any) -> Tensor | None:
         """q (N, H, T, d) -> a term of the scaled scores, broadcast to (N, H, T, S)."""
         return None
 
-    def context(self, weights: Tensor, prepared: Any) -> Tensor | None:
+    def compute_context(self, weights: Tensor, prepared: Any) -> Tensor | None:
         """weights (N, H, T, S) -> a term of the context (N, H, T, d)."""
         return None
 
 
-def distances(queries: Tensor, keys: Tensor) -> Tensor:
+def compute_distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Positions (N, T) and (N, S) -> (N, T, S): the key's minus the query's."""
     return keys[:, None] - queries[:, :, None]
 
 
-class Shaw(Relation):
+class ShawPositions(RelativePositions):
     """A vector per distance, added to keys and values (Shaw et al. 2018)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
         self.limit = cfg.relative_limit
-        shape = 2 * self.limit + 1, cfg.width
+        shape = 2 * self.limit + 1, cfg.head_dim
         self.weight = nn.Parameter(torch.zeros(shape))
         self.values = nn.Parameter(torch.zeros(shape)) if cfg.relative_values else None
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The number of each pair's vector (N, T, S)."""
-        return distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
+        return compute_distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
 
-    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+    def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
         products = torch.einsum("nhtd,ntsd->nhts", q, self.weight[prepared])  # (N, H, T, S)
         return products * q.size(-1) ** -0.5
 
-    def context(self, weights: Tensor, prepared: Tensor) -> Tensor:
+    def compute_context(self, weights: Tensor, prepared: Tensor) -> Tensor:
         vectors = (self.weight if self.values is None else self.values)[prepared]  # (N, T, S, d)
         return torch.einsum("nhts,ntsd->nhtd", weights, vectors)
 
 
-class Buckets(Relation):
+class BucketPositions(RelativePositions):
     """A number per head and group of distances, added to the scores (Raffel et al. 2020)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
@@ -121,7 +121,7 @@ class Buckets(Relation):
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The group of each pair (N, T, S): one for each near distance, logarithmic beyond."""
-        steps, n = distances(queries, keys), self.weight.size(0)  # (N, T, S)
+        steps, n = compute_distances(queries, keys), self.weight.size(0)  # (N, T, S)
         after = torch.zeros_like(steps)
         if self.causal:
             steps = -steps.clamp(max=0)
@@ -133,26 +133,26 @@ class Buckets(Relation):
         grouped = alone + (ratio * (n - alone)).long()
         return after + torch.where(steps < alone, steps, grouped.clamp(max=n - 1))
 
-    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+    def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
         return self.weight[prepared].permute(0, 3, 1, 2)  # (N, H, T, S)
 
 
-class Rotary(Relation):
+class RotaryPositions(RelativePositions):
     """Pairs of dimensions turned by an angle that grows with the position (Su et al. 2021)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
-        self.dim = cfg.rotary_dim or cfg.width
+        self.dim = cfg.rotary_dim or cfg.head_dim
         self.interleave = cfg.rotary_interleave
         fractions = torch.arange(0, self.dim, 2, device="cpu").float() / self.dim
         self.wavelengths = Constant(cfg.rotary_theta**fractions)
 
     def prepare(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles (N, 1, T, dim/2), in float32: large angles need it."""
-        angles = queries[:, None, :, None] / self.wavelengths.on(queries.device)
+        angles = queries[:, None, :, None] / self.wavelengths.to(queries.device)
         return angles.cos(), angles.sin()
 
-    def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+    def rotate(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         cos, sin = prepared
         turning = x[..., : self.dim].float()  # (N, H, T, dim)
         if self.interleave:
@@ -164,29 +164,37 @@ class Rotary(Relation):
         return torch.cat([turned.to(x.dtype), x[..., self.dim :]], -1)
 
 
-class Alibi(Relation):
+class AlibiPositions(RelativePositions):
     """The distance times a slope per head, subtracted from the scores (Press et al. 2022)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
-        self.slopes = Constant(torch.tensor(alibi_slopes(cfg.heads), device="cpu")[:, None, None])
+        self.slopes = Constant(
+            torch.tensor(compute_alibi_slopes(cfg.heads), device="cpu")[:, None, None]
+        )
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias of each pair, by head (N, H, T, S)."""
-        steps = distances(queries, keys).abs()
-        return -steps[:, None] * self.slopes.on(steps.device)
+        steps = compute_distances(queries, keys).abs()
+        return -steps[:, None] * self.slopes.to(steps.device)
 
-    def bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+    def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
         return prepared
 
 
-def alibi_slopes(heads: int) -> list[float]:
+def compute_alibi_slopes(heads: int) -> list[float]:
     """2^(-8/H), 2^(-16/H), ... for a power of two; else the slopes of the next lower power, filled
     up with every other slope of the next higher one."""
     if heads & (heads - 1) == 0:
         return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
     lower = 1 << (heads.bit_length() - 1)
-    return alibi_slopes(lower) + alibi_slopes(2 * lower)[::2][: heads - lower]
+    return compute_alibi_slopes(lower) + compute_alibi_slopes(2 * lower)[::2][: heads - lower]
 
 
-RELATIONS = {"none": Relation, "shaw": Shaw, "buckets": Buckets, "rotary": Rotary, "alibi": Alibi}
+RELATIVE_POSITIONS = {
+    "none": RelativePositions,
+    "shaw": ShawPositions,
+    "buckets": BucketPositions,
+    "rotary": RotaryPositions,
+    "alibi": AlibiPositions,
+}

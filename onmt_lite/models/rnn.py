@@ -13,13 +13,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from onmt_lite.models.base import Selection
 from onmt_lite.models.seq2seq import (
-    AttentionWeights,
+    AttentionScorer,
     DecoderState,
-    Family,
-    Head,
     Memory,
-    Normaliser,
+    Normalizer,
+    OutputLayer,
     Score,
+    Seq2SeqModel,
     padding_mask,
 )
 
@@ -44,7 +44,7 @@ class RnnConfig:
     bridge: bool = False  # one more layer between the encoder's last states and the decoder
     input_feed: bool = True  # the last attentional vector is part of the next input
     attention: Score = "general"
-    normaliser: Normaliser = "softmax"  # makes attention weights of scores
+    normalizer: Normalizer = "softmax"  # makes attention weights of scores
     context_gate: Gate = "none"
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class RnnState(DecoderState[RnnMemory]):
 
     def select_rows(self, selection: Selection, fresh: "RnnState | None") -> None:
         joining = fresh.hidden if fresh else [None] * len(self.hidden)
-        self.hidden = tuple(selection.of_rows(*pair, 1) for pair in zip(self.hidden, joining))
-        self.feed = selection.of_rows(self.feed, fresh.feed if fresh else None)
+        self.hidden = tuple(selection.gather_rows(*pair, 1) for pair in zip(self.hidden, joining))
+        self.feed = selection.gather_rows(self.feed, fresh.feed if fresh else None)
 
 
 class RnnEncoder(nn.Module):
@@ -123,14 +123,14 @@ class RnnEncoder(nn.Module):
         return linear(folded).relu().view(by_sentence.shape).transpose(0, 1)
 
 
-class GlobalAttention(AttentionWeights):
+class GlobalAttention(AttentionScorer):
     """Attention with one more layer over query and context, which makes the attentional vector.
 
     It ends in a tanh unless the attention is `mlp` (OpenNMT-py's rule).
     """
 
-    def __init__(self, d: int, score: Score, normaliser: Normaliser = "softmax"):
-        super().__init__(d, score, normaliser)
+    def __init__(self, d: int, score: Score, normalizer: Normalizer = "softmax"):
+        super().__init__(d, score, normalizer)
         self.out = nn.Linear(2 * d, d, bias=score == "mlp")
 
     def forward(
@@ -182,7 +182,7 @@ class RnnDecoder(nn.Module):
         self.cells = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
         self.attention = self.gate = None
         if cfg.attention != "none":
-            self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normaliser)
+            self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normalizer)
         if cfg.context_gate != "none":
             self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate)
 
@@ -216,7 +216,7 @@ class RnnDecoder(nn.Module):
         return self.attention(queries, keys, memory.bank, memory.mask)
 
 
-class Rnn(Family[RnnMemory, RnnState]):
+class Rnn(Seq2SeqModel[RnnMemory, RnnState]):
     """Encoder, decoder and head."""
 
     max_positions = 100_000  # nothing in the model counts positions
@@ -225,11 +225,11 @@ class Rnn(Family[RnnMemory, RnnState]):
         super().__init__()
         self.cfg = cfg
         self.vocab_size = cfg.tgt_vocab_size
-        self.attends = cfg.attention != "none"
+        self.has_attention = cfg.attention != "none"
         self.encoder, self.decoder = RnnEncoder(cfg), RnnDecoder(cfg)
-        self.output = Head(cfg.d_model, cfg.tgt_vocab_size)
+        self.output = OutputLayer(cfg.d_model, cfg.tgt_vocab_size)
 
-    def read(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
+    def run_encoder(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
         bank, hidden = self.encoder(src, src_lengths)
         mask, attention = padding_mask(src_lengths, src.size(1)), self.decoder.attention
         keys = None if attention is None else attention.keys(bank)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onmt_lite.models.base import Constant, Heads, Selection
+from onmt_lite.models.base import Constant, HeadSelection, Selection
 
 Prefix = tuple[int, ...]
 STAR, ID = re.compile(r"\*[0-9]{1,5}"), re.compile("[0-9]{1,9}")
@@ -99,8 +99,10 @@ class TableState:
         self.logit_stats = None
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
-        self.nodes = selection.of_rows(self.nodes, fresh.nodes if fresh else None)
-        self.positions = selection.of_sentences(self.positions, fresh.positions if fresh else None)
+        self.nodes = selection.gather_rows(self.nodes, fresh.nodes if fresh else None)
+        self.positions = selection.gather_sentences(
+            self.positions, fresh.positions if fresh else None
+        )
         self.width = max(self.width, fresh.width if fresh else 0)
         return self
 
@@ -109,7 +111,7 @@ class TableModel:
     """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources."""
 
     max_positions = 100_000
-    copies, attends = False, True
+    has_copy_mechanism, has_attention = False, True
 
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.sources, self.vocab_size = sources, vocab_size
@@ -126,29 +128,31 @@ class TableModel:
     ) -> tuple[Tensor, int]:
         """A memory holds the roots (B,) of the sources, and S."""
         for constant in (self.next, self.logits, self.attn):
-            constant.on(src.device)  # now, so that no step has to move them
-        return self.roots.on(src.device)[src[:, 0]], src.size(1)
+            constant.to(src.device)  # now, so that no step has to move them
+        return self.roots.to(src.device)[src[:, 0]], src.size(1)
 
     def init_state(self, memory: tuple[Tensor, int]) -> TableState:
         return TableState(*memory)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
         # The start token, which may be no id, is not part of any prefix
-        after = self.next.on(tokens.device)[state.nodes, tokens.clamp(min=0)]
+        after = self.next.to(tokens.device)[state.nodes, tokens.clamp(min=0)]
         started = (state.positions > 0)[:, None].expand(-1, len(tokens) // len(state.positions))
         state.nodes = torch.where(started.flatten(), after, state.nodes)
         state.positions = state.positions + 1
-        attn = self.attn.on(tokens.device)[state.nodes][:, : state.width]
-        logits = self.logits.on(tokens.device)[state.nodes]
+        attn = self.attn.to(tokens.device)[state.nodes][:, : state.width]
+        logits = self.logits.to(tokens.device)[state.nodes]
         return logits, F.pad(attn, (0, state.width - attn.size(1)))
 
     def forward(self, memory: tuple[Tensor, int], tgt: Tensor) -> Tensor:
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[0] for tokens in tgt.unbind(1)], 1)
 
-    def has(self, heads: Heads) -> bool:
+    def has_heads(self, heads: HeadSelection) -> bool:
         return True
 
-    def attention(self, memory: tuple[Tensor, int], tgt: Tensor, heads: Heads) -> Tensor:
+    def compute_attention(
+        self, memory: tuple[Tensor, int], tgt: Tensor, heads: HeadSelection
+    ) -> Tensor:
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[1] for tokens in tgt.unbind(1)], 1)

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.attention import Bank, Packing, Sight
-from onmt_lite.models.base import Heads, Selection
-from onmt_lite.models.cache import WAITLESS, KeyValueCache, RunningSums
+from onmt_lite.models.attention import CrossAttentionInputs, Packing, SelfAttentionInputs
+from onmt_lite.models.base import HeadSelection, Selection
+from onmt_lite.models.cache import SYNC_FREE_DEVICES, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
-from onmt_lite.models.linear import InC
-from onmt_lite.models.positions import Embedding, sinusoids
-from onmt_lite.models.seq2seq import DecoderState, Family, Head, Memory, padding_mask
+from onmt_lite.models.linear import CKernel
+from onmt_lite.models.positions import Embedding, make_sinusoids
+from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqModel, padding_mask
 
 
 @dataclass
@@ -36,9 +36,12 @@ class TransformerState(DecoderState[TransformerMemory]):
     """past: keys and values, or sums, of the rows' own tokens."""
 
     def __init__(
-        self, memory: TransformerMemory, past: KeyValueCache | RunningSums, recorded: bool = False
+        self,
+        memory: TransformerMemory,
+        past: KeyValueCache | RunningSums,
+        uses_cuda_graphs: bool = False,
     ):
-        super().__init__(memory, recorded)
+        super().__init__(memory, uses_cuda_graphs)
         self.past = past
 
     def make_room(self) -> None:
@@ -57,7 +60,7 @@ class NormedEmbedding(Embedding):
         if cfg.positions == "learned":
             table = nn.Parameter(torch.zeros(n_rows, cfg.d_model))
         elif cfg.positions != "none":
-            table = sinusoids(n_rows, cfg.d_model, cfg.positions)
+            table = make_sinusoids(n_rows, cfg.d_model, cfg.positions)
         super().__init__(vocab_size, cfg.d_model, cfg.scale_embedding, table, cfg.position_offset)
         self.norm = make_norm(cfg) if cfg.embedding_norm else nn.Identity()
         self.dropout = Dropout(dropout)
@@ -66,7 +69,7 @@ class NormedEmbedding(Embedding):
         return self.dropout(self.norm(super().forward(ids, positions)))
 
 
-class Transformer(Family[TransformerMemory, TransformerState]):
+class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
     """Encoder, decoder and head."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float = 0.0):
@@ -75,7 +78,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         self.max_positions = cfg.max_positions
         self.align_layer, self.aligns_late = (cfg.align_layer or cfg.dec_layers) - 1, cfg.align_late
         self.vocab_size = cfg.tgt_vocab_size
-        self.can_record = cfg.dec_self_attn == "dot"
+        self.supports_cuda_graphs = cfg.dec_self_attn == "dot"
         self.src_embedding = NormedEmbedding(cfg, cfg.src_vocab_size, dropout)
         self.tgt_embedding = NormedEmbedding(cfg, cfg.tgt_vocab_size, dropout)
         if cfg.share_embeddings:
@@ -84,11 +87,13 @@ class Transformer(Family[TransformerMemory, TransformerState]):
             TransformerLayer(cfg, dropout, False) for _ in range(cfg.enc_layers)
         )
         self.decoder = nn.ModuleList(
-            TransformerLayer(cfg.of_decoder, dropout, True) for _ in range(cfg.dec_layers)
+            TransformerLayer(cfg.decoder_config, dropout, True) for _ in range(cfg.dec_layers)
         )
         self.enc_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
         self.dec_norm = make_norm(cfg) if cfg.final_norm else nn.Identity()
-        self.output: Head = Head(cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias)
+        self.output: OutputLayer = OutputLayer(
+            cfg.d_model, cfg.tgt_vocab_size, bias=cfg.output_bias
+        )
         self.tie()
 
     def tie(self) -> None:
@@ -96,26 +101,26 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
-    def read(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
+    def run_encoder(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
         places = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
         mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
-        sight = look(self.encoder, mask[:, None], places, places)
+        inputs = prepare_self_attention(self.encoder, mask[:, None], places, places)
         x = self.src_embedding(src)  # (B, S, D)
         # Elsewhere the host would wait for the number of tokens
         packing = None
-        if src.device.type in WAITLESS and not torch.is_grad_enabled():
+        if src.device.type in SYNC_FREE_DEVICES and not torch.is_grad_enabled():
             packing = Packing(mask)
-            if packing.pays:
-                sight, x = replace(sight, packing=packing), packing.pack(x)  # (1, N, D)
-        in_c = isinstance(cast(TransformerLayer, self.decoder[0]).cross_attn.out.kernel, InC)
+            if packing.has_padding:
+                inputs, x = replace(inputs, packing=packing), packing.pack(x)  # (1, N, D)
+        in_c = isinstance(cast(TransformerLayer, self.decoder[0]).cross_attn.out.kernel, CKernel)
         lengths = src_lengths.clone() if in_c and src.is_cpu else None
         if lengths is not None and self.cfg.relative == "none" and packing is not None:
             x = x.reshape(1, -1, x.size(2))  # (1, N, D)
-            sight = replace(sight, starts=F.pad(lengths.cumsum(0), (1, 0)))
+            inputs = replace(inputs, starts=F.pad(lengths.cumsum(0), (1, 0)))
         for layer in self.encoder:
-            x, _ = layer(x, sight)
+            x, _ = layer(x, inputs)
         bank = self.enc_norm(x)
-        bank = bank.view(*src.shape, -1) if sight.packing is None else sight.packing.pad(bank)
+        bank = bank.view(*src.shape, -1) if inputs.packing is None else inputs.packing.pad(bank)
         return TransformerMemory(bank, mask, lengths=lengths)
 
     def init_state(self, memory: TransformerMemory) -> TransformerState:
@@ -127,31 +132,33 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
-        if not self.output.copies:
+        if not self.output.has_copy_mechanism:
             memory.bank = bank[:, :0]  # nobody reads it any more, and moving it takes time
-        return TransformerState(memory, past, recorded=self.graphs is not None)
+        return TransformerState(memory, past, uses_cuda_graphs=self.graphs is not None)
 
     def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         memory, past, positions = state.memory, state.past, state.positions
         mask, places = past.begin_step(positions)
-        sight = look(self.decoder, mask, positions[:, None], places)
+        inputs = prepare_self_attention(self.decoder, mask, positions[:, None], places)
         if memory.lengths is not None and isinstance(past, KeyValueCache):
             if self.cfg.relative == "none":
-                sight = replace(sight, past=past.find_past())
+                inputs = replace(inputs, past=past.find_past())
         x = self.tgt_embedding(tokens, positions)
         pairs = zip(memory.keys, memory.values)
-        hidden, heads = self._run(x, sight, pairs, memory, self.align_layer, past)
+        hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
         return hidden, self._alignment(heads)
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
         hidden, heads = self._run_all(tgt, memory, self.align_layer)
         return hidden, self._alignment(heads)
 
-    def has(self, heads: Heads) -> bool:
+    def has_heads(self, heads: HeadSelection) -> bool:
         n = len(self.decoder)
         return heads.layer is None or -n <= heads.layer < n
 
-    def attention(self, memory: TransformerMemory, tgt: Tensor, heads: Heads) -> Tensor:
+    def compute_attention(
+        self, memory: TransformerMemory, tgt: Tensor, heads: HeadSelection
+    ) -> Tensor:
         cfg, n_layers, layer = self.cfg, len(self.decoder), heads.layer
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
@@ -162,15 +169,15 @@ class Transformer(Family[TransformerMemory, TransformerState]):
     def layer_attention(self, memory: TransformerMemory, tgt: Tensor, layer: int) -> Tensor:
         """The attention of all heads of a decoder layer, from 0, to the memory bank for decoder
         input tgt (B, T): (B, H, T, S)."""
-        return self._run_all(self.output.known(tgt), memory, layer)[1]
+        return self._run_all(self.output.map_to_vocab(tgt), memory, layer)[1]
 
     def _run_all(self, tgt: Tensor, memory: TransformerMemory, layer: int) -> tuple[Tensor, Tensor]:
         """Run all layers on decoder input (B, T), without a state; returns what `_run` does."""
         n = tgt.size(1)
         causal = torch.full((n, n), -math.inf, device=tgt.device).triu(1)
         places = torch.arange(n, device=tgt.device)[None]  # (1, T)
-        sight = look(self.decoder, causal, places, places)
-        return self._run(self.tgt_embedding(tgt), sight, self._pairs(memory.bank), memory, layer)
+        inputs = prepare_self_attention(self.decoder, causal, places, places)
+        return self._run(self.tgt_embedding(tgt), inputs, self._pairs(memory.bank), memory, layer)
 
     def _pairs(self, bank: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the keys and values of each layer's attention to the bank (B, S, D)."""
@@ -180,7 +187,7 @@ class Transformer(Family[TransformerMemory, TransformerState]):
     def _run(
         self,
         x: Tensor,
-        sight: Sight,
+        inputs: SelfAttentionInputs,
         pairs: Iterable[tuple[Tensor, Tensor]],
         memory: TransformerMemory,
         layer: int,
@@ -190,7 +197,9 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         states (B, T, D), attention of one layer (B, H, T, S)."""
         mask = memory.mask[:, None]  # (B, 1, 1, S)
         for i, (each, pair) in enumerate(zip(self.decoder, pairs)):
-            x, heads = each(x, sight, Bank(*pair, mask, memory.lengths, i == layer), past, i)
+            x, heads = each(
+                x, inputs, CrossAttentionInputs(*pair, mask, memory.lengths, i == layer), past, i
+            )
             if i == layer:
                 found = heads
         return self.dec_norm(x), found
@@ -203,7 +212,9 @@ class Transformer(Family[TransformerMemory, TransformerState]):
         return heads[:, first : first + n if n else None].mean(1)
 
 
-def look(layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None) -> Sight:
-    """The sight of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
+def prepare_self_attention(
+    layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None
+) -> SelfAttentionInputs:
+    """The inputs of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
     relation = cast(TransformerLayer, layers[0]).self_attn.relation
-    return Sight(mask, relation.prepare(queries, keys))
+    return SelfAttentionInputs(mask, relation.prepare(queries, keys))

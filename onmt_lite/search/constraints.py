@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import sent
+from onmt_lite.models.base import upload
 from onmt_lite.search.beam import CandidateList
 from onmt_lite.search.slots import Slot
 from onmt_lite.search.spec import SearchSpec
@@ -170,7 +170,7 @@ class Constraints:
     def _sent(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
         """Tables of numbers of these widths, in one transfer."""
         flat = [torch.tensor(each, dtype=torch.long).flatten() for each in tables]
-        parts = torch.split(sent(torch.cat(flat), self.device), [*map(len, flat)])
+        parts = torch.split(upload(torch.cat(flat), self.device), [*map(len, flat)])
         return [part.view(-1, width) for part, width in zip(parts, widths)]
 
     def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[State | None]:

@@ -418,8 +418,8 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     Few tokens are left to torch, to the last bit: scores of a small table tie.
     """
     rows = logits.flatten(0, -2).float()
-    if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.kernels() is not None:
-        return kernels.log_sums(rows).view(logits.shape[:-1])
+    if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.get_library() is not None:
+        return kernels.logsumexp(rows).view(logits.shape[:-1])
     if rows.is_cpu and len(rows) == 1:  # a sum alone would be split among threads
         rows = rows.expand(2, -1)
     sums = rows.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Selection, sent
+from onmt_lite.models.base import AnyModel, Selection, copy_to_device
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_2018 import make_beam_factory
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
@@ -76,7 +76,7 @@ class SlotTable:
         columns = {name: column for name, column in vars(self).items() if column is not None}
         for name, column in columns.items():
             new = getattr(fresh, name, None)
-            columns[name] = selection.of_sentences(column, new, fill=NO_TOKEN)
+            columns[name] = selection.gather_sentences(column, new, fill=NO_TOKEN)
         return SlotTable(**columns)
 
 
@@ -122,7 +122,9 @@ class Scheduler:
         self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = sent(torch.tensor([spec.initial_scores()]), model.device)  # (1, K)
+        self.first_scores = copy_to_device(
+            torch.tensor([spec.initial_scores()]), model.device
+        )  # (1, K)
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
@@ -153,13 +155,13 @@ class Scheduler:
         longest = max(len(s.src) for s in chosen)
         multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
-        src = sent(
+        src = copy_to_device(
             pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id), device
         )  # (B, S)
         table, ids, width = self._table(chosen), None, None
         if chosen[0].copy_ids is not None:
             copied = pad_lists([s.copy_ids or [] for s in chosen], longest)
-            ids, width = sent(copied, device), self.n_words  # (B, S)
+            ids, width = copy_to_device(copied, device), self.n_words  # (B, S)
         with self.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
         slots = [Slot(i, self.make_beam(s.limits)) for i, s in zip(numbers, chosen)]
@@ -178,7 +180,7 @@ class Scheduler:
             widths.append(max(len(s.src) for s in chosen))
             parts.append(pad_lists([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
         # The columns of a `SlotTable` from `started` on
-        columns = torch.split(sent(torch.cat(parts, 1), self.model.device), widths, 1)
+        columns = torch.split(copy_to_device(torch.cat(parts, 1), self.model.device), widths, 1)
         tokens = columns[6][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
         return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
@@ -240,7 +242,7 @@ class Rows:
         corrections = [slot.beam.corrected_scores for slot in self.slots]
         if any(corrections):
             none = [math.nan] * self.spec.beam_size
-            new = sent(torch.tensor([c or none for c in corrections]), self.device)
+            new = copy_to_device(torch.tensor([c or none for c in corrections]), self.device)
             self.table.scores = torch.where(new.isnan(), self.table.scores, new)
             for slot in self.slots:
                 slot.beam.corrected_scores = None
@@ -261,7 +263,7 @@ class Rows:
         self.slots = [everyone[b] for b in order]
         if not order:
             return
-        selection = Selection.of(self.table.parents, n_old, order)
+        selection = Selection.build(self.table.parents, n_old, order)
         rows, fresh_rows = self.table.parents, None  # (B, K)
         if fresh:
             starting = [fresh.slots[i] for i in joining]
@@ -269,7 +271,7 @@ class Rows:
             fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
         self.table = self.table.select(selection, fresh.table if fresh else None)
-        selection = replace(selection, rows=selection.of_sentences(rows, fresh_rows))
+        selection = replace(selection, rows=selection.gather_sentences(rows, fresh_rows))
         self.select(selection, n_steps, fresh)
 
     def select(
@@ -289,7 +291,7 @@ class Rows:
 def _moved(x: Tensor, selection: Selection, n_joining: int, fill: int) -> Tensor:
     """Select rows of x (R, N); those that join are full of `fill`."""
     fresh = x.new_full((n_joining, x.size(1)), fill) if n_joining else None
-    return selection.of_rows(x, fresh)
+    return selection.gather_rows(x, fresh)
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:

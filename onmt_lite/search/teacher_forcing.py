@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Heads
+from onmt_lite.models.base import AnyModel, HeadSelection
 from onmt_lite.search.logits import log_sum_exp
 
 
@@ -53,13 +53,14 @@ def compute_target_attention(
     targets: list[list[int]],
     starts: Sequence[Sequence[int]],
     eos_id: int,
-    heads: Heads,
+    heads: HeadSelection,
     ids: Tensor | None = None,
 ) -> list[Tensor]:
     """For each target, the attention to its source (T + 1, S) from its T tokens and the end token
     after them; on the host.  Arguments as above."""
     read, _, before = _fed(targets, starts, eos_id, src.device)
-    weights = model.attention(model.encode(src, src_lengths, ids), read, heads)[:, before:].cpu()
+    memory = model.encode(src, src_lengths, ids)
+    weights = model.compute_attention(memory, read, heads)[:, before:].cpu()
     sizes = zip(map(len, targets), src_lengths.tolist())
     return [own[: t + 1, :s].clone() for own, (t, s) in zip(weights, sizes)]
 

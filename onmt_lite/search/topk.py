@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import block_of
+from onmt_lite.models.base import block_width
 from onmt_lite.search.spec import SearchSpec
 
 
@@ -76,7 +76,7 @@ class TopK:
         columns: Sequence[int] = (),
     ):
         self.spec, self.vocab_size, self.device = spec, vocab_size, device
-        self.block = block_of(vocab_size)
+        self.block = block_width(vocab_size)
         self.renewed = sorted({column // self.block for column in columns})  # blocks
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
         self.own_places = torch.arange(self.block, device=device)  # (block,)

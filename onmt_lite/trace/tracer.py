@@ -72,7 +72,7 @@ class Tracer:
             path,
             list(endings.values()),
             explain_stop(beam, len(steps)),
-            self._attention(example, steps, path) if self.renderer.checkpoint.attends else [],
+            self._attention(example, steps, path) if self.renderer.checkpoint.has_attention else [],
         )
         return replace(found, trace=trace)
 

@@ -38,8 +38,10 @@ def with_width(start: Transformer, d_model: int, heads: int, d_ff: int) -> Trans
     usual = TransformerConfig(was.src_vocab_size, was.tgt_vocab_size)
     if replace(usual, **shape) != was or was.positions == "none":
         raise OptionError("only a model with norms before its sublayers can be widened")
-    if cfg.width < was.width:
-        raise OptionError(f"heads: {cfg.heads} of {cfg.width} dimensions are narrower than before")
+    if cfg.head_dim < was.head_dim:
+        raise OptionError(
+            f"heads: {cfg.heads} of {cfg.head_dim} dimensions are narrower than before"
+        )
     if cfg.d_model > was.d_model:
         eps = was.norm_eps * was.d_model / cfg.d_model
         cfg = replace(cfg, positions="learned", norm_eps=eps)
@@ -91,12 +93,12 @@ class Widening:
     def _fill_reader(self, layer: str, kind: str, new: Tensor, old: Tensor) -> None:
         """Projections of the normed stream; new dimensions of keys are zero."""
         was, cfg = self.was, self.cfg
-        size = cfg.heads * cfg.width
+        size = cfg.heads * cfg.head_dim
         keys = {"qkv": slice(size, 2 * size), "kv": slice(size)}.get(layer, slice(0))
         new[keys] = 0
         if layer in ("qkv", "q"):  # scores are divided by the root of the heads' width
             old = old.clone()
-            old[: was.heads * was.width] *= (cfg.width / was.width) ** 0.5
+            old[: was.heads * was.head_dim] *= (cfg.head_dim / was.head_dim) ** 0.5
         inside = self._inside(layer)
         if kind == "weight":
             new[inside, : was.d_model] = old
@@ -109,5 +111,5 @@ class Widening:
         if layer in ("up", "down"):
             return torch.arange(was.d_ff)
         n_parts = {"qkv": 3, "kv": 2}.get(layer, 1)
-        places = torch.arange(n_parts * cfg.heads * cfg.width).view(n_parts, cfg.heads, -1)
-        return places[:, : was.heads, : was.width].flatten()
+        places = torch.arange(n_parts * cfg.heads * cfg.head_dim).view(n_parts, cfg.heads, -1)
+        return places[:, : was.heads, : was.head_dim].flatten()

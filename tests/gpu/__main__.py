@@ -11,7 +11,7 @@ import time
 import torch
 
 from onmt_lite.models.base import AnyModel
-from onmt_lite.models.cuda_graphs import CudaRecorder, with_graphs
+from onmt_lite.models.cuda_graphs import CudaGraphCapture, use_cuda_graphs
 from onmt_lite.search.beam_search import decode
 from tests.gpu.counts import BEAM, LENGTH, MODELS, SENTENCES, make_model, make_search
 from tests.gpu.counts import main as print_bounds
@@ -39,7 +39,7 @@ def main() -> int:
         model = model.to(device, torch.bfloat16)
         for n in SENTENCES:
             for n_batches in (1, 2):
-                replayed = with_graphs(model, CudaRecorder(device))
+                replayed = use_cuda_graphs(model, CudaGraphCapture(device))
                 report(name, replayed, n, n_batches, "replayed")
             report(name, model, n, 2, "by Python")
     print_bounds()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onmt_lite.models.config import TransformerConfig
-from onmt_lite.models.cuda_graphs import with_graphs
+from onmt_lite.models.cuda_graphs import use_cuda_graphs
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.presets import PRESETS
@@ -152,7 +152,7 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
         model = make_model(sizes).to("meta", torch.bfloat16)
     counter = Counter()
     with torch.no_grad(), counter:
-        recorded = with_graphs(model, counter.record)
+        recorded = use_cuda_graphs(model, counter.record)
         batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
         encoded, _ = batch.scheduler.join(n_sentences)
         batch.rows.fill(encoded)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onmt_lite.models.cuda_graphs import with_graphs
+from onmt_lite.models.cuda_graphs import use_cuda_graphs
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -370,7 +370,7 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
         model.device = DEVICE
     runner = translator.pipeline.runner
     runner.device, runner.refills = DEVICE, True
-    runner.searched = searched = with_graphs(model, simulated.recorder)
+    runner.searched = searched = use_cuda_graphs(model, simulated.recorder)
     for phase in ("encode", "init_state", "step"):
         for each in {id(model): model, id(searched): searched}.values():
             setattr(each, phase, _marked(getattr(each, phase), phase, simulated))

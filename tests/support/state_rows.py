@@ -21,7 +21,7 @@ def select(
     n_sentences = len(state.positions)
     n_rows = n_sentences * beam_size
     slots = [row // beam_size if row < n_rows else n_sentences + row - n_rows for row, *_ in rows]
-    return state.select(Selection.of(torch.tensor(rows), n_sentences, slots), fresh)
+    return state.select(Selection.build(torch.tensor(rows), n_sentences, slots), fresh)
 
 
 class Rows:

@@ -81,7 +81,7 @@ def read_transformer(
         encoder_layers=cfg.enc_layers,
         decoder_layers=cfg.dec_layers,
         encoder_ffn_dim=cfg.d_ff,
-        decoder_ffn_dim=cfg.of_decoder.d_ff,
+        decoder_ffn_dim=cfg.decoder_config.d_ff,
     )
     return model
 

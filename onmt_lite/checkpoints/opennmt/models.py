@@ -16,7 +16,14 @@ from onmt_lite.checkpoints.weights import (
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution
 from onmt_lite.models.rnn import Rnn, RnnConfig
-from onmt_lite.models.seq2seq import AttentionWeights, CopyHead, Family, Head, Normaliser, Score
+from onmt_lite.models.seq2seq import (
+    AttentionScorer,
+    CopyGenerator,
+    Normalizer,
+    OutputLayer,
+    Score,
+    Seq2SeqModel,
+)
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 
@@ -125,7 +132,7 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
         bridge="encoder.bridge.0.weight" in weights,
         input_feed=input_feed,
         attention=attention,
-        normaliser=read_attention_function(opt),
+        normalizer=read_attention_function(opt),
         context_gate=opt.get_choice("context_gate", GATES) if has_gate else "none",
     )
     return build_model(lambda: Rnn(RnnConfig(**fields)), weights)
@@ -148,9 +155,9 @@ def detect_attention(weights: Weights, name: str, opt: ConfigReader, *options: s
     return kind
 
 
-def read_attention_function(opt: ConfigReader) -> Normaliser:
-    """Read the normaliser of all attention in the model."""
-    choices: dict[str, Normaliser] = {"softmax": "softmax", "sparsemax": "sparsemax"}
+def read_attention_function(opt: ConfigReader) -> Normalizer:
+    """Read the normalizer of all attention in the model."""
+    choices: dict[str, Normalizer] = {"softmax": "softmax", "sparsemax": "sparsemax"}
     return opt.get_choice("global_attention_function", choices, "softmax")
 
 
@@ -198,8 +205,8 @@ def split_copy_weights(weights: Weights) -> Weights:
 
 
 def add_copy_head(
-    model: Family, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
-) -> Family:
+    model: Seq2SeqModel, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
+) -> Seq2SeqModel:
     """Give the model a head that copies.  Raises CheckpointError where the weights do not fit.
 
     A Transformer copies by the attention that its steps return: the first head of the last layer.
@@ -217,14 +224,12 @@ def add_copy_head(
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
     options = ("copy_attn_type", "global_attention")
     kind = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
-    vocabulary = cast(Head, model.output)
+    vocabulary = cast(OutputLayer, model.output)
 
-    def make() -> CopyHead:
+    def make() -> CopyGenerator:
         d = vocabulary.in_features
-        attention = (
-            None if kind is None else AttentionWeights(d, kind, read_attention_function(opt))
-        )
-        return CopyHead(vocabulary, table, *special, attention)
+        attention = None if kind is None else AttentionScorer(d, kind, read_attention_function(opt))
+        return CopyGenerator(vocabulary, table, *special, attention)
 
     copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only its weights on the source count
     copying.rename("opennmt_copying")

@@ -24,7 +24,7 @@ from onmt_lite.checkpoints.opennmt import models as opennmt
 from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.seq2seq import Family
+from onmt_lite.models.seq2seq import Seq2SeqModel
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -32,7 +32,7 @@ from onmt_lite.text.vocab import Vocab
 OTHERS = {"pytorch-lightning_version": "PyTorch Lightning", "model_state": "JoeyNMT"}
 PAD, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 # By encoder_type and decoder_type
-FAMILIES: dict[tuple[str, str], Callable[[Weights, ConfigReader], Family]] = {
+FAMILIES: dict[tuple[str, str], Callable[[Weights, ConfigReader], Seq2SeqModel]] = {
     ("transformer", "transformer"): opennmt.build_transformer,
     ("rnn", "rnn"): opennmt.build_rnn,
     ("brnn", "rnn"): opennmt.build_rnn,

@@ -34,7 +34,7 @@ SIGNATURES = {
 
 
 @cache
-def kernels() -> Any:
+def get_library() -> Any:
     """The library, whose functions are those of `kernels.c`; None if this machine has none."""
     library = load_library()
     if library is None:
@@ -59,7 +59,7 @@ class Weights(ctypes.Structure):
         weight = weight.detach().float().contiguous()
         n, d = weight.shape
         n_padded = -(-n // PANEL) * PANEL
-        packed = torch.zeros(kernels().packed_size(n, d, in_bytes), dtype=torch.uint8)
+        packed = torch.zeros(get_library().packed_size(n, d, in_bytes), dtype=torch.uint8)
         padded_bias = torch.zeros(n_padded)
         if bias is not None:
             padded_bias[:n] = bias.detach()
@@ -68,7 +68,7 @@ class Weights(ctypes.Structure):
         self.tensors = packed, scales, totals, padded_bias  # keeps their memory
         where = packed.data_ptr()
         scale, total = (x.data_ptr() if in_bytes else None for x in (scales, totals))
-        kernels().pack(weight.data_ptr(), n, d, where, scale, total)
+        get_library().pack(weight.data_ptr(), n, d, where, scale, total)
         places = (where, None) if in_bytes else (None, where)
         super().__init__(n, d, *places, scale, total, padded_bias.data_ptr())
         self.address = ctypes.addressof(self)
@@ -82,14 +82,14 @@ class Norm(ctypes.Structure):
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
         """The norm's tensors must stay where they are."""
         self.tensors = norm.weight, getattr(norm, "bias", None)
-        super().__init__(*map(address, self.tensors), norm.eps)
+        super().__init__(*map(data_pointer, self.tensors), norm.eps)
         self.address = ctypes.addressof(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Norm":
         return self
 
 
-def address(x: Tensor | None) -> int | None:
+def data_pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
@@ -104,9 +104,9 @@ def linear(
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], weights.outputs)
     d, n = weights.inputs, weights.outputs
-    kernels().linear(
+    get_library().linear(
         *(x.data_ptr(), d, x.numel() // d, weights.address, norm and norm.address),
-        *(ACTIVATIONS[activation], address(residual)),
+        *(ACTIVATIONS[activation], data_pointer(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
@@ -124,31 +124,31 @@ def feed_forward(
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], down.outputs)
     d, n = up.inputs, down.outputs
-    kernels().feed_forward(
+    get_library().feed_forward(
         *(x.data_ptr(), d, x.numel() // d, up.address, down.address, norm and norm.address),
-        *(ACTIVATIONS[activation], address(residual)),
+        *(ACTIVATIONS[activation], data_pointer(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
 
 
-def head(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def output_logits(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Write the logits (R, N) of x (R, D); return their log-sum-exp (R,), and the maxima (R,
     blocks) of blocks of so many columns, a power of 2 up to 512."""
     log_sums = x.new_empty(len(x))
     maxima = x.new_empty(len(x), -(-weights.outputs // block))
-    kernels().head(
+    get_library().head(
         *(x.data_ptr(), weights.inputs, len(x), weights.address, block),
         *(logits.data_ptr(), log_sums.data_ptr(), maxima.data_ptr(), torch.get_num_threads()),
     )
     return log_sums, maxima
 
 
-def log_sums(x: Tensor) -> Tensor:
+def logsumexp(x: Tensor) -> Tensor:
     """Log-sum-exp of the rows of x (R, N), at least the lowest float32: (R,)."""
     x, out = x.contiguous(), x.new_empty(len(x))
     size = x.size(1), len(x), x.size(1)
-    kernels().log_sums(x.data_ptr(), *size, out.data_ptr(), torch.get_num_threads())
+    get_library().log_sums(x.data_ptr(), *size, out.data_ptr(), torch.get_num_threads())
     return out
 
 
@@ -156,7 +156,7 @@ def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
     """Self-attention of packed sentences: qkv (R, (H + 2 G) d), starts (B + 1,) -> (R, H d)."""
     width = qkv.size(1) // (heads + 2 * groups)
     out = qkv.new_empty(len(qkv), heads * width)
-    kernels().attend_self(
+    get_library().attend_self(
         *(qkv.data_ptr(), qkv.size(1), len(starts) - 1, starts.data_ptr(), heads, groups, width),
         *(out.data_ptr(), heads * width, torch.get_num_threads()),
     )
@@ -164,16 +164,16 @@ def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
 
 
 def attend_memory(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, want_weights: bool = False
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, needs_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Attention to the memory: q (B, K, H d), keys (B, G, d, S), values (B, G, S, d), lengths (B,)
     -> context (B, K, H d) and, if wanted, weights (B, H, K, S), 0 on padding."""
     (b, k, of_heads), (groups, width, s) = q.shape, keys.shape[1:]
     out, heads = torch.empty_like(q), of_heads // width
-    weights = q.new_empty(b, heads, k, s) if want_weights else None
-    kernels().attend_memory(
+    weights = q.new_empty(b, heads, k, s) if needs_weights else None
+    get_library().attend_memory(
         *(q.data_ptr(), of_heads, b, k, heads, groups, width),
-        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), address(weights)),
+        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), data_pointer(weights)),
         *(out.data_ptr(), of_heads, torch.get_num_threads()),
     )
     return out, weights
@@ -184,13 +184,13 @@ def find_past(mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
     order, and how many there are of each row (R,)."""
     entries = torch.empty(len(mask), n, dtype=torch.int32)
     counts = torch.empty(len(mask), dtype=torch.int32)
-    kernels().find_past(
+    get_library().find_past(
         *(mask.data_ptr(), mask.size(1), len(mask), n, entries.data_ptr(), n, counts.data_ptr())
     )
     return entries, counts
 
 
-def look_back(
+def attend_cached(
     qkv: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -206,7 +206,7 @@ def look_back(
     (b, k, of_all), (groups, capacity, width) = qkv.shape, keys.shape[1:]
     entries, counts = past
     out = qkv.new_empty(b, k, heads * width)
-    kernels().look_back(
+    get_library().look_back(
         *(qkv.data_ptr(), of_all, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
         *(capacity, newest, entries.data_ptr(), entries.size(1), counts.data_ptr()),
         *(out.data_ptr(), heads * width, torch.get_num_threads()),

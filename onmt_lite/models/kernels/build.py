@@ -24,7 +24,7 @@ from onmt_lite.system.log import LOG
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 LIBRARIES = ("-lm",)
-PATIENCE = 300  # seconds that a compiler may take
+COMPILE_TIMEOUT = 300  # seconds that a compiler may take
 
 
 @cache
@@ -52,12 +52,12 @@ def find_library(compiles: bool = True) -> Path | None:
     if compiler is None or not SOURCE.is_file():
         return None
     try:
-        return cached(safe_folder(), compiler, compiles)
+        return find_or_compile(create_cache_directory(), compiler, compiles)
     except OSError:  # no home, a full or read-only disk, a folder that others may write to
         return None
 
 
-def safe_folder() -> Path:
+def create_cache_directory() -> Path:
     """The folder for compiled kernels, made if need be.  OSError unless it is the user's alone."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(home) / "onmt_lite"
@@ -69,25 +69,25 @@ def safe_folder() -> Path:
     return folder
 
 
-def cached(folder: Path, compiler: str, compiles: bool = True) -> Path | None:
+def find_or_compile(folder: Path, compiler: str, compiles: bool = True) -> Path | None:
     """The library of this source and compiler, compiled unless it is there; None if that fails or
     may not be tried."""
     described = (SOURCE.read_bytes(), str(FLAGS).encode(), os.path.realpath(compiler).encode())
-    name = f"kernels-{digest(b' '.join(described))}"
-    if (found := sound(folder, name)) or not compiles:
+    name = f"kernels-{hash_bytes(b' '.join(described))}"
+    if (found := find_intact(folder, name)) or not compiles:
         return found
     with open(folder / f"{name}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one compiles
-        return sound(folder, name) or compile_into(folder, name, compiler)
+        return find_intact(folder, name) or compile_into(folder, name, compiler)
 
 
-def sound(folder: Path, name: str) -> Path | None:
+def find_intact(folder: Path, name: str) -> Path | None:
     """A library of this name whose bytes are those that its name tells."""
     for path in folder.glob(f"{name}-*.so"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(fd, "rb") as file:
-                if path.name == f"{name}-{digest(file.read())}.so":
+                if path.name == f"{name}-{hash_bytes(file.read())}.so":
                     return path
     return None
 
@@ -99,14 +99,14 @@ def compile_into(folder: Path, name: str, compiler: str) -> Path | None:
         made = Path(aside) / "library.so"
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), *LIBRARIES]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT)
         except (subprocess.SubprocessError, OSError):
             LOG.info("%s could not compile them; the model runs without", compiler, extra=detail)
             return None
-        path = folder / f"{name}-{digest(made.read_bytes())}.so"
+        path = folder / f"{name}-{hash_bytes(made.read_bytes())}.so"
         os.replace(made, path)
         return path
 
 
-def digest(data: bytes) -> str:
+def hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:24]

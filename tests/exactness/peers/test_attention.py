@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.models.base import LAST_LAYER, Heads
+from onmt_lite.models.base import LAST_LAYER, HeadSelection
 from onmt_lite.search.teacher_forcing import compute_target_attention
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -66,7 +66,7 @@ def test_transformers(kind, base, n_heads, tmp_path):
     start = theirs.config.decoder_start_token_id
     for layer in range(-DEEP, DEEP):
         for n in range(n_heads + 1):
-            found = attend(ours, sources, targets, start, Heads(layer, n))
+            found = attend(ours, sources, targets, start, HeadSelection(layer, n))
             for src, tgt, weights in zip(sources, targets, found):
                 with torch.inference_mode():
                     out = theirs(

@@ -37,14 +37,14 @@ MOST = 1 << 22  # numbers of a table that may be computed
 @pytest.fixture
 def computed(monkeypatch):
     """Sizes of the position tables that are computed; a huge one is not."""
-    sizes, sinusoids = [], positions.sinusoids
+    sizes, make_sinusoids = [], positions.make_sinusoids
 
     def counted(n, d, layout):
         sizes.append(n * d)
-        return sinusoids(n, d, layout) if n * d <= MOST else torch.empty(n, d, device="meta")
+        return make_sinusoids(n, d, layout) if n * d <= MOST else torch.empty(n, d, device="meta")
 
     for module in (positions, transformer, weights_module):
-        monkeypatch.setattr(module, "sinusoids", counted)
+        monkeypatch.setattr(module, "make_sinusoids", counted)
     return sizes
 
 

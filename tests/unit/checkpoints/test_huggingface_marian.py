@@ -11,7 +11,7 @@ from onmt_lite import OptionError, Translator
 from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.text.lines import from_texts
 from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of
 
@@ -52,7 +52,7 @@ class TestWeights:
     @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
     def test_pytorch_file(self, copy, weights, new):
         """With every name that old files repeat, the position tables too."""
-        positions = sinusoids(64, 64, "concat")
+        positions = make_sinusoids(64, 64, "concat")
         everything = dict(weights) | {name: weights[SHARED] for name in NAMES}
         everything |= {
             f"model.{s}.embed_positions.weight": positions for s in ("encoder", "decoder")
@@ -97,7 +97,7 @@ class TestWeights:
         torch.testing.assert_close(logits(copy), moved, atol=1e-5, rtol=0)
 
     def test_stored_positions_that_no_formula_gives(self, copy, weights):
-        table = sinusoids(64, 64, "concat")
+        table = make_sinusoids(64, 64, "concat")
         table[1] += 1
         stored = {f"model.{s}.embed_positions.weight": table for s in ("encoder", "decoder")}
         store(copy, weights | stored)

@@ -15,7 +15,7 @@ from onmt_lite.checkpoints.config_reader import ConfigReader
 from onmt_lite.checkpoints.opennmt.models import _alignment
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.runner import Runner
-from onmt_lite.models.base import LAST_LAYER, Heads
+from onmt_lite.models.base import LAST_LAYER, HeadSelection
 from onmt_lite.models.ensemble import Ensemble
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.teacher_forcing import compute_target_attention
@@ -56,7 +56,7 @@ def by_hand(model: Transformer, src: list[int], read: list[int], layer: int) -> 
 class TestAttention:
     SOURCES, TARGETS = [[4, 9, 5, 17, 3], [8, 8], [30, 6, 12]], [[7, 11], [5, 6, 9, 20], []]
 
-    def attend(self, model, heads: Heads) -> list[Tensor]:
+    def attend(self, model, heads: HeadSelection) -> list[Tensor]:
         """All sentences at once, padded."""
         width = max(map(len, self.SOURCES))
         src = torch.tensor([s + [tiny.PAD] * (width - len(s)) for s in self.SOURCES])
@@ -69,7 +69,7 @@ class TestAttention:
     def test_equals_the_weights(self, layer, n_heads):
         model = tiny.make_model(dec_layers=3)
         for src, tgt, found in zip(
-            self.SOURCES, self.TARGETS, self.attend(model, Heads(layer, n_heads))
+            self.SOURCES, self.TARGETS, self.attend(model, HeadSelection(layer, n_heads))
         ):
             heads = by_hand(model, src, [tiny.BOS, *tgt], layer)
             expected = heads[: n_heads or None].mean(0)
@@ -78,7 +78,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("config", [dict(kv_heads=2), dict(dec_self_attn="average")])
     def test_variants_attend_with_weights_that_add_up(self, config):
-        for found in self.attend(tiny.make_model(**config), Heads(0, 2)):
+        for found in self.attend(tiny.make_model(**config), HeadSelection(0, 2)):
             torch.testing.assert_close(found.sum(1), torch.ones(len(found)))
 
     @pytest.mark.parametrize(
@@ -86,12 +86,14 @@ class TestAttention:
     )
     def test_by_default_the_second_to_last_and_all_heads(self, dec_layers, layer):
         model = tiny.make_model(dec_layers=dec_layers)
-        pairs = zip(self.attend(model, Heads()), self.attend(model, Heads(layer, 0)))
+        pairs = zip(
+            self.attend(model, HeadSelection()), self.attend(model, HeadSelection(layer, 0))
+        )
         assert all(torch.equal(one, other) for one, other in pairs)
 
     def test_what_the_model_was_made_for(self):
         model = tiny.make_model(dec_layers=3, report_layer=1, report_heads=2)
-        pairs = zip(self.attend(model, Heads()), self.attend(model, Heads(0, 2)))
+        pairs = zip(self.attend(model, HeadSelection()), self.attend(model, HeadSelection(0, 2)))
         assert all(torch.equal(one, other) for one, other in pairs)
 
     @pytest.mark.parametrize(
@@ -109,16 +111,16 @@ class TestAttention:
 
     def test_an_ensemble_has_the_mean(self):
         members = [tiny.make_model(seed=1), tiny.make_model(seed=2)]
-        each = [self.attend(member, Heads(0, 0)) for member in members]
-        mixed = self.attend(Ensemble(members, weights=[3, 1]), Heads(0, 0))
+        each = [self.attend(member, HeadSelection(0, 0)) for member in members]
+        mixed = self.attend(Ensemble(members, weights=[3, 1]), HeadSelection(0, 0))
         for one, other, found in zip(*each, mixed):
             torch.testing.assert_close(found, 0.75 * one + 0.25 * other)
 
     def test_an_ensemble_of_unequal_depth_has_what_its_members_have(self):
         shallow, deep = tiny.make_model(dec_layers=1), tiny.make_model(dec_layers=3)
         mixed = Ensemble([shallow, deep])
-        assert mixed.has(Heads(2)) and not mixed.has(Heads(3))
-        pairs = zip(self.attend(mixed, Heads(2, 0)), self.attend(deep, Heads(2, 0)))
+        assert mixed.has_heads(HeadSelection(2)) and not mixed.has_heads(HeadSelection(3))
+        pairs = zip(self.attend(mixed, HeadSelection(2, 0)), self.attend(deep, HeadSelection(2, 0)))
         assert all(torch.equal(one, other) for one, other in pairs)
 
 

@@ -72,7 +72,7 @@ def assert_same(log_probs: torch.Tensor, vocab: Vocab, own: list[str], expected:
 @pytest.mark.parametrize("options", COPYING_RNNS.values(), ids=COPYING_RNNS)
 def test_recurrent_models_follow_the_formula(options):
     model = make_copying_rnn(**options)
-    assert model.attends and not make_copying_rnn("general", attention="none").attends
+    assert model.has_attention and not make_copying_rnn("general", attention="none").has_attention
     structure = {**options, "global_attention": options.get("attention", "general")}
     check_rnn(model, copying_rnn_weights(**options), structure, LINES, SRC_VOCAB, TGT_VOCAB)
 
@@ -133,7 +133,7 @@ def test_a_transformer_copies_by_the_attention_it_reports():
 def test_cached_steps_equal_a_full_forward(model):
     memory = model.encode(SRC, SRC_LENGTHS, IDS)
     full = model.forward(memory, TGT)
-    assert full.size(2) == memory.of_head.width == V + 3
+    assert full.size(2) == memory.copy_inputs.width == V + 3
     state = model.init_state(memory)
     for t in range(TGT.size(1)):
         log_probs, attn = model.step(TGT[:, t], state)
@@ -291,7 +291,7 @@ class TestTranslating:
             assert [h.tokens for h in one.hyps] == [h.tokens for h in other.hyps]
         for avg_raw_probs in (True, False):
             mixed = combine([plain, copying], ["a", "b"], avg_raw_probs=avg_raw_probs)
-            assert mixed.model.copies == avg_raw_probs
+            assert mixed.model.has_copy_mechanism == avg_raw_probs
             said = Translator(mixed, translator.options).translate(self.LINES)
             tokens = {token for t in said for hyp in t.hyps for token in hyp.tokens}
             assert bool(tokens - set(TGT_VOCAB.tokens)) == avg_raw_probs

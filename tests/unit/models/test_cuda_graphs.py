@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.models.cuda_graphs import rounded_up, with_graphs
+from onmt_lite.models.cuda_graphs import round_up, use_cuda_graphs
 from onmt_lite.search.beam_search import decode
 from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
@@ -57,7 +57,7 @@ def both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]
 def test_every_step_of_a_shape_that_was_there_is_replayed(name):
     _, moved, (first, second) = both(MODELS[name], n_best=2)
     assert first["steps"] == second["steps"] > 10
-    if moved.model.can_record:
+    if moved.model.supports_cuda_graphs:
         assert 0 < first["replays"] < second["replays"] == second["steps"]
     else:
         assert name.startswith("average") and second["replays"] == 0
@@ -90,7 +90,7 @@ def test_places_where_nobody_is_stay_within_the_tables_of_positions():
     model, simulated = endless_transformer(max_positions=12), SimulatedDevice()
     move(model)
     with simulated.running():
-        found = dict(decode(with_graphs(model, simulated.recorder), waiting, spec, 18))
+        found = dict(decode(use_cuda_graphs(model, simulated.recorder), waiting, spec, 18))
     assert [len(found[i].backtrack(found[i].rank_finished()[0])[0]) for i in range(35)] == limits
 
 
@@ -136,6 +136,6 @@ def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
 
 def test_sizes():
     for n in range(1, 3000):
-        assert n <= rounded_up(n) <= n + max(0, n - 1) // 8
-    sizes = {rounded_up(n) for n in range(1, 1025)}
+        assert n <= round_up(n) <= n + max(0, n - 1) // 8
+    sizes = {round_up(n) for n in range(1, 1025)}
     assert len(sizes) == 16 + 6 * 8

@@ -10,7 +10,9 @@ import pytest
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
-KNOWS = "from onmt_lite.models.kernels.bindings import kernels; print(kernels() is not None)"
+KNOWS = (
+    "from onmt_lite.models.kernels.bindings import get_library; print(get_library() is not None)"
+)
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="kernels are for x86-64"
 )

@@ -11,7 +11,7 @@ from torch import nn
 
 from onmt_lite.models.kernels import bindings as k
 
-pytestmark = pytest.mark.skipif(k.kernels() is None, reason="this machine has no kernels")
+pytestmark = pytest.mark.skipif(k.get_library() is None, reason="this machine has no kernels")
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -60,7 +60,7 @@ def close(found, expected, in_bytes):
 def head(x, weights, block):
     """Logits, their log-sum-exp and maxima."""
     logits = torch.empty(len(x), weights.outputs)
-    return logits, *k.head(x, weights, logits, block)
+    return logits, *k.output_logits(x, weights, logits, block)
 
 
 def norm_of(seed, d, kind):
@@ -122,7 +122,7 @@ def test_head(seed, r, d, n, in_bytes, block, n_threads):
     logits, log_sums, maxima = head(x, weights, block)
     assert torch.equal(logits, k.linear(x, weights))
     torch.testing.assert_close(log_sums, logits.logsumexp(1), rtol=1e-6, atol=2e-6)
-    assert torch.equal(k.log_sums(logits), log_sums)
+    assert torch.equal(k.logsumexp(logits), log_sums)
     padded = F.pad(logits, (0, -n % block), value=-math.inf)
     assert torch.equal(maxima, padded.view(r, padded.size(1) // block, block).amax(2))
 
@@ -198,7 +198,7 @@ def test_look_back(seed, b, beams, n_before, heads_groups, d, n_threads):
     for row in range(b * beams):
         own = entries[row, : counts[row]].tolist()
         assert own == seen[row, :n].nonzero().flatten().tolist()
-    found = k.look_back(qkv, keys, values, n_before, past, heads)
+    found = k.attend_cached(qkv, keys, values, n_before, past, heads)
     parts = qkv.view(b, beams, -1, d).transpose(1, 2)
     q, own_keys, own_values = parts.split([heads, groups, groups], 1)
     assert torch.equal(keys[:, :, n_before:n], own_keys)

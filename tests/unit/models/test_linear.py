@@ -16,14 +16,21 @@ from onmt_lite import Translator
 from onmt_lite.inference import runtime
 from onmt_lite.models import linear
 from onmt_lite.models.kernels import bindings as kernels
-from onmt_lite.models.linear import KERNELS, InC, Linear, Packed, kernel_for, pack
+from onmt_lite.models.linear import (
+    KERNELS,
+    CKernel,
+    Linear,
+    OneDnnKernel,
+    assign_kernels,
+    choose_kernel,
+)
 from onmt_lite.system import processor
 from tests.support import tiny
 from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-in_c = pytest.mark.skipif(kernels.kernels() is None, reason="this machine has no kernels")
+in_c = pytest.mark.skipif(kernels.get_library() is None, reason="this machine has no kernels")
 OF_BYTES = [pytest.param("int8", marks=in_c), "rounded"]
 
 
@@ -51,7 +58,7 @@ class TestInt8:
         layer = make_layer(n_inputs, n_outputs, bias=n_outputs != 64)
         x = torch.randn(*shape, n_inputs) * torch.logspace(-8, 8, shape[-1])[:, None]
         expected = as_int8(x, layer)
-        pack(layer, kind)
+        assign_kernels(layer, kind)
         # A number half-way between two integers may go either way
         slack = 2 * x.abs().amax(-1, keepdim=True) / 127 * layer.weight.abs().amax()
         assert (layer(x) - expected).abs().le(1e-5 * expected.abs() + slack).all()
@@ -59,7 +66,7 @@ class TestInt8:
 
     def test_zero_infinite_and_missing_numbers_stay_in_their_row(self, kind):
         layer, x = make_layer(64, 32), torch.randn(5, 64)
-        pack(layer, kind)
+        assign_kernels(layer, kind)
         x[1], x[2, 3], x[3, 4] = 0, float("inf"), float("nan")
         out = layer(x)
         torch.testing.assert_close(out[0], layer(x[:1])[0])
@@ -77,17 +84,17 @@ def test_a_feed_forward_layer_is_near(kind, activation, gated):
     layer = tiny.make_model(**switches).decoder[0].requires_grad_(False)
     x, ffn, norm = torch.randn(6, 5, 64), layer.ffn, layer.ffn_residual.norm
     exact = ffn(x, norm, x)
-    pack(layer, kind)
+    assign_kernels(layer, kind)
     found, allowed = ffn(x, norm, x), 0.04 if kind in ("int8", "rounded") else 1e-5
     assert (found - exact).abs().mean() < allowed * (exact - x).abs().mean()
     torch.testing.assert_close(ffn(x[2:3], norm, x[2:3]), found[2:3])
-    pack(layer, "")
+    assign_kernels(layer, "")
     assert torch.equal(ffn(x, norm, x), exact)
 
 
 def test_a_layer_that_moved_leaves_its_kernel():
     layer = make_layer(70, 33)
-    pack(layer, "rounded")
+    assign_kernels(layer, "rounded")
     assert layer.to("meta")(torch.empty(4, 70, device="meta")).shape == (4, 33)
 
 
@@ -100,24 +107,24 @@ class TestChoice:
 
     @pytest.fixture
     def without(self, monkeypatch):
-        monkeypatch.setattr(kernels, "kernels", lambda: None)
+        monkeypatch.setattr(kernels, "get_library", lambda: None)
         monkeypatch.setattr(linear, "processor_words", lambda: XEON)
 
     @in_c
     def test_in_c(self):
-        chosen = {p: kernel_for(p, is_wide=True) for p in ("auto", *runtime.DTYPES)}
+        chosen = {p: choose_kernel(p, is_wide=True) for p in ("auto", *runtime.DTYPES)}
         expected = {"auto": "int8", "fp32": "fp32", "int8": "int8", "bf16": "", "fp16": ""}
         assert chosen == expected
-        narrow = {p: kernel_for(p, is_wide=False) for p in ("auto", *runtime.DTYPES)}
+        narrow = {p: choose_kernel(p, is_wide=False) for p in ("auto", *runtime.DTYPES)}
         assert narrow == expected | {"auto": "fp32"}  # too small to gain
 
     def test_without(self, without, monkeypatch):
         for is_wide in (True, False):
-            chosen = {p: kernel_for(p, is_wide) for p in ("auto", *runtime.DTYPES)}
+            chosen = {p: choose_kernel(p, is_wide) for p in ("auto", *runtime.DTYPES)}
             expected = {"auto": "", "fp32": "", "int8": "rounded", "bf16": "", "fp16": ""}
             assert chosen == expected
         monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
-        assert [kernel_for("auto", wide) for wide in (True, False)] == ["packed", ""]
+        assert [choose_kernel("auto", wide) for wide in (True, False)] == ["packed", ""]
 
     def test_torch_without_private_operators_computes_as_plain_torch(self, without, monkeypatch):
         monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
@@ -169,12 +176,12 @@ class TestChoice:
 
     @pytest.mark.parametrize("kind", KERNELS)
     def test_a_copy_has_the_kernels(self, kind):
-        if kernels.kernels() is None and kind in linear.IN_C:
+        if kernels.get_library() is None and kind in linear.C_KERNELS:
             pytest.skip("this machine has no kernels")
         layer = make_layer(64, 32)
-        pack(layer, kind)
+        assign_kernels(layer, kind)
         assert copy.deepcopy(layer).kernel is layer.kernel
-        assert isinstance(layer.kernel, (InC, Packed, linear.Rounded))
+        assert isinstance(layer.kernel, (CKernel, OneDnnKernel, linear.RoundedKernel))
 
 
 @in_c
@@ -202,8 +209,8 @@ def test_padding_changes_nothing(lengths):
     src = torch.randint(4, 9, (len(lengths), max(lengths) + 2))
     of_tokens = torch.arange(src.size(1)) < torch.tensor(lengths)[:, None]
     with torch.no_grad():
-        packed = model.read(src, torch.tensor(lengths)).bank
-    padded = model.read(src, torch.tensor(lengths)).bank
+        packed = model.run_encoder(src, torch.tensor(lengths)).bank
+    padded = model.run_encoder(src, torch.tensor(lengths)).bank
     torch.testing.assert_close(packed[of_tokens], padded[of_tokens])
     assert (packed[~of_tokens] == 0).all()
 

@@ -65,7 +65,7 @@ def rows(request, monkeypatch) -> Rows:
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
     name, *gpu = request.param.split(" ")
     if gpu:
-        monkeypatch.setattr(cache, "WAITLESS", ())
+        monkeypatch.setattr(cache, "SYNC_FREE_DEVICES", ())
     return Rows(MODELS[name]())
 
 
@@ -149,7 +149,7 @@ def test_random_walk_with_sentences_that_join(rows, seed):
 def test_where_the_host_may_not_ask_what_is_live(name, monkeypatch):
     """Away from a CPU the cache is cleared by the ages of sentences alone."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
-    monkeypatch.setattr(cache, "WAITLESS", ())
+    monkeypatch.setattr(cache, "SYNC_FREE_DEVICES", ())
     rows, sizes = Rows(MODELS[name]()), []
     rows.select([[0, 0], [1, 1], [2, 2]])
     for t in range(24):

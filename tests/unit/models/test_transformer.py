@@ -8,7 +8,7 @@ from torch import nn
 
 from onmt_lite.models.attention import CrossAttention, SelfAttention
 from onmt_lite.models.layers import Dropout, TransformerLayer
-from onmt_lite.models.positions import sinusoids
+from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 from tests.support import tiny
 from tests.support.model_variants import WITH_TORCH_MODULE, WITHOUT_TORCH_MODULE
@@ -45,7 +45,7 @@ def test_each_switch_changes_the_result(switches):
 @pytest.mark.parametrize("layout", ["interleaved", "concat", "fairseq"])
 def test_sinusoids_follow_the_formula(layout):
     n, d = 50, 6
-    table = sinusoids(n, d, layout)
+    table = make_sinusoids(n, d, layout)
     assert table.shape == (n, d)
     for position in range(n):
         for i in range(d // 2):
@@ -143,7 +143,7 @@ def embed(embedding: nn.Module, model: Transformer, ids: torch.Tensor) -> torch.
     if cfg.positions == "learned":
         table = embedding.position
     else:
-        table = sinusoids(first + ids.size(1), cfg.d_model, cfg.positions)
+        table = make_sinusoids(first + ids.size(1), cfg.d_model, cfg.positions)
     x = embedding.token.weight[ids] * scale + table[first : first + ids.size(1)]
     if cfg.embedding_norm:
         x = nn.functional.layer_norm(

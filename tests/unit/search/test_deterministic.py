@@ -37,7 +37,7 @@ def run(tmp_path):
 @pytest.fixture
 def sums_differ(monkeypatch):
     """Let sums over a sentence depend on its batch, as they may where there are no kernels."""
-    monkeypatch.setattr(kernels, "kernels", lambda: None)
+    monkeypatch.setattr(kernels, "get_library", lambda: None)
     monkeypatch.setitem(feed.SRC_MULTIPLES, "cpu", 1)
 
 
