@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Selection, copy_to_device
+from onmt_lite.models.base import AnyModel, Selection, upload
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.beam_2018 import make_beam_factory
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
@@ -122,9 +122,7 @@ class Scheduler:
         self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = copy_to_device(
-            torch.tensor([spec.initial_scores()]), model.device
-        )  # (1, K)
+        self.first_scores = upload(torch.tensor([spec.initial_scores()]), model.device)  # (1, K)
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
@@ -155,13 +153,13 @@ class Scheduler:
         longest = max(len(s.src) for s in chosen)
         multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
-        src = copy_to_device(
+        src = upload(
             pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id), device
         )  # (B, S)
         table, ids, width = self._table(chosen), None, None
         if chosen[0].copy_ids is not None:
             copied = pad_lists([s.copy_ids or [] for s in chosen], longest)
-            ids, width = copy_to_device(copied, device), self.n_words  # (B, S)
+            ids, width = upload(copied, device), self.n_words  # (B, S)
         with self.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
         slots = [Slot(i, self.make_beam(s.limits)) for i, s in zip(numbers, chosen)]
@@ -180,7 +178,7 @@ class Scheduler:
             widths.append(max(len(s.src) for s in chosen))
             parts.append(pad_lists([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
         # The columns of a `SlotTable` from `started` on
-        columns = torch.split(copy_to_device(torch.cat(parts, 1), self.model.device), widths, 1)
+        columns = torch.split(upload(torch.cat(parts, 1), self.model.device), widths, 1)
         tokens = columns[6][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
         return SlotTable(tokens, scores, torch.zeros_like(tokens), *columns)
@@ -242,7 +240,7 @@ class Rows:
         corrections = [slot.beam.corrected_scores for slot in self.slots]
         if any(corrections):
             none = [math.nan] * self.spec.beam_size
-            new = copy_to_device(torch.tensor([c or none for c in corrections]), self.device)
+            new = upload(torch.tensor([c or none for c in corrections]), self.device)
             self.table.scores = torch.where(new.isnan(), self.table.scores, new)
             for slot in self.slots:
                 slot.beam.corrected_scores = None
