@@ -1,4 +1,4 @@
-"""Files of torch.save: read as data, refused when damaged, and never run."""
+"""torch.save files are loaded as data, rejected when damaged, and never executed."""
 
 import io
 import pickle
@@ -26,11 +26,11 @@ FILES = sorted(path.name for path in DATA.glob("m*_step_2.pt"))
 
 
 def read(path):
-    """All that a file holds, the tensors of its model too."""
-    root = archive.load(path)
-    if isinstance(root, dict) and isinstance(root.get("model"), dict):
-        archive.check_state_dict(root["model"], path)
-    return root
+    """Load a file and check the tensors of its model."""
+    content = archive.load(path)
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        archive.check_state_dict(content["model"], path)
+    return content
 
 
 def assert_refused(path, *words):
@@ -56,7 +56,7 @@ FLOAT = torch.FloatStorage
 
 
 def tensor_pickle(storage=("storage", FLOAT, "0", "cpu", 4), offset=0, size=(2, 2), stride=(2, 1)):
-    """The pickle of {"model": {"a": tensor}}, with any description of the tensor."""
+    """Pickle {"model": {"a": tensor}} with the given description of the tensor."""
 
     class Tensor:
         def __reduce__(self):
@@ -89,23 +89,23 @@ def sample():
     }
 
 
-class TestReading:
-    @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
-    def test_what_torch_saves_is_read(self, tmp_path, sample, new):
+class TestLoad:
+    @pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+    def test_load_torch_save_file_equals_original(self, tmp_path, sample, new):
         torch.save(sample, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
         path = tmp_path / "x.pt"
-        root = archive.load(path)
-        assert root["plain"] == sample["plain"]
-        model = archive.check_state_dict(root["model"], path)
+        content = archive.load(path)
+        assert content["plain"] == sample["plain"]
+        model = archive.check_state_dict(content["model"], path)
         for name, tensor in sample["model"].items():
             assert torch.equal(model[name], tensor), name
         assert model["a"].data_ptr() == model["b"].data_ptr()
         names = ("half", "ids", "empty", "scalar", "parameter")
-        for name, tensor in archive.check_state_dict({n: root[n] for n in names}, path).items():
+        for name, tensor in archive.check_state_dict({n: content[n] for n in names}, path).items():
             assert tensor.dtype == sample[name].dtype and torch.equal(tensor, sample[name])
 
     @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-    def test_protocols(self, tmp_path, protocol):
+    def test_load_pickle_protocol_other_than_2_is_rejected(self, tmp_path, protocol):
         value = {"a": [1, (2, 3)], "b": {"c", "d"}, "e": "x" * 300}
         path = write_pickle(tmp_path / "x.pt", pickle.dumps(value, protocol=protocol))
         if protocol == 2:
@@ -114,31 +114,31 @@ class TestReading:
             assert_refused(path, f"protocol {protocol}")
 
     @pytest.mark.parametrize("name", FILES)
-    def test_real_files_equal_what_torch_reads(self, name):
-        root = archive.load(DATA / name)
-        assert isinstance(root["opt"], pickle_check.InertObject)
-        assert root["opt"].name == "argparse.Namespace"
-        assert root["opt"].get("heads") in (2, 8)
-        if "model" in root:
+    def test_load_real_file_equals_torch_load(self, name):
+        content = archive.load(DATA / name)
+        assert isinstance(content["opt"], pickle_check.InertObject)
+        assert content["opt"].name == "argparse.Namespace"
+        assert content["opt"].get("heads") in (2, 8)
+        if "model" in content:
             expected = torch.load(DATA / name, weights_only=False, pickle_module=Stubs)["model"]
-            tensors = archive.check_state_dict(root["model"], DATA / name)
+            tensors = archive.check_state_dict(content["model"], DATA / name)
             assert set(tensors) == set(expected)
             assert all(torch.equal(tensors[n], expected[n]) for n in expected)
 
-    def test_the_format_before_1_6_with_a_live_optimizer(self):
-        root = archive.load(DATA / "leg2.pt")
-        assert root["optim"].name == "onmt.utils.optimizers.Optimizer"
-        adam = root["optim"].get("_optimizer")
+    def test_load_legacy_file_with_optimizer_object(self):
+        content = archive.load(DATA / "leg2.pt")
+        assert content["optim"].name == "onmt.utils.optimizers.Optimizer"
+        adam = content["optim"].get("_optimizer")
         assert adam is None or adam.name == "torch.optim.adam.Adam"
-        assert archive.check_state_dict(root["model"], DATA / "leg2.pt")
+        assert archive.check_state_dict(content["model"], DATA / "leg2.pt")
 
-    def test_numbers_of_a_big_endian_machine(self, tmp_path):
+    def test_load_big_endian_zip_swaps_bytes(self, tmp_path):
         numbers = struct.pack(">4f", 1, 2, 3, 4)
         members = [("x/data.pkl", tensor_pickle()), ("x/data/0", numbers), ("x/version", "3")]
         path = write_zip(tmp_path / "x.pt", [*members, ("x/byteorder", b"big")])
         assert archive.load(path)["model"]["a"].tolist() == [[1, 2], [3, 4]]
 
-    def test_tables_with_defaults_and_objects_of_other_packages(self, tmp_path):
+    def test_load_objects_of_other_packages_are_inert(self, tmp_path):
         saved = {
             "defaults": defaultdict(list, a=[1]),
             "counts": Counter("aab"),
@@ -147,21 +147,21 @@ class TestReading:
             "partial": partial(print, 1, end=""),
         }
         data = pickle.dumps(saved, protocol=2).replace(b"print", b"float")
-        root = archive.load(write_pickle(tmp_path / "x.pt", data))
-        assert root["defaults"] == {"a": [1]} and root["counts"] == {"a": 2, "b": 1}
-        assert root["partial"].name == "functools.partial"  # a record: not run either
-        assert root["partial"].args[0].name == "builtins.float"
+        content = archive.load(write_pickle(tmp_path / "x.pt", data))
+        assert content["defaults"] == {"a": [1]} and content["counts"] == {"a": 2, "b": 1}
+        assert content["partial"].name == "functools.partial"  # inert: not executed either
+        assert content["partial"].args[0].name == "builtins.float"
 
-    def test_threads_do_not_share_what_stands_for_names(self):
+    def test_load_in_threads_restores_safe_globals(self):
         before = set(torch.serialization.get_safe_globals())
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(archive.load, [DATA / name for name in FILES] * 3))
-        assert all(root["opt"].name == "argparse.Namespace" for root in found)
+        assert all(content["opt"].name == "argparse.Namespace" for content in found)
         assert set(torch.serialization.get_safe_globals()) == before
 
 
 class Stubs:
-    """A pickle module for torch.load that knows no class of a toolkit; for these files only."""
+    """A pickle module for torch.load that replaces toolkit classes, for these files only."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module, name):
@@ -173,9 +173,9 @@ class Stubs:
     load = pickle.load
 
 
-class TestRefused:
+class TestRejected:
     @pytest.mark.parametrize("name", ["evil.pt", "evil2.pt"])
-    def test_files_that_would_run_something(self, name, capfd):
+    def test_load_malicious_file_is_rejected_without_execution(self, name, capfd):
         assert_refused(DATA / name, "posix.system" if name == "evil.pt" else "eval", "nothing")
         assert "PWNED" not in "".join(capfd.readouterr())
 
@@ -189,7 +189,7 @@ class TestRefused:
         ],
     )
     @pytest.mark.parametrize("protocol", [2, 4])
-    def test_names_that_no_model_needs(self, tmp_path, path, protocol):
+    def test_load_unexpected_global_is_rejected(self, tmp_path, path, protocol):
         module, _, name = path.rpartition(".")
         if protocol == 2:
             head = f"c{module}\n{name}\n".encode()
@@ -200,7 +200,7 @@ class TestRefused:
         words = ["refers to", "nothing was run"] if protocol == 2 else ["protocol 4"]
         assert_refused(write_pickle(tmp_path / "x.pt", data), *words)
 
-    def test_compressed_parts(self, tmp_path):
+    def test_load_compressed_member_is_rejected(self, tmp_path):
         members = [("x/data.pkl", pickle.dumps({}, 2)), ("x/data/0", b"\0" * (1 << 20))]
         path = write_zip(tmp_path / "x.pt", members, compression=zipfile.ZIP_DEFLATED)
         assert_refused(path, "compressed")
@@ -216,12 +216,12 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_parts_that_torch_does_not_write(self, tmp_path, names):
+    def test_load_unexpected_or_duplicate_member_is_rejected(self, tmp_path, names):
         path = write_zip(tmp_path / "x.pt", [(name, pickle.dumps({}, 2)) for name in names])
         assert_refused(path)
 
     @pytest.mark.parametrize(
-        "wrong",
+        "changes",
         [
             *(dict(stride=(0, 0)), dict(size=(10**6, 10**6), stride=(0, 0)), dict(stride=(1, 1))),
             *(dict(size=(2, 3), stride=(3, 1)), dict(offset=1), dict(offset=-1)),
@@ -239,9 +239,9 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_tensors_that_are_not_there(self, tmp_path, wrong):
+    def test_load_invalid_tensor_description_is_rejected(self, tmp_path, changes):
         assert read(write_pickle(tmp_path / "good.pt", tensor_pickle()))
-        assert_refused(write_pickle(tmp_path / "x.pt", tensor_pickle(**wrong)))
+        assert_refused(write_pickle(tmp_path / "x.pt", tensor_pickle(**changes)))
 
     @pytest.mark.parametrize(
         "data",
@@ -255,24 +255,24 @@ class TestRefused:
         ],
         ids=lambda data: repr(data[:12]),
     )
-    def test_pickles_that_make_no_sense(self, tmp_path, data):
+    def test_load_malformed_pickle_is_rejected(self, tmp_path, data):
         assert_refused(write_pickle(tmp_path / "x.pt", data))
 
     @pytest.mark.parametrize(
         "start", [b"", b"PK\x03\x04", b"\x80\x02", b"\x80\x02}.", archive.LEGACY]
     )
-    def test_stumps(self, tmp_path, start):
+    def test_load_truncated_header_is_rejected(self, tmp_path, start):
         (tmp_path / "x.pt").write_bytes(start)
         assert_refused(tmp_path / "x.pt", "x.pt")
 
-    def test_tables_that_hold_something_else(self, tmp_path):
+    def test_check_state_dict_non_tensor_is_rejected(self, tmp_path):
         torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
-        root = archive.load(tmp_path / "x.pt")
-        for table in (3, {"a": 3}, {3: root["w"]}, {"a": root["w"].to_sparse()}):
+        content = archive.load(tmp_path / "x.pt")
+        for state_dict in (3, {"a": 3}, {3: content["w"]}, {"a": content["w"].to_sparse()}):
             with pytest.raises(CheckpointError):
-                archive.check_state_dict(table, tmp_path / "x.pt")
+                archive.check_state_dict(state_dict, tmp_path / "x.pt")
 
-    def test_the_byte_order_of_old_files(self, tmp_path):
+    def test_load_big_endian_legacy_file_is_rejected(self, tmp_path):
         path = tmp_path / "x.pt"
         torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
         data = path.read_bytes()
@@ -290,17 +290,17 @@ def name(path):
     return f"c{module}\n{attribute}\n".encode()
 
 
-def doubled(value, before, after, n=60):
-    """A value that holds one before it twice, n times over: 2^n values, were it walked through."""
+def nest_pairs(value, before, after, n=60):
+    """Build a value that contains the previous value twice, n levels deep: 2^n values in total."""
     for i in range(n):
         value = before + value + b"q" + bytes([i]) + b"h" + bytes([i]) + after
     return value
 
 
 DEEP = 100_000
-TUPLES = doubled(b")", b"", b"\x86")
-LISTS = doubled(b"]", b"](", b"e")
-MANY = b"(" + b"N" * 990 + b"tq\1"  # a large tuple, which costs two instructions from then on
+TUPLES = nest_pairs(b")", b"", b"\x86")
+LISTS = nest_pairs(b"]", b"](", b"e")
+MANY = b"(" + b"N" * 990 + b"tq\1"  # a large tuple; each further use costs two opcodes
 KEYS = b"}q\1(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(200_000)) + b"u"
 STORAGE = b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
 ORDERED = name("collections.OrderedDict") + b")R"
@@ -309,11 +309,11 @@ REBUILD, PARAMETER = (name(f"torch._utils._rebuild_{what}") for what in ("tensor
 TENSOR = REBUILD + b"(" + STORAGE + b"K\0M\xff\xff\x85K\0\x85tR"
 
 
-class TestBombs:
-    """Small files on which torch's loader alone would take all memory, not end, or crash."""
+class TestDecompressionBombs:
+    """Small files that would make torch's loader exhaust memory, hang or crash."""
 
     def load(self, tmp_path, data):
-        """The object in a file, which is no model; None where the file is refused."""
+        """Load a file that is not a model; return None if it is rejected."""
         path = write_pickle(tmp_path / "x.pt", b"\x80\x02" + data + b".")
         files.assert_refused(path)
         with one_line():
@@ -329,23 +329,23 @@ class TestBombs:
             "2^60 tuples as a key": (b"}" + TUPLES + b"Ns", "tuple"),
             "2^60 tuples in a set": (name("builtins.set") + b"](" + TUPLES + b"e\x85R", "tuple"),
             "2^60 lists called": (LISTS + b")R", "calls"),
-            "2^60 lists made": (LISTS + b")\x81", "calls"),
+            "2^60 lists as a class": (LISTS + b")\x81", "calls"),
             "2^60 lists as a storage": (LISTS + b"Q", "storage"),
             "a storage as a set": (name("builtins.set") + STORAGE + b"\x85R", "object"),
             "a tensor as a set": (name("builtins.set") + TENSOR + b"\x85R", "object"),
             "a hidden method": (ORDERED + b"}" + text("keys") + REBUILD + b"sb", "attributes"),
-            "sets without end": (b"]q\0(" + b"N" * DEEP + b"e" + name("builtins.set") + b"q\1"
+            "many copies of a set": (b"]q\0(" + b"N" * DEEP + b"e" + name("builtins.set") + b"q\1"
             + b"](" + b"h\1h\0\x85R" * 1000 + b"e\x86", "copies"),
             "calls of many values": (b"](" + name("builtins.set") + b"q\2" + MANY
             + b"h\2h\1R" * 20_000 + b"e", "copies"),
             "objects of many values": (b"](" + name("argparse.Namespace") + b"q\2" + MANY
             + b"h\2h\1R" * 20_000 + b"e", "copies"),
             "storages of many values": (b"](" + MANY + b"h\1Q" * 20_000 + b"e", "copies"),
-            "many attributes again and again": (b"](" + NAMESPACE + b"q\2" + KEYS
+            "many attributes, repeatedly": (b"](" + NAMESPACE + b"q\2" + KEYS
             + b"h\2h\1b" * 1000 + b"e", "copies"),
-            "the same of a dict": (b"](" + ORDERED + b"q\2}q\1(" + text("_metadata") + b"q\3N"
+            "many dict attributes": (b"](" + ORDERED + b"q\2}q\1(" + text("_metadata") + b"q\3N"
             + b"h\3N" * 500_000 + b"uh\2h\1b" + b"h\2h\1b" * 1000 + b"e", "copies"),
-            "the same from what was made": (b"](" + NAMESPACE + b"q\2" + ORDERED + b"q\1"
+            "many attributes from an instance": (b"](" + NAMESPACE + b"q\2" + ORDERED + b"q\1"
             + KEYS[KEYS.index(b"("):] + b"h\2h\1b" * 1000 + b"e", "copies"),
             "attributes from a dict": (ORDERED + ORDERED + b"b", "attributes"),
             "attributes of a tensor": (TENSOR + b"}b", "attributes"),
@@ -354,11 +354,11 @@ class TestBombs:
             "a tensor of an object": (REBUILD + b"(" + NAMESPACE + b"K\0))tR", "dtype"),
             "a parameter of an object": (PARAMETER + b"(" + NAMESPACE + b"\x88NtR", "detach"),
             "a call of a type": (name("torch.float32") + b")R", "callable"),
-            "a text of 2 GiB": (b"X\xff\xff\xff\x7fabc", "2147483647"),
+            "a string of 2 GiB": (b"X\xff\xff\xff\x7fabc", "2147483647"),
             "too many references": (b"]q\0(" + b"h\0" * 4_100_000 + b"e", "longer"),
         }.values(),
     )  # fmt: skip
-    def test_refused(self, tmp_path, data, word):
+    def test_load_bomb_is_rejected(self, tmp_path, data, word):
         assert self.load(tmp_path, data) is None
         assert_refused(tmp_path / "x.pt", word)
 
@@ -376,32 +376,32 @@ class TestBombs:
         ],
         ids=lambda data: repr(data[:12]),
     )
-    def test_deep_nesting_and_values_that_hold_themselves_are_harmless(self, tmp_path, data):
+    def test_load_deep_or_recursive_value_terminates(self, tmp_path, data):
         assert self.load(tmp_path, data) is not None
 
     @pytest.mark.parametrize("numel", [5, 1000, 10**15])
-    def test_claims_in_old_files(self, tmp_path, numel):
+    def test_load_legacy_file_with_false_storage_size_is_rejected(self, tmp_path, numel):
         path = tmp_path / "x.pt"
         torch.save({"w": torch.ones(4)}, path, _use_new_zipfile_serialization=False)
-        claim = b"\x8a\x08" + struct.pack("<q", numel)
+        false_size = b"\x8a\x08" + struct.pack("<q", numel)
         data = path.read_bytes()
-        changed = re.sub(rb"(cpuq.)K\x04", lambda match: match[1] + claim, data)
+        changed = re.sub(rb"(cpuq.)K\x04", lambda match: match[1] + false_size, data)
         assert changed != data
         path.write_bytes(changed)
         assert_refused(path)
 
 
 @given(st.binary(max_size=60))
-def test_any_pickle(tmp_path_factory, data):
-    """What passes the check is loaded or refused by torch; nothing else is raised."""
+def test_load_random_bytes_raises_only_checkpoint_error(tmp_path_factory, data):
+    """A pickle that passes the check is loaded or rejected by torch."""
     path = tmp_path_factory.getbasetemp() / "any.pt"
     for start in (b"", b"\x80\x02", b"\x80\x02}"):
         with one_line():
             archive.load(write_pickle(path, start + data + b"."))
 
 
-def test_nothing_of_a_toolkit_is_imported_and_nothing_is_unpickled():
-    """torch itself imports pickle; its loader for weights does without."""
+def test_load_imports_no_toolkit_and_uses_no_unpickler():
+    """torch itself imports pickle, but its weights-only loader does not use it."""
     code = (
         "import sys, pickle, torch\n"
         "from pathlib import Path\n"

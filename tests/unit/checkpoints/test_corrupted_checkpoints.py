@@ -1,7 +1,7 @@
-"""Changed checkpoints load as the same model or are refused; nothing else is raised.
+"""A corrupted checkpoint loads as the same model or raises CheckpointError.
 
-What no format protects is left out: numbers in safetensors, the words of a plain text file, and
-whatever a writer with a right checksum put there.
+Not tested, because no format detects it: changed tensor data in safetensors, changed words in a
+text file, and files that were written with a valid checksum.
 """
 
 import json
@@ -27,33 +27,36 @@ from tests.support.files import (
 )
 from tests.support.sweeps import swept
 
-# A model, and after a colon the file of its directory
+# A model file, or a model directory and one of its files after a colon
 ZIPS = ["onmt351_transformer.pt", "onmt120_lstm.pt", "m12_cnn_step_2.pt", "m12_copyrnn_step_2.pt"]
 ZIPS += ["switches/onmt351_average.pt", "switches/fairseq_pre_norm:checkpoint.pt"]
 ZIPS += ["marian_npz/opus:model.npz.best-bleu.npz"]
 OURS = ["ours:model.json", "ours:weights.safetensors", "ours:sentencepiece.model"]
-REST = [*OURS, "marian_npz/opus:decoder.yml"]
+CHECKED = [*OURS, "marian_npz/opus:decoder.yml"]
 UNCHECKED = [
     *("leg2.pt", "marian_npz/opus:opus.spm32k.vocab.yml"),
     *("hf/marian:config.json", "hf/marian:vocab.json", "hf/marian:model.safetensors"),
     *("ct2/opennmt_int16:config.json", "ct2/opennmt_int16:target_vocabulary.json"),
 ]
 DAILY = ["onmt120_lstm.pt", *ZIPS[-2:]]
-PLAIN = ["onmt351_transformer.pt", "fairseq_transformer", "fairseq_fconv"]  # plain enough for torch
+# torch.load can read these
+PLAIN = ["onmt351_transformer.pt", "fairseq_transformer", "fairseq_fconv"]
 
 
 @pytest.fixture
 def stored(request, tmp_path):
-    """A model, and a file of it: the same where it has only one."""
+    """Return a copy of a model and the path of one of its files."""
     name, _, file = request.param.partition(":")
     path = request.getfixturevalue("tiny_checkpoint") if name == "ours" else DATA / name
     copy = (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / "x.pt")
     return copy, copy / file if file else copy
 
 
-def changed(data: bytes, random: Random, n: int):
-    """Bytes that are others, missing or repeated, at n places, a third of them near the end: a
-    zip file has its directory there."""
+def corrupt(data: bytes, random: Random, n: int):
+    """Yield data with bytes inverted, removed or repeated at n offsets.
+
+    A third of the offsets are near the end, where a zip file has its directory.
+    """
     for i in range(n):
         first = max(0, len(data) - 4000) if i % 3 == 0 else 0
         at, size = random.randrange(first, len(data)), random.choice([1, 4, 300])
@@ -62,11 +65,11 @@ def changed(data: bytes, random: Random, n: int):
             yield data[:at] + other + data[at + size :]
 
 
-@pytest.mark.parametrize("stored", swept([*ZIPS, *REST], [*DAILY, *REST]), indirect=True)
-def test_bytes_changed_cut_out_and_repeated(stored):
+@pytest.mark.parametrize("stored", swept([*ZIPS, *CHECKED], [*DAILY, *CHECKED]), indirect=True)
+def test_load_corrupted_bytes_equals_original_or_is_rejected(stored):
     (path, file), n_refused = stored, 0
     original, expected = file.read_bytes(), everything(path)
-    for data in changed(original, Random(1), 20):
+    for data in corrupt(original, Random(1), 20):
         file.write_bytes(data)
         try:
             assert everything(path) == expected
@@ -77,18 +80,18 @@ def test_bytes_changed_cut_out_and_repeated(stored):
 
 
 @pytest.mark.parametrize("stored", swept(UNCHECKED, UNCHECKED[1::3]), indirect=True)
-def test_bytes_that_no_checksum_protects(stored):
+def test_load_corrupted_unchecked_file_raises_only_checkpoint_error(stored):
     path, file = stored
-    for data in changed(file.read_bytes(), Random(1), 20):
+    for data in corrupt(file.read_bytes(), Random(1), 20):
         file.write_bytes(data)
         loads_or_is_refused(path)
 
 
 @pytest.mark.parametrize("stored", OURS, indirect=True)
-def test_a_file_of_ours_that_is_cut_off_lengthened_or_missing(stored):
+def test_load_native_truncated_extended_or_missing_file_is_rejected(stored):
     path, file = stored
     data = file.read_bytes()
-    # The description ends in a line feed, which it can do without
+    # The final line feed of the manifest is optional
     for n in (0, len(data) // 3, 2 * len(data) // 3, len(data) - 2):
         file.write_bytes(data[:n])
         assert_refused(path)
@@ -101,29 +104,29 @@ def test_a_file_of_ours_that_is_cut_off_lengthened_or_missing(stored):
 
 
 @pytest.mark.parametrize("stored", swept(ZIPS, DAILY), indirect=True)
-def test_a_part_of_the_archive_is_missing(stored):
+def test_load_missing_zip_member_equals_original_or_is_rejected(stored):
     path, file = stored
     with zipfile.ZipFile(file) as archive:
-        parts = {info.filename: archive.read(info) for info in archive.infolist()}
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
     expected = everything(path)
-    for gone in Random(2).sample(sorted(parts), 12):
+    for removed in Random(2).sample(sorted(members), 12):
         with zipfile.ZipFile(file, "w") as archive:
-            for name in parts.keys() - {gone}:
-                archive.writestr(name, parts[name])
-        try:  # an optimiser is not missed
+            for name in members.keys() - {removed}:
+                archive.writestr(name, members[name])
+        try:  # the optimizer is not needed
             assert everything(path) == expected
         except CheckpointError:
             continue
 
 
-# Versions, copies for another way to compute the same, tables whose length nothing else tells
+# Versions, copies for alternative computations, and tables whose length is not checked
 UNUSED = r"version|[^.]_(weight|bias)$|\.pe\.|embed_positions"
 EDITS = {
     "gone": lambda table, name: table.pop(name),
     "renamed": lambda table, name: table.update({name + "x": table.pop(name)}),
     "added": lambda table, name: table.update({"more." + name: table[name]}),
     "not finite": lambda table, name: table.update({name: table[name] * torch.inf}),
-    "whole": lambda table, name: table.update({name: torch.ones_like(table[name]).long()}),
+    "integer": lambda table, name: table.update({name: torch.ones_like(table[name]).long()}),
     "complex": lambda table, name: table.update({name: table[name] + 0j}),
     "empty": lambda table, name: table.update({name: table[name][..., :0]}),
     "shorter": lambda table, name: table.update({name: table[name][:-1]}),
@@ -132,19 +135,20 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize("kind", swept(PLAIN, PLAIN[1:2]))
-def test_a_weight_is_not_what_it_should_be(kind, edit, tmp_path):
-    copy = shutil.copytree if (DATA / kind).is_dir() else shutil.copy
-    path = copy(DATA / kind, tmp_path / "x.pt")
+@pytest.mark.parametrize("name", swept(PLAIN, PLAIN[1:2]))
+def test_load_changed_weight_is_rejected(name, edit, tmp_path):
+    copy = shutil.copytree if (DATA / name).is_dir() else shutil.copy
+    path = copy(DATA / name, tmp_path / "x.pt")
     stored = next(path.glob("*.pt")) if path.is_dir() else path
-    root = torch.load(stored, weights_only=False)
+    content = torch.load(stored, weights_only=False)
     for side in ("model", "generator"):
-        names = [n for n, w in root.get(side, {}).items() if w.is_floating_point() and w.dim()]
-        weights = [name for name in names if not re.search(UNUSED, name)]
-        for name in Random(3).sample(weights, min(4, len(weights))):
-            table = dict(root[side])
-            edit(table, name)
-            torch.save(root | {side: table}, stored)
+        tensors = content.get(side, {})
+        names = [n for n, w in tensors.items() if w.is_floating_point() and w.dim()]
+        weights = [weight for weight in names if not re.search(UNUSED, weight)]
+        for weight in Random(3).sample(weights, min(4, len(weights))):
+            table = dict(content[side])
+            edit(table, weight)
+            torch.save(content | {side: table}, stored)
             assert_refused(path)
 
 
@@ -154,7 +158,7 @@ def test_a_weight_is_not_what_it_should_be(kind, edit, tmp_path):
     [*ZIPS[4:6], "hf/marian:config.json", "hf/marian:generation_config.json"],
     indirect=True,
 )
-def test_options_of_any_kind_raise_nothing_else(stored):
+def test_load_options_of_any_type_raise_only_checkpoint_error(stored):
     (path, file), random = stored, Random(0)
     if file.suffix == ".json":
         original = json.loads(file.read_text("utf-8"))
@@ -162,33 +166,36 @@ def test_options_of_any_kind_raise_nothing_else(stored):
             change(file, **original | {name: random.choice(ODD)})
             loads_or_is_refused(path)
         return
-    root = root_of(file)
-    options = vars(root["opt"] if "opt" in root else root["args"])
+    content = root_of(file)
+    options = vars(content["opt"] if "opt" in content else content["args"])
     for name, value in [*options.items()]:
         options[name] = random.choice(ODD)
-        torch.save(root, file)
+        torch.save(content, file)
         loads_or_is_refused(path)
         options[name] = value
-    for value in (*ODD, {"model": {}}, {"model": {"arch": 3}, "task": 3}):  # nested, of fairseq
-        torch.save(root | {"args": None, "cfg": value}, file)
+    for value in (*ODD, {"model": {}}, {"model": {"arch": 3}, "task": 3}):  # nested, fairseq
+        torch.save(content | {"args": None, "cfg": value}, file)
         loads_or_is_refused(path)
 
 
-class TestSizesThatNoModelHas:
-    def refuse(self, tmp_path, data, *words):
+class TestSizeLimits:
+    def assert_pickle_refused(self, tmp_path, data, *words):
         with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
             archive.writestr("x/data.pkl", b"\x80\x02" + data + b".")
             archive.writestr("x/version", "3")
         assert_refused(tmp_path / "x.pt", *words)
 
-    def test_pickles(self, tmp_path, monkeypatch):
-        self.refuse(tmp_path, b"]]\x93", "STACK_GLOBAL")  # names that are lists
-        self.refuse(tmp_path, b"P" + b"x" * 100_000 + b"\n", "not a valid PyTorch model file")
+    def test_load_pickle_over_operation_limit_is_rejected(self, tmp_path, monkeypatch):
+        # A global whose name is a list
+        self.assert_pickle_refused(tmp_path, b"]]\x93", "STACK_GLOBAL")
+        self.assert_pickle_refused(
+            tmp_path, b"P" + b"x" * 100_000 + b"\n", "not a valid PyTorch model file"
+        )
         monkeypatch.setattr(pickle_check, "MAX_OPERATIONS", 1000)
-        self.refuse(tmp_path, b")" + b"\x85" * 1001, "longer or copies")
+        self.assert_pickle_refused(tmp_path, b")" + b"\x85" * 1001, "longer or copies")
 
     @pytest.mark.parametrize("n, shape", [(20_001, [0]), (1, [1] * 100_000)])
-    def test_safetensors(self, n, shape):
+    def test_safetensors_header_over_tensor_limit_is_rejected(self, n, shape):
         entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * (0 not in shape)]}
         header = str({f"w{i}": entry for i in range(n)}).replace("'", '"').encode()
         with pytest.raises(ValueError):

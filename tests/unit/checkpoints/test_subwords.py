@@ -1,7 +1,7 @@
-"""Words to pieces and back: as the packages that made the pieces do it.
+"""BPE segmentation and detokenization equal subword-nmt and pyonmttok.
 
-`data/subwords.json` holds what subword-nmt 0.3.8 (`BPE.segment`, with merges of its learn-bpe and
-some of version 0.1 written by hand) and pyonmttok 1.38.1 (`Tokenizer.detokenize`) returned.
+`data/subwords.json` contains the output of subword-nmt 0.3.8 (`BPE.segment`, with merges from
+learn-bpe and hand-written merges of version 0.1) and pyonmttok 1.38.1 (`Tokenizer.detokenize`).
 """
 
 import json
@@ -19,8 +19,8 @@ from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
 STORED = json.loads((Path(__file__).parents[2] / "data" / "subwords.json").read_text("utf-8"))
 
 
-def lines_run(function: Callable[[], object]) -> int:
-    """Lines of Python that a call runs, which do not depend on what else the machine does."""
+def count_executed_lines(function: Callable[[], object]) -> int:
+    """Count the Python lines that a call executes: a measure that is independent of the load."""
     n_lines, before = 0, sys.gettrace()
 
     def count(frame, event, arg):
@@ -37,23 +37,25 @@ def lines_run(function: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("case", STORED["bpe"], ids=lambda case: case["name"])
-class TestBytePairs:
+class TestBytePairEncoder:
     @pytest.fixture
     def encoder(self, case):
         known = case["vocabulary"]
         vocabulary = None if known is None else parse_vocabulary(known, case["threshold"])
         return BytePairEncoder(parse_codes(case["codes"]), vocabulary)
 
-    def test_pieces_are_those_of_subword_nmt(self, encoder, case):
+    def test_encode_equals_subword_nmt(self, encoder, case):
         assert [[line, encoder.encode(line)] for line, _ in case["lines"]] == case["lines"]
 
-    def test_the_pieces_make_the_words_again(self, encoder, case):
+    def test_join_bpe_inverts_encode(self, encoder, case):
         for line in ("der hund sieht die katzenhunde", "aaaaaaabababab x 😀é"):
             assert join_bpe(encoder.encode(line)) == line
 
-    def test_four_times_as_long_a_word_takes_four_times_the_steps(self, encoder, case):
+    def test_encode_long_word_takes_linear_time(self, encoder, case):
         words = ["katzenhundeaaabab" * n for n in (100, 400)]
-        short, long = (lines_run(lambda word=word: encoder.encode(word)) for word in words)
+        short, long = (
+            count_executed_lines(lambda word=word: encoder.encode(word)) for word in words
+        )
         assert long < 5 * short
         assert join_bpe(encoder.encode(words[1])) == words[1]
 
@@ -61,25 +63,25 @@ class TestBytePairs:
 VERSION_2 = [case for case in STORED["bpe"] if case["codes"].startswith("#version: 0.2")]
 
 
-def fast_codes(codes: str) -> str:
-    """The merges of a codes file of version 0.2 as fastBPE writes them: with counts."""
+def convert_to_fastbpe(codes: str) -> str:
+    """Convert a codes file of version 0.2 to the fastBPE format, which has counts."""
     merges = codes.rstrip("\n").split("\n")[1:]
     return "".join(f"{merge} {9000 - i}\n" for i, merge in enumerate(merges))
 
 
 @pytest.mark.parametrize("case", VERSION_2, ids=lambda case: case["name"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_fastbpe_codes_cut_as_subword_nmt_with_the_same_merges(case, end):
-    """Without a vocabulary, fastBPE 0.1.0 gives the same for these and for 4,000 random lines."""
+def test_encode_fastbpe_codes_equals_subword_nmt(case, end):
+    """Without a vocabulary, fastBPE 0.1.0 agrees on these and on 4,000 random lines."""
     known = case["vocabulary"]
     vocabulary = None if known is None else parse_vocabulary(known, case["threshold"])
-    codes = parse_codes(fast_codes(case["codes"]).replace("\n", end))
+    codes = parse_codes(convert_to_fastbpe(case["codes"]).replace("\n", end))
     encoder = BytePairEncoder(codes, vocabulary)
     assert codes == parse_codes(case["codes"])
     assert [[line, encoder.encode(line)] for line, _ in case["lines"]] == case["lines"]
 
 
-def test_codes_file_of_fastbpe_that_is_damaged_is_refused_with_its_line(tmp_path):
+def test_read_bpe_codes_damaged_fastbpe_file_reports_line(tmp_path):
     file = tmp_path / "bpecodes"
     file.write_text("e n</w> 1423551864\ne r\n", encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
@@ -90,12 +92,12 @@ def test_codes_file_of_fastbpe_that_is_damaged_is_refused_with_its_line(tmp_path
     )
 
 
-def test_blank_lines_have_no_pieces():
+def test_encode_blank_line_returns_no_subwords():
     encoder = BytePairEncoder(parse_codes("#version: 0.2\na b\n"))
     assert [encoder.encode(line) for line in ("", "  ", "\t", "\u3000")] == [[], [], [], []]
 
 
-def test_headers_and_vocabularies():
+def test_parse_codes_headers_and_vocabularies():
     headers = {"": False, "#version: 0.1\n": False, "#version: 0.2\n": True}
     for header, marks_last in headers.items():
         assert parse_codes(header + "a b\n").marks_last == marks_last
@@ -122,29 +124,29 @@ def test_headers_and_vocabularies():
         ("#version: 0.2\na b 3\n", 2),
     ],
 )
-def test_what_is_no_codes_file(text, line):
+def test_parse_codes_malformed_file_reports_line(text, line):
     with pytest.raises(ValueError, match=f"^line {line}:"):
         parse_codes(text)
 
 
-def test_marks_within_a_line_that_was_cut_off():
-    """The model may stop inside a word, or write a mark where none belongs."""
+def test_join_misplaced_subword_markers_are_kept():
+    """A model may stop inside a word or produce a marker in the wrong position."""
     assert join_bpe(["a@@", "b", "c@@"]) == "ab c"
     assert join_bpe(["a@@b", "@@", "c"]) == "a@@b c"
     assert join_pieces(["▁a", "b", "▁", "▁c"]) == "ab  c"
 
 
 @pytest.mark.parametrize("name", ["joiner", "spacer"])
-def test_marked_tokens_are_joined_as_by_opennmt(name):
+def test_detokenize_joiner_and_spacer_equals_pyonmttok(name):
     for tokens, text in STORED["detokenize"][name]:
         assert DETOKENIZERS[name](tokens) == text, tokens
 
 
-def test_escaped_characters():
-    """As pyonmttok returns them; half a character would be none."""
-    for joined in (DETOKENIZERS["joiner"], DETOKENIZERS["spacer"]):
-        assert joined(["％0020\u0301"]) == " \u0301"
-        assert joined(["％00200020"]) == " 0020"
-        assert joined(["％00E9％00é"]) == "％00E9％00é"
-        assert joined(["｟a％0020b｠"]) == "｟a％0020b｠"
-        assert joined(["％d800"]) == "％d800"
+def test_detokenize_escaped_characters_equals_pyonmttok():
+    """Escaped surrogates are left as they are, because they are not characters."""
+    for detokenize in (DETOKENIZERS["joiner"], DETOKENIZERS["spacer"]):
+        assert detokenize(["％0020\u0301"]) == " \u0301"
+        assert detokenize(["％00200020"]) == " 0020"
+        assert detokenize(["％00E9％00é"]) == "％00E9％00é"
+        assert detokenize(["｟a％0020b｠"]) == "｟a％0020b｠"
+        assert detokenize(["％d800"]) == "％d800"
