@@ -71,7 +71,7 @@ class CalibrateOptions:
     languages: tuple[str, ...] = opt((), metavar="CODE")
 
 
-def wrong_words(v: Values) -> list[str]:
+def find_invalid_words(v: Values) -> list[str]:
     """Find placeholders and marks that are not single words."""
     problems = [
         f"{name}: {word!r} is not one word; give one without spaces"
@@ -89,7 +89,7 @@ def wrong_words(v: Values) -> list[str]:
 OPTIONS: dict[str, Option] = collect_options((CalibrateOptions, *META_GROUPS), ("calibrate",))
 RULES = (
     require_paths("model", "valid"),
-    reject_all(wrong_words),
+    reject_all(find_invalid_words),
     reject_if(
         lambda v: len(v.languages) not in (0, 2) or "" in v.languages,
         "languages: give two codes, source and target",
@@ -116,11 +116,11 @@ def calibrate(options: CalibrateOptions) -> None:
     import sacrebleu  # optional
 
     files = [read_pairs(file) for file in options.valid]
-    pairs, joined = [*chain(*files)], [*chain(*map(neighbours, files))]
-    checkpoint = with_options(native.load(path), options)
+    pairs, joined = [*chain(*files)], [*chain(*map(join_neighbors, files))]
+    checkpoint = apply_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
-    config, n_found, n_shared = best_attention(pipeline, made)
+    config, n_found, n_shared = find_alignment_head(pipeline, made)
     made += pipeline.translate_lines(list(from_texts((src for src, _ in joined), "lines")))
     points = [
         Point(
@@ -131,19 +131,19 @@ def calibrate(options: CalibrateOptions) -> None:
         for t, (_, ref) in zip(made, pairs + joined)
         if (hyp := t.hyps[0]).token_log_probs
     ]
-    curve = fit(points)
+    curve = fit_confidence(points)
     described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
     native.update_manifest(path, config, *described)
     write_text(
         f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
         f"{len(points)} are right, half of those of ten tokens at {curve.threshold(10):.3f} per "
-        f"token\n{table(points, curve)}"
+        f"token\n{format_reliability_table(points, curve)}"
         f"attention: {config or 'unchanged'}; finds {n_found} of {n_shared} words that both sides "
         "share\n"
     )
 
 
-def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
+def apply_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
     """Return the checkpoint with the values that the options set."""
     unknown: dict[str, Any] = {
         "rule": options.unknown,
@@ -155,7 +155,7 @@ def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoin
     if options.train:
         seen = (src for file in options.train for src, _ in read_pairs(file))
         known = {char for token in checkpoint.src_vocab.tokens for char in token}
-        unknown["rare"] = rare_marks(known, seen)
+        unknown["rare"] = find_rare_marks(known, seen)
     changes: dict[str, Any] = {"unknown": replace(checkpoint.unknown, **unknown)}
     if options.split_longer is not None:
         changes["split_longer"] = options.split_longer
@@ -164,7 +164,7 @@ def with_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoin
     return replace(checkpoint, **changes)
 
 
-def rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
+def find_rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
     """Return the marks among the `known` characters that are rare in the lines."""
     n_lines, n_with = 0, Counter[str]()
     for line in lines:
@@ -185,12 +185,12 @@ class Point(NamedTuple):
     right: bool
 
 
-def neighbours(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def join_neighbors(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Join the pairs two and two."""
     return [(f"{a} {b}", f"{x} {y}") for (a, x), (b, y) in zip(pairs[::2], pairs[1::2])]
 
 
-def fit(points: Sequence[Point]) -> Confidence:
+def fit_confidence(points: Sequence[Point]) -> Confidence:
     """Fit the curve of maximum likelihood, with a normal prior of variance 1 on
     `per_log_token`, so that a few lines of a few lengths do not decide it.
 
@@ -227,7 +227,7 @@ def fit(points: Sequence[Point]) -> Confidence:
     return Confidence(at_zero, per_nat, per_log_token)
 
 
-def table(points: Sequence[Point], curve: Confidence) -> str:
+def format_reliability_table(points: Sequence[Point], curve: Confidence) -> str:
     """Compare predicted with observed shares in ten bins, as Markdown."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
     for mean, n_tokens, right in points:
@@ -247,7 +247,9 @@ def table(points: Sequence[Point], curve: Confidence) -> str:
 # -- attention ------------------------------------------------------------------------------------
 
 
-def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str, Any], int, int]:
+def find_alignment_head(
+    pipeline: Any, made: Sequence[Translation]
+) -> tuple[dict[str, Any], int, int]:
     """Find the head that attends to most of the words that both sides share, at their own step or
     (late) the next.
 
@@ -261,7 +263,7 @@ def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str
         tokens = translation.hyps[0].tokens
         source, target = Units(example.src_tokens), Units(tokens)
         shared = source.unique.keys() & target.unique.keys()
-        places = attended(pipeline, example, tokens) if shared else []
+        places = find_attended_tokens(pipeline, example, tokens) if shared else []
         for word in shared:
             if target.unique[word] not in target.of_token:
                 continue  # it begins inside a token, so no step is its own
@@ -279,7 +281,9 @@ def best_attention(pipeline: Any, made: Sequence[Translation]) -> tuple[dict[str
     return config, n_found, n_shared
 
 
-def attended(pipeline: Any, example: Example, tokens: list[str]) -> list[list[list[int]]]:
+def find_attended_tokens(
+    pipeline: Any, example: Example, tokens: list[str]
+) -> list[list[list[int]]]:
     """Return by layer and head the source token that each step attends to most."""
     model, device = pipeline.model, pipeline.device
     src = torch.tensor([example.src_ids], device=device)

@@ -26,7 +26,7 @@ def draw_svg(width: float, height: float, draw: Callable[[Any], None]) -> bytes:
     return file.getvalue()
 
 
-def training_chart(rows: Sequence[Row]) -> bytes:
+def draw_training_chart(rows: Sequence[Row]) -> bytes:
     """Plot the losses over time, and BLEU below them if there are scores."""
     lines = (("training", "train_loss", 0), ("held out", "valid_loss", 0), ("BLEU", "bleu", 1))
     has_bleu = any(row.bleu is not None for row in rows)

@@ -54,16 +54,18 @@ class Text:
         """Pairs of all files."""
         return [pair for file in self.files for pair in file]
 
-    def for_pieces(self) -> list[Pair]:
+    def select_subword_pairs(self) -> list[Pair]:
         """Return the pairs whose words become pieces."""
         return self.pairs
 
-    def of_epoch(self, epoch: int, rng: Random) -> list[Pair]:
+    def sample_epoch(self, epoch: int, rng: Random) -> list[Pair]:
         """Return the pairs of an epoch in a new list."""
-        return weighted(self.files, self.weights, rng)
+        return repeat_by_weight(self.files, self.weights, rng)
 
 
-def weighted(corpora: list[list[Pair]], weights: Sequence[float], rng: Random) -> list[Pair]:
+def repeat_by_weight(
+    corpora: list[list[Pair]], weights: Sequence[float], rng: Random
+) -> list[Pair]:
     """Return each corpus as many times as its weight says: with 2.3 twice, and a random 30 %."""
     pairs: list[Pair] = []
     for corpus, weight in zip(corpora, weights, strict=True):
@@ -86,7 +88,7 @@ def read_corpora(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[P
     return kind(files, data.train_weights or [1.0] * len(files)), held_out
 
 
-def held_out_notes(data: DataOptions, pairs: list[Pair], shown: list[Pair]) -> list[str]:
+def check_held_out(data: DataOptions, pairs: list[Pair], shown: list[Pair]) -> list[str]:
     """Return notes on how far the scores of the `shown` held-out pairs can be trusted."""
     if not data.valid:
         return [
@@ -152,7 +154,7 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
     then the pairs held out.  Raises DataError if nothing would be left to learn from.
     """
     pairs = [pair for corpus in corpora for pair in corpus]
-    held_out = spread(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
+    held_out = pick_evenly(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
     sources, targets = ({pair[side] for pair in held_out} for side in (0, 1))
     rest = [
         [p for p in corpus if p[0] not in sources and p[1] not in targets] for corpus in corpora
@@ -162,7 +164,7 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
     return rest, held_out
 
 
-def spread(pairs: list[Pair], at_most: int) -> list[Pair]:
+def pick_evenly(pairs: list[Pair], at_most: int) -> list[Pair]:
     """Return `at_most` pairs at equal distances, or all pairs if there are fewer."""
     n = min(at_most, len(pairs))
     return [pairs[i * len(pairs) // n] for i in range(n)]
@@ -255,7 +257,7 @@ class Epochs:
     def __call__(self, number: int) -> Epoch:
         """Raises DataError if nothing is left to learn from."""
         rng = Random(f"{self.seed} {number}")
-        pairs = self.text.of_epoch(number, rng)
+        pairs = self.text.sample_epoch(number, rng)
         if not pairs:
             raise DataError("train_weights leave no pair for an epoch; give larger ones")
         rng.shuffle(pairs)
@@ -267,7 +269,7 @@ class Epochs:
             raise DataError(
                 "every target has a character without a piece; -all_characters makes them"
             )
-        return Epoch(group(examples, self.batch_tokens, rng), len(pairs) - len(examples))
+        return Epoch(make_batches(examples, self.batch_tokens, rng), len(pairs) - len(examples))
 
 
 def tokenize(
@@ -303,7 +305,7 @@ def tokenize(
     return examples
 
 
-def group(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
+def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
     """Group examples of similar length into batches, in random order.
 
     A batch has at most `batch_tokens` padded tokens a side, and at least one example.
@@ -353,9 +355,9 @@ def pad_batch(batch: list[Example]) -> TrainBatch:
     )
 
 
-def held_out_batches(
+def make_held_out_batches(
     sp: spm.SentencePieceProcessor, pairs: list[Pair], max_length: int, batch_tokens: int
 ) -> list[TrainBatch]:
     """Return padded batches of the pairs, none of which is segmented at random."""
     examples = tokenize(sp, pairs, 0, 0, max_length, Random(0))
-    return list(map(pad_batch, group(examples, batch_tokens, Random(0))))
+    return list(map(pad_batch, make_batches(examples, batch_tokens, Random(0))))

@@ -21,7 +21,7 @@ FAR = 2  # times less than that is far too little
 FEW_PAIRS, SOME_PAIRS = 5_000, 10_000  # far too few for a translator, and a beginning
 
 
-class Pace(NamedTuple):
+class RunSpeed(NamedTuple):
     """Sizes of an epoch, and measured speed."""
 
     n_pairs: int
@@ -39,7 +39,7 @@ class Pace(NamedTuple):
         return max(LEAST_STEPS, min(EPOCHS * self.epoch_steps, most))
 
 
-def measured_speed(
+def measure_speed(
     batches: list[list[Example]], update: Callable[[TrainBatch], float], is_over: Callable[[], bool]
 ) -> float:
     """Return the target tokens a second of a few updates, after a first one, which takes longer."""
@@ -55,7 +55,7 @@ def measured_speed(
 
 
 def forecast(
-    pace: Pace, learning: LearningOptions, n_steps: int, seconds: float, is_trained: bool
+    pace: RunSpeed, learning: LearningOptions, n_steps: int, seconds: float, is_trained: bool
 ) -> list[str]:
     """Describe what is left of a run, and note if the whole run is far too short.
 
@@ -74,11 +74,12 @@ def forecast(
     by_time = n_steps + left / pace.seconds(1) if learning.train_minutes else math.inf
     steps = min(by_steps, by_time)
     epochs, more = steps / pace.epoch_steps, steps - n_steps
-    earlier = f"more steps, in addition to {duration(seconds)} for {n_steps:,} steps so far"
+    earlier = f"more steps, in addition to {format_duration(seconds)} for {n_steps:,} steps so far"
     told = [
         f"at {pace.tokens_per_second:,.0f} target tokens/s, as measured now, this run takes "
-        f"{duration(pace.seconds(more))} for {more:,.0f} {earlier if n_steps else 'steps'}; "
-        f"an epoch has {pace.epoch_steps:,}: {rounded(epochs)} epochs{' in all' * (n_steps > 0)}"
+        f"{format_duration(pace.seconds(more))} for {more:,.0f} {earlier if n_steps else 'steps'}; "
+        f"an epoch has {pace.epoch_steps:,}: {format_number(epochs)} epochs"
+        f"{' in all' * (n_steps > 0)}"
     ]
     needed = pace.useful_steps()
     if is_trained:
@@ -86,29 +87,31 @@ def forecast(
     elif pace.n_pairs < FEW_PAIRS:
         told.append(
             f"NOTE: {pace.n_pairs:,} pairs are far too few to learn to translate from, however "
-            f"often they are seen (here {rounded(epochs)} times); {SOME_PAIRS:,} are a beginning, "
-            "and a trained model, named with -init_from, learns from fewer"
+            f"often they are seen (here {format_number(epochs)} times); {SOME_PAIRS:,} are a "
+            "beginning, and a trained model, named with -init_from, learns from fewer"
         )
     elif steps * FAR < needed:
         whole = seconds + pace.seconds(needed - n_steps)  # with what earlier runs took
         minutes = by_time < by_steps
-        option = f"minutes {rounded(whole / 60)}" if minutes else f"steps {rounded(needed)}"
+        option = (
+            f"minutes {format_number(whole / 60)}" if minutes else f"steps {format_number(needed)}"
+        )
         told.append(
             f"NOTE: that is far too little to learn to translate from {pace.n_pairs:,} pairs; "
-            f"a first useful model of this size takes about {duration(whole)}: "
+            f"a first useful model of this size takes about {format_duration(whole)}: "
             f"-train_{option.replace(',', '')}"
         )
     return told
 
 
-def rounded(number: float) -> str:
+def format_number(number: float) -> str:
     """Format a number with two significant digits."""
     short = float(f"{number:.2g}")
     return f"{short:,.0f}" if short >= 10 else f"{short:g}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * size:
-            return f"{rounded(seconds / size)} {unit}"
-    return f"{rounded(seconds)} seconds"
+            return f"{format_number(seconds / size)} {unit}"
+    return f"{format_number(seconds)} seconds"

@@ -21,7 +21,7 @@ from onmt_lite.train.options import ModelOptions
 # -- the Transformer ------------------------------------------------------------------------------
 
 
-def new_model(m: ModelOptions, n_pieces: int) -> Transformer:
+def build_model(m: ModelOptions, n_pieces: int) -> Transformer:
     """Make a model with random weights."""
     sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
     cfg = TransformerConfig(n_pieces, n_pieces, *sizes, max_positions=m.max_positions)
@@ -43,7 +43,7 @@ def init_weights(model: Transformer) -> None:
             nn.init.xavier_uniform_(p)
 
 
-def trained_model(path: str | Path, dropout: float) -> Transformer:
+def load_trained_model(path: str | Path, dropout: float) -> Transformer:
     """Load a model of our format.  Raises CheckpointError, or OptionError for other models."""
     checkpoint = load_checkpoint(path)
     if checkpoint.toolkit != "onmt_lite" or not isinstance(checkpoint.model, Transformer):
@@ -57,7 +57,7 @@ def trained_model(path: str | Path, dropout: float) -> Transformer:
     return model
 
 
-def rounding(model: Transformer) -> Transformer:
+def cast_embeddings(model: Transformer) -> Transformer:
     """Make the embeddings of a model follow autocast, and return the model.
 
     With float32 embeddings the residual sums stay in float32, and each matrix product copies its
@@ -77,7 +77,7 @@ def rounding(model: Transformer) -> Transformer:
 NORM_FOR = {"OpenNMT-py": "before", "Marian": "after"}  # the value of -norm for export
 
 
-def export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> list[str]:
+def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> list[str]:
     """Return a line for each format to which the model cannot be exported."""
     lines, norm = [], "before" if cfg.pre_norm else "after"
     for target, needed in NORM_FOR.items():

@@ -141,7 +141,7 @@ OPTIONS: dict[str, Option] = collect_options(
 )
 
 
-def as_table(options: TrainOptions) -> dict[str, Any]:
+def to_config(options: TrainOptions) -> dict[str, Any]:
     """All options but -resume, as a configuration holds them."""
     groups = (options.data, options.model, options.learning)
     values = {name: value for group in groups for name, value in vars(group).items()}

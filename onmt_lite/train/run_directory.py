@@ -21,13 +21,13 @@ from onmt_lite.config.files import check_distinct, check_inputs, check_writable
 from onmt_lite.errors import CheckpointError, DataError, OptionError, wrap_os_errors
 from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.train.data import Pair, Text
-from onmt_lite.train.options import ModelOptions, TrainOptions, as_table
+from onmt_lite.train.options import ModelOptions, TrainOptions, to_config
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT, HELD_OUT = "train.csv", "train.svg", "valid.tsv"
 SCRIPT = Path("translate.py")  # in a checkout
-BESIDE = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # the model, for its user
-OWN = (STATE, CONFIG, *BESIDE, native.MANIFEST, native.WEIGHTS, native.SENTENCEPIECE)
+USER_FILES = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # the model, for its user
+ALL_FILES = (STATE, CONFIG, *USER_FILES, native.MANIFEST, native.WEIGHTS, native.SENTENCEPIECE)
 
 
 def check_files(options: TrainOptions) -> None:
@@ -44,7 +44,7 @@ def check_files(options: TrainOptions) -> None:
     if data.init_from:
         files = [Path(data.init_from), *list_model_files(Path(data.init_from))]
         read += [("init_from", str(file)) for file in files]
-    own = [("output", data.output), *(("output", str(out / name)) for name in OWN)]
+    own = [("output", data.output), *(("output", str(out / name)) for name in ALL_FILES)]
     check_distinct(read, [*own, *([("log_file", log_file)] if log_file else [])])
 
     begun, resume = (out / STATE).exists(), options.learning.resume
@@ -63,7 +63,7 @@ def check_files(options: TrainOptions) -> None:
 
 
 @contextlib.contextmanager
-def alone_in(out: Path) -> Iterator[None]:
+def lock_directory(out: Path) -> Iterator[None]:
     """Lock the directory of a run inside the block.  Raises OptionError if another run has it."""
     folder = os.open(out, os.O_RDONLY)
     try:
@@ -107,13 +107,13 @@ class Row(NamedTuple):
         return ",".join(values) + "\n"
 
 
-class Journal:
+class MetricsTable:
     """Rows of a run, kept in memory and in the file TABLE."""
 
     def __init__(self, out: Path, n_steps: int):
         """Begin the table, or continue it after `n_steps`; rows of later steps are dropped."""
         self.out = out
-        kept = read_table(out / TABLE) if n_steps else []
+        kept = read_metrics(out / TABLE) if n_steps else []
         self.rows = [row for row in kept if row.step <= n_steps]
         lines = [",".join(Row._fields) + "\n", *(row.line() for row in self.rows)]
         replace_files(out, {TABLE: "".join(lines).encode()})
@@ -126,7 +126,7 @@ class Journal:
                 table.write(row.line().encode())
 
 
-def read_table(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[Row]:
     """Read the rows of a table, without a last line that was cut off."""
     if not path.exists():
         return []
@@ -140,26 +140,26 @@ def read_table(path: Path) -> list[Row]:
 # -- the state ------------------------------------------------------------------------------------
 
 # Options that -resume may not change
-SETTLED = (
+FIXED_OPTIONS = (
     *(f.name for f in dataclasses.fields(ModelOptions) if f.name != "dropout"),
     *("reverse", "vocab_size", "all_characters", "init_from"),
 )
 
 
-def settled_values(
+def collect_fixed_values(
     options: TrainOptions, text: Text, held_out: list[list[Pair]]
 ) -> dict[str, object]:
     """Return what a resumed run must have in common with the run that it continues."""
-    values = as_table(options)
+    values = to_config(options)
     return {
-        **{name: values[name] for name in SETTLED},
+        **{name: values[name] for name in FIXED_OPTIONS},
         "text": type(text).__name__,
         "train": digest(text.pairs),
         "valid": " ".join(map(digest, held_out)),
     }
 
 
-def as_lines(pairs: list[Pair]) -> bytes:
+def format_pairs(pairs: list[Pair]) -> bytes:
     """Return pairs as the lines of a file, the source first."""
     return "".join(f"{src}\t{tgt}\n" for src, tgt in pairs).encode("utf-8")
 
@@ -203,20 +203,20 @@ def cannot_resume(out: Path, error: Exception) -> DataError:
 # -- commands to paste ----------------------------------------------------------------------------
 
 
-def how_to_go_on(out: Path, how: str = "go on") -> str:
+def format_resume_hint(out: Path, how: str = "go on") -> str:
     """Return the end of a message with the command to paste; "" if there is no state yet."""
     again = f"{get_command_name()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
     return f"; {how}: {again}" if (out / STATE).exists() else ""
 
 
-def translate_with(out: Path) -> str:
+def format_translate_command(out: Path) -> str:
     """Return the command to paste that translates with the model."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_lite" if get_command_name() == "onmt_lite_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
 
 
-def calibrate_with(out: Path) -> str:
+def format_calibrate_command(out: Path) -> str:
     """Return the command to paste that calibrates the model."""
     words = shlex.join(["-model", str(out), "-valid", str(out / HELD_OUT)])
     return f"python -m onmt_lite.train.calibrate {words}"

@@ -33,9 +33,9 @@ from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
 from onmt_lite.text.lines import from_texts
 from onmt_lite.train import data, network, run_directory
-from onmt_lite.train.chart import HAS_MATPLOTLIB, training_chart
-from onmt_lite.train.forecast import Pace, forecast, measured_speed
-from onmt_lite.train.options import TrainOptions, as_table
+from onmt_lite.train.chart import HAS_MATPLOTLIB, draw_training_chart
+from onmt_lite.train.forecast import RunSpeed, forecast, measure_speed
+from onmt_lite.train.options import TrainOptions, to_config
 
 # Attributes of a Trainer that the state holds, beside weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "processor_seconds", "best")
@@ -59,30 +59,30 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
         LOG.info("this run is complete; earlier runs count: raise train_minutes or train_steps")
     else:
         try:
-            with noted_signals(trainer.stop), run_directory.alone_in(out):
+            with noted_signals(trainer.stop), run_directory.lock_directory(out):
                 trainer.run()
         except FileError as error:
-            advice = run_directory.how_to_go_on(out, "to go on, make room and run")
+            advice = run_directory.format_resume_hint(out, "to go on, make room and run")
             raise FileError(f"{error}{advice}") from None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             said = f"out of memory at step {trainer.n_steps}; give a lower batch_tokens"
-            raise MemoryExhausted(f"{said}{run_directory.how_to_go_on(out)}") from None
+            raise MemoryExhausted(f"{said}{run_directory.format_resume_hint(out)}") from None
     LOG.info(
         "%d steps took %.1f minutes by the clock, without validations, and %.1f processor minutes",
         *(trainer.n_steps, trainer.seconds / 60, trainer.processor_seconds / 60),
     )
-    files = ", ".join(name for name in run_directory.BESIDE if (out / name).exists())
+    files = ", ".join(name for name in run_directory.USER_FILES if (out / name).exists())
     LOG.info("model: %s  valid %.4f; beside it %s", out, trainer.best, files)
-    LOG.info("translate with it: %s", run_directory.translate_with(out))
+    LOG.info("translate with it: %s", run_directory.format_translate_command(out))
     LOG.info(
         "calibrate it to get a confidence for each line, and `unsure` for doubtful ones: %s",
-        run_directory.calibrate_with(out),
+        run_directory.format_calibrate_command(out),
     )
     if trainer.stopping and trainer.progress() < 1:
         interrupted = Interrupted(trainer.stopping)
-        advice = run_directory.how_to_go_on(out)
+        advice = run_directory.format_resume_hint(out)
         interrupted.status = f"at step {trainer.n_steps}, state saved{advice}"
         LOG.info("stopped %s", interrupted.status, extra={"on_stderr": False})
         raise interrupted
@@ -124,15 +124,15 @@ class Trainer:
         torch.manual_seed(learning.seed)
         dropout = options.model.dropout
         start = files.init_from
-        trained = None if start is None else network.trained_model(start, dropout)
+        trained = None if start is None else network.load_trained_model(start, dropout)
         self.text, held_out = data.read_corpora(files, text)
-        self.settled = run_directory.settled_values(options, self.text, held_out)
+        self.settled = run_directory.collect_fixed_values(options, self.text, held_out)
         state = run_directory.read_state(self.out, self.settled) if learning.resume else None
 
         self.pieces = self._pieces()
         self.sp = spm.SentencePieceProcessor(model_proto=self.pieces)
-        model = trained or network.new_model(options.model, self.sp.vocab_size())
-        self.model = network.rounding(model).to(self.device)
+        model = trained or network.build_model(options.model, self.sp.vocab_size())
+        self.model = network.cast_embeddings(model).to(self.device)
         # What is validated and saved: the model, or another with the mean of its weights
         self.kept = copy.deepcopy(self.model) if learning.mean_steps else self.model
         self.optimizers = self._optimizers()
@@ -141,8 +141,8 @@ class Trainer:
         sampling = files.src_sampling, files.tgt_sampling
         limits = self.model.max_positions, learning.batch_tokens
         self.epochs = data.Epochs(self.text, self.sp, *sampling, *limits, learning.seed)
-        self.valid = [data.held_out_batches(self.sp, pairs, *limits) for pairs in held_out]
-        self.shown = data.spread([pair for pairs in held_out for pair in pairs], BLEU_LINES)
+        self.valid = [data.make_held_out_batches(self.sp, pairs, *limits) for pairs in held_out]
+        self.shown = data.pick_evenly([pair for pairs in held_out for pair in pairs], BLEU_LINES)
 
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds = self.processor_seconds = 0.0  # of updates: by the clock, and of all threads
@@ -169,7 +169,7 @@ class Trainer:
                 return path.read_bytes()
         LOG.info("making pieces of the words of %s pairs", f"{len(self.text.pairs):,}")
         size, all_characters = files.vocab_size, files.all_characters
-        return data.train_sentencepiece(self.text.for_pieces(), size, all_characters)
+        return data.train_sentencepiece(self.text.select_subword_pairs(), size, all_characters)
 
     def _begin(self, held_out: list[data.Pair]) -> None:
         """Make the directory and begin its files; log sizes, device and notes."""
@@ -179,10 +179,11 @@ class Trainer:
         if self.options.learning.log_file is not None:
             add_log_file(self.options.learning.log_file)
         log_start()
-        config = yaml.safe_dump(as_table(self.options), allow_unicode=True, sort_keys=False)
+        config = yaml.safe_dump(to_config(self.options), allow_unicode=True, sort_keys=False)
         files = {run_directory.CONFIG: config.encode("utf-8"), native.SENTENCEPIECE: self.pieces}
-        replace_files(self.out, {**files, run_directory.HELD_OUT: run_directory.as_lines(held_out)})
-        self.journal = run_directory.Journal(self.out, self.n_steps)
+        files[run_directory.HELD_OUT] = run_directory.format_pairs(held_out)
+        replace_files(self.out, files)
+        self.metrics = run_directory.MetricsTable(self.out, self.n_steps)
         pairs = self.text.pairs
         LOG.info(
             "%s pairs to learn from, %s held out; %s pieces, %.1f million parameters; %s, %s",
@@ -193,11 +194,11 @@ class Trainer:
             self.device,
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
-        notes = data.held_out_notes(self.options.data, pairs, self.shown)
+        notes = data.check_held_out(self.options.data, pairs, self.shown)
         for note in (*self.options.notes, *notes):
             LOG.info("NOTE: %s", note)
         checkpoint = native.make_checkpoint(self.model, self.sp)
-        for line in network.export_limits(checkpoint, self.model.cfg):
+        for line in network.describe_export_limits(checkpoint, self.model.cfg):
             LOG.info("%s", line)
         if not has_sacrebleu():
             LOG.info("no BLEU at validations: sacrebleu is missing (pip install sacrebleu)")
@@ -236,7 +237,7 @@ class Trainer:
                     last_valid = self.clocks[0]
                     over = over or bool(self.stopping)  # a signal during the validation
                 elif int(ROWS * self.progress()) > int(ROWS * share):
-                    self.journal.add(self.row())
+                    self.metrics.add(self.row())
                 if over:  # the state is saved
                     break
                 if self.seconds // LINE_SECONDS > seconds // LINE_SECONDS:
@@ -281,7 +282,7 @@ class Trainer:
         """Log what the run will come to; the time that this takes is none of its minutes."""
         self.count_time()
         learning, n_steps = self.options.learning, len(epoch.batches)
-        pace = Pace(
+        pace = RunSpeed(
             n_pairs=len(self.text.pairs),
             n_parameters=sum(p.numel() for p in self.model.parameters()),
             epoch_steps=n_steps,
@@ -300,7 +301,7 @@ class Trainer:
             self.model = copy.deepcopy(self.model)
             self.optimizers = self._optimizers()
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                return measured_speed(epoch.batches, self.update, lambda: bool(self.stopping))
+                return measure_speed(epoch.batches, self.update, lambda: bool(self.stopping))
         finally:
             self.model, self.optimizers = kept
 
@@ -388,10 +389,10 @@ class Trainer:
             LOG.info("    source     %s", source)
             LOG.info("    reference  %s", reference)
             LOG.info("    output     %s", output)
-        self.journal.add(row)
+        self.metrics.add(row)
         self.save_state()
         if HAS_MATPLOTLIB:
-            replace_files(self.out, {run_directory.PLOT: training_chart(self.journal.rows)})
+            replace_files(self.out, {run_directory.PLOT: draw_training_chart(self.metrics.rows)})
 
     @torch.no_grad()
     def held_out_losses(self) -> list[float]:

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from onmt_lite.config.cli import run_program
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.export import write_whole
-from onmt_lite.train.data import Pair, read_lines, read_pairs, weighted
+from onmt_lite.train.data import Pair, read_lines, read_pairs, repeat_by_weight
 from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions
 
@@ -49,7 +49,7 @@ def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
     augment = Augment(every, options.changes, templates, files.slot_lines)
     for epoch in range(files.epochs):
         rng = Random(f"{files.seed} {epoch}")
-        pairs = weighted(corpora, weights, rng)
+        pairs = repeat_by_weight(corpora, weights, rng)
         pairs += rng.sample(same, min(files.same_lines, len(same)))
         pairs += rng.sample(made, min(files.made_lines, len(made)))
         # A line that was a final mark alone may have lost it

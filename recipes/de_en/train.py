@@ -33,10 +33,10 @@ turn.  The pieces are made of the words of the first file."""
 class InTurn(Text):
     """Text of which an epoch has one file."""
 
-    def for_pieces(self) -> list[Pair]:
+    def select_subword_pairs(self) -> list[Pair]:
         return self.files[0]
 
-    def of_epoch(self, epoch: int, rng: Random) -> list[Pair]:
+    def sample_epoch(self, epoch: int, rng: Random) -> list[Pair]:
         return list(self.files[epoch % len(self.files)])
 
 

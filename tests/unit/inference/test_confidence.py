@@ -26,12 +26,12 @@ from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import Unknown
 from onmt_lite.train.calibrate import (
     Point,
-    attended,
-    best_attention,
-    fit,
+    find_alignment_head,
+    find_attended_tokens,
+    find_rare_marks,
+    fit_confidence,
+    format_reliability_table,
     load_calibrate_options,
-    rare_marks,
-    table,
 )
 from onmt_lite.train.calibrate import calibrate as run
 from tests.support import tiny
@@ -84,7 +84,7 @@ def test_no_curve_near_the_fitted_one_is_likelier(seed, per_log_token):
         each = ((chance(a, b, c, mean, n), right) for mean, n, right in points)
         return sum(math.log(p if right else 1 - p) for p, right in each) - c * c / 2
 
-    curve = fit(points)
+    curve = fit_confidence(points)
     fitted = (curve.at_zero, curve.per_nat, curve.per_log_token)
     best = likelihood(*fitted)
     for i in range(3):
@@ -96,7 +96,7 @@ def test_lines_of_one_length_say_nothing_about_length():
     """Of many curves that are alike there, one is found."""
     rng = random.Random(1)
     means = [rng.uniform(-2, 0) for _ in range(300)]
-    curve = fit([Point(mean, 9, rng.random() < math.exp(mean)) for mean in means])
+    curve = fit_confidence([Point(mean, 9, rng.random() < math.exp(mean)) for mean in means])
     assert abs(curve.per_log_token) < 1 and curve.per_nat > 1
 
 
@@ -115,13 +115,13 @@ RIGHT, WRONG = (lambda x: Point(x, 5, True)), (lambda x: Point(x, 5, False))
 )
 def test_points_that_decide_no_curve(points):
     with pytest.raises(OptionError, match="valid: "):
-        fit(points)
+        fit_confidence(points)
 
 
 def test_points_that_are_nearly_apart():
     """One wrong translation among the right ones: Newton's step goes too far."""
     points = [*map(RIGHT, (-0.09, -0.429, -0.384, -0.451, -0.174)), WRONG(-5.537), WRONG(-0.45)]
-    curve = fit(points)
+    curve = fit_confidence(points)
     assert -0.46 < curve.threshold(5) < -0.43 and curve.per_nat > 100
 
 
@@ -133,12 +133,12 @@ def test_a_length_that_sets_points_apart_is_not_taken_at_its_word():
         Point(-0.4, 4, False),
         Point(-1, 3, False),
     ]
-    assert 0 < fit(points).per_log_token < 3
+    assert 0 < fit_confidence(points).per_log_token < 3
 
 
 def test_marks_that_hardly_any_line_has():
     lines = ["Das ist gut."] * 20_000 + ["5 €"] * 3 + ["a (b)"] * 5
-    assert rare_marks("Dasgut.€()[a", lines) == "[€"
+    assert find_rare_marks("Dasgut.€()[a", lines) == "[€"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ class TestCalibrate:
             points.append(Point(t.hyps[0].log_prob / n_tokens, n_tokens, is_right))
         assert [p.right for p in points[: len(lines)]] == [i in right for i in range(len(lines))]
         checkpoint = native.load(path)
-        assert checkpoint.confidence == fit(points)
+        assert checkpoint.confidence == fit_confidence(points)
         n_right = sum(p.right for p in points)
         out = capfd.readouterr().out
         assert out.startswith(
@@ -315,16 +315,16 @@ class TestCalibrate:
         example = SimpleNamespace(src_tokens=tokens)
         pipeline = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
         made = SimpleNamespace(id=0, src="a-b", hyps=[SimpleNamespace(tokens=tokens)])
-        monkeypatch.setattr("onmt_lite.train.calibrate.attended", lambda *_: [[[0, 0]]])
+        monkeypatch.setattr("onmt_lite.train.calibrate.find_attended_tokens", lambda *_: [[[0, 0]]])
         config = {"align_layer": 1, "align_head": 0, "align_late": False}
-        assert best_attention(pipeline, [made]) == (config, 1, 1)
+        assert find_alignment_head(pipeline, [made]) == (config, 1, 1)
 
     def test_where_each_head_of_each_layer_looks(self):
         """Of a model of several layers, with kernels that return weights where they are wanted."""
         pipeline = Translator.from_pretrained(device="cpu", threads=1).pipeline
         (example,) = (pipeline.examples.make(Line(0, "Tom wohnt mit Maria in Boston.")),)
         tokens = ["▁Tom", "▁lives", "▁in", "▁Boston"]
-        found = attended(pipeline, example, tokens)
+        found = find_attended_tokens(pipeline, example, tokens)
         cfg = pipeline.model.cfg
         assert len(found) == cfg.dec_layers and {*map(len, found)} == {cfg.heads}
         # As the model attends in float32, by torch's own products
@@ -342,6 +342,6 @@ class TestCalibrate:
     def test_the_table(self):
         """Ten bins, those without lines left out."""
         points = [Point(0.0, 1, True), Point(0.0, 1, False), Point(-1.0, 1, False)]
-        rows = table(points, Confidence(math.log(3), 3.0)).split("\n")
+        rows = format_reliability_table(points, Confidence(math.log(3), 3.0)).split("\n")
         assert rows[2] == "| 0.1 to 0.2 | 1 | 13% | 0% |"
         assert rows[3] == "| 0.7 to 0.8 | 2 | 75% | 50% |"

@@ -285,7 +285,9 @@ def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, cap
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")
-    monkeypatch.setattr("onmt_lite.train.calibrate.fit", lambda points: Confidence(0.0, 1.0))
+    monkeypatch.setattr(
+        "onmt_lite.train.calibrate.fit_confidence", lambda points: Confidence(0.0, 1.0)
+    )
     for words, expected in (["-split_longer", "4"], 4), ([], 4), (["-split_longer", "0"], 0):
         argv = ["-model", str(tmp_path), "-valid", str(pairs), *words]
         calibrate(load_calibrate_options(argv)[0])

@@ -16,7 +16,7 @@ from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import run_job
 from onmt_lite.text.placeholders import Unknown
-from onmt_lite.train.calibrate import load_calibrate_options, with_options
+from onmt_lite.train.calibrate import apply_options, load_calibrate_options
 from tests.support.files import change
 
 NLLB = str(Path(__file__).parents[2] / "data" / "families" / "nllb")
@@ -133,7 +133,7 @@ def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tm
     native.update_manifest(pair, {}, Unknown(), None)
     assert load_checkpoint(pair).language_pair == ("de", "en")
     options = load_calibrate_options(["-model", "a", "-valid", "b", "-languages", "xx", "yy"])[0]
-    changed = with_options(load_checkpoint(pair), options)
+    changed = apply_options(load_checkpoint(pair), options)
     native.update_manifest(pair, {}, Unknown(), None, pair=changed.language_pair)
     assert load_checkpoint(pair).language_pair == ("xx", "yy")
     assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")

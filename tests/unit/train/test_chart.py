@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.report import chart_of
-from onmt_lite.train.chart import training_chart
+from onmt_lite.train.chart import draw_training_chart
 from onmt_lite.train.run_directory import Row
 from tests.unit.benchmarks.test_benchmark import RECORD, WORK
 
@@ -54,7 +54,7 @@ ROWS = [row(1.0, 4.0, 4.5, 12.5), row(2.0, 3.0), row(4.0, 2.5, 3.5, 31.0)]
 
 
 def test_training_chart_draws_lines_to_scale():
-    chart = training_chart(ROWS)
+    chart = draw_training_chart(ROWS)
     train, valid, bleu = (points_of(chart, name) for name in ("training", "held out", "BLEU"))
     assert (len(train), len(valid), len(bleu)) == (3, 2, 2)
     assert [x for x, _ in valid] == [x for x, _ in bleu] == [train[0][0], train[2][0]]
@@ -68,21 +68,21 @@ def test_training_chart_draws_lines_to_scale():
 
 
 def test_training_chart_axes_of_time_and_bleu_begin_at_zero():
-    chart = training_chart(ROWS)
+    chart = draw_training_chart(ROWS)
     assert min(tick_labels(chart, 1, "y")) >= 2.5
     assert min(tick_labels(chart, 2, "y")) == min(tick_labels(chart, 2, "x")) == 0
 
 
 @pytest.mark.parametrize("score", [None, 0.0])
 def test_training_chart_of_one_row_shows_it(score):
-    chart = training_chart([row(0.4, 3.0, 3.1, score)])
+    chart = draw_training_chart([row(0.4, 3.0, 3.1, score)])
     assert len(points_of(chart, "training")) == len(points_of(chart, "held out")) == 1
     assert ("BLEU" in texts(chart)) == (score is not None)
 
 
 def test_training_chart_of_equal_rows_is_the_same_file():
-    assert training_chart(ROWS) == training_chart(ROWS)
-    assert b"dc:date" not in training_chart(ROWS)
+    assert draw_training_chart(ROWS) == draw_training_chart(ROWS)
+    assert b"dc:date" not in draw_training_chart(ROWS)
 
 
 def test_speed_chart_has_a_bar_for_each_ratio():

@@ -8,13 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite.train import forecast as module
-from onmt_lite.train.forecast import Pace, duration, forecast, measured_speed, rounded
+from onmt_lite.train.forecast import (
+    RunSpeed,
+    forecast,
+    format_duration,
+    format_number,
+    measure_speed,
+)
 from onmt_lite.train.options import LearningOptions
 from onmt_lite.train.trainer import Trainer, train
 from tests.support.tiny_training import tiny_run
 
 # 150,000 pairs of eleven tokens with the default model, on two cores
-TATOEBA = Pace(150_000, 2_200_000, 1500, 1100.0, 4000.0)
+TATOEBA = RunSpeed(150_000, 2_200_000, 1500, 1100.0, 4000.0)
 
 
 def told(pace, n_steps=0, seconds=0.0, is_trained=False, **limits):
@@ -93,7 +99,7 @@ def test_far_too_few_pairs_are_noted_whatever_the_steps(n_pairs, steps):
     st.integers(1, 10**6),
 )
 def test_who_takes_the_advice_gets_no_other(pairs, parameters, epoch, tokens, speed, steps):
-    pace = Pace(pairs, parameters, epoch, tokens, speed)
+    pace = RunSpeed(pairs, parameters, epoch, tokens, speed)
     for limit in ("steps", "minutes"):
         value = steps if limit == "steps" else pace.seconds(steps) / 60
         for note in told(pace, **{f"train_{limit}": value})[1:]:
@@ -103,10 +109,10 @@ def test_who_takes_the_advice_gets_no_other(pairs, parameters, epoch, tokens, sp
 
 
 def test_numbers_are_rounded_and_units_fit():
-    assert [*map(rounded, (0.0666, 1.04, 9.96, 123.0, 7321.0))] == [
+    assert [*map(format_number, (0.0666, 1.04, 9.96, 123.0, 7321.0))] == [
         "0.067", "1", "10", "120", "7,300"
     ]  # fmt: skip
-    assert [*map(duration, (5.67, 89, 91, 5399, 5401, 400_000))] == [
+    assert [*map(format_duration, (5.67, 89, 91, 5399, 5401, 400_000))] == [
         "5.7 seconds", "89 seconds", "1.5 minutes", "90 minutes", "1.5 hours", "110 hours"
     ]  # fmt: skip
 
@@ -122,10 +128,10 @@ def test_the_speed_is_that_of_the_updates_after_the_first(monkeypatch):
         now[0] += 9.0 if len(made) == 1 else 0.25
 
     # Four updates of 4, 3, 4, 3 tokens in a second; a fifth ends the trial
-    assert measured_speed(batches, update, lambda: False) == pytest.approx(18 / 1.25)
+    assert measure_speed(batches, update, lambda: False) == pytest.approx(18 / 1.25)
     assert made == [3, 4, 3, 4, 3, 4]
     made.clear()
-    assert measured_speed(batches, update, lambda: True) == pytest.approx(16)
+    assert measure_speed(batches, update, lambda: True) == pytest.approx(16)
     assert made == [3, 4]
 
 

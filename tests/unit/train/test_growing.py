@@ -249,7 +249,7 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     trainer = Trainer(given, in_turn.InTurn)
     expected = [("eins zwei drei", "one two three")] * 20, [("zwei drei ß", "two three")] * 30
     for epoch in range(5):
-        assert trainer.text.of_epoch(epoch, Random(1)) == expected[epoch % 2]
+        assert trainer.text.sample_epoch(epoch, Random(1)) == expected[epoch % 2]
     assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # pieces of the first file alone
     trainer.run()
     more = ["-train", first, second, "-vocab_size", 16, "-resume", "-train_steps", 5]

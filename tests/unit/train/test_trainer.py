@@ -18,13 +18,13 @@ from onmt_lite.export import ExportOptions, export
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
-from onmt_lite.train.data import group, pad_batch
+from onmt_lite.train.data import make_batches, pad_batch
 from onmt_lite.train.network import (
     ROWS,
     Muon,
     build_optimizers,
+    cast_embeddings,
     orthogonalize,
-    rounding,
     smoothed_nll,
 )
 from onmt_lite.train.trainer import Trainer, train
@@ -183,7 +183,7 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
     made.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
     both = ["-train", str(corpus), str(made), "-train_weights", "2", "1"]
     trainer = Trainer(options(corpus, tmp_path / "run", *both))
-    assert len(trainer.text.of_epoch(0, Random(1))) == 2 * 300 + 40
+    assert len(trainer.text.sample_epoch(0, Random(1))) == 2 * 300 + 40
     words = dict(map(reversed, WORDS))
     right = [" ".join(words[w] for w in line.rstrip(".").split()) + "." for line in english]
     assert sum(map(eq, german, right)) > 20
@@ -273,7 +273,7 @@ def test_every_parameter_has_one_optimizer():
 def test_batches_hold_every_example_once_within_their_budget():
     rng = Random(1)
     examples = [([n] * rng.randrange(1, 9), [n] * rng.randrange(1, 9)) for n in range(4, 200)]
-    batches = list(map(pad_batch, group(examples, 64, Random(2))))
+    batches = list(map(pad_batch, make_batches(examples, 64, Random(2))))
     seen = [int(row[0]) for batch in batches for row in batch.src]
     assert sorted(seen) == list(range(4, 200))
     for b in batches:
@@ -287,12 +287,12 @@ def test_batches_hold_every_example_once_within_their_budget():
 
 def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
     corpora = [[("a", "A"), ("b", "B")], [(str(n), str(n)) for n in range(10)], [("c", "C")] * 3]
-    found = Counter(data.weighted(corpora, (2.5, 0.3, 1), Random(1)))
+    found = Counter(data.repeat_by_weight(corpora, (2.5, 0.3, 1), Random(1)))
     assert sorted((found["a", "A"], found["b", "B"])) == [2, 3]
     assert sum(n for (s, _), n in found.items() if s.isdigit()) == 3
     assert max(n for (s, _), n in found.items() if s.isdigit()) == 1
     assert found["c", "C"] == 3
-    other = {tuple(data.weighted(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)}
+    other = {tuple(data.repeat_by_weight(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)}
     assert len(other) > 1  # another share in each epoch
 
 
@@ -349,7 +349,7 @@ def test_with_pieces_for_all_characters_none_is_unknown(corpus):
 
 
 def test_embeddings_are_rounded_under_autocast_alone():
-    model, ids = rounding(tiny.make_model()), torch.tensor([[5, 6, 7]])
+    model, ids = cast_embeddings(tiny.make_model()), torch.tensor([[5, 6, 7]])
     exact = model.src_embedding(ids)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model.src_embedding(ids)

@@ -35,7 +35,12 @@ from onmt_lite.train import calibrate, chart, data
 from onmt_lite.train import options as training_options
 from onmt_lite.train import trainer as module
 from onmt_lite.train.options import load_train_options
-from onmt_lite.train.run_directory import Row, alone_in, how_to_go_on, translate_with
+from onmt_lite.train.run_directory import (
+    Row,
+    format_resume_hint,
+    format_translate_command,
+    lock_directory,
+)
 from onmt_lite.train.trainer import Trainer, train
 from tests.support.tiny_training import tiny_run
 
@@ -261,7 +266,7 @@ def test_the_options_of_a_run_are_a_configuration(run, options, corpus, tmp_path
     folder = run("-train", path, "-train_weights", "0.5")
     again, _ = load_train_options(["-config", str(folder / "train.yaml")])
     assert again == options("-train", path, "-train_weights", "0.5")
-    named = {*training_options.as_table(options()), "resume"}
+    named = {*training_options.to_config(options()), "resume"}
     assert named == set(training_options.OPTIONS) - {"config", *META_NAMES}
     monkeypatch.chdir(tmp_path)  # a shipped model is named by where it lies
     assert options("-init_from", "de-en").data.init_from == str(DATA / "de-en")
@@ -325,7 +330,7 @@ def test_rows_tell_of_the_steps_since_the_row_before(options, monkeypatch):
 
     trainer.step = told
     trainer.run()
-    (first, second), tokens = trainer.journal.rows, trainer.n_tokens
+    (first, second), tokens = trainer.metrics.rows, trainer.n_tokens
     assert (first.step, second.step) == (4, 8)
     assert first.train_loss == pytest.approx(sum(losses[:4]) / first.target_tokens, rel=1e-4)
     rest = tokens - first.target_tokens
@@ -336,7 +341,7 @@ def test_rows_tell_of_the_steps_since_the_row_before(options, monkeypatch):
 
 def test_bleu_and_samples_are_what_the_model_translates(run, corpus):
     folder = run("-train_steps", "300", "-dropout", "0")
-    pairs = data.spread(data.read_pairs(corpus), 200)
+    pairs = data.pick_evenly(data.read_pairs(corpus), 200)
     translator = Translator.from_pretrained(folder, device="cpu")
     greedy = translator.translate([src for src, _ in pairs], beam_size=1)
     outputs = [translation.hyps[0].text for translation in greedy]
@@ -429,16 +434,16 @@ def test_calibration_command_of_a_run_gives_the_model_a_confidence(run, corpus, 
 def test_commands_are_those_of_the_copy_that_runs(monkeypatch, tmp_path):
     out = tmp_path / "my runs"
     monkeypatch.setattr(sys, "argv", ["/work/onmt_lite/train/__main__.py"])
-    assert translate_with(out) == f"python translate.py -model '{out}' -src FILE"
+    assert format_translate_command(out) == f"python translate.py -model '{out}' -src FILE"
     monkeypatch.chdir(tmp_path)  # no checkout
-    assert translate_with(out) == f"python -m onmt_lite -model '{out}' -src FILE"
+    assert format_translate_command(out) == f"python -m onmt_lite -model '{out}' -src FILE"
     monkeypatch.setattr(sys, "argv", ["/venv/bin/onmt_lite_train"])
-    assert translate_with(out) == f"onmt_lite -model '{out}' -src FILE"
+    assert format_translate_command(out) == f"onmt_lite -model '{out}' -src FILE"
     out.mkdir()
-    assert how_to_go_on(out) == ""
+    assert format_resume_hint(out) == ""
     (out / "train_state.pt").touch()
     again = f"onmt_lite_train -config '{out}/train.yaml' -resume"
-    assert how_to_go_on(out) == f"; go on: {again}"
+    assert format_resume_hint(out) == f"; go on: {again}"
 
 
 def test_progress_is_told_now_and_then(options, monkeypatch, capfd):
@@ -459,7 +464,7 @@ def test_a_signal_during_a_validation_ends_the_run_with_it(options):
 
     trainer.report = interrupted
     trainer.run()
-    assert told == [1, 2] == [row.step for row in trainer.journal.rows]
+    assert told == [1, 2] == [row.step for row in trainer.metrics.rows]
 
 
 @pytest.mark.parametrize(
@@ -495,8 +500,8 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_state(
 
 def test_a_signal_while_the_table_is_written_is_of_the_next_step(options, tmp_path):
     trainer = Trainer(options("-train_steps", 200))
-    add = trainer.journal.add
-    trainer.journal.add = lambda row: (setattr(trainer, "stopping", 15), add(row))
+    add = trainer.metrics.add
+    trainer.metrics.add = lambda row: (setattr(trainer, "stopping", 15), add(row))
     trainer.run()
     assert trainer.n_steps < 200
     resumed = Trainer(options("-train_steps", 200, "-resume"))
@@ -505,7 +510,7 @@ def test_a_signal_while_the_table_is_written_is_of_the_next_step(options, tmp_pa
 
 def test_two_runs_do_not_write_to_one_directory(options, tmp_path):
     (tmp_path / "run").mkdir()
-    with alone_in(tmp_path / "run"):
+    with lock_directory(tmp_path / "run"):
         with pytest.raises(OptionError, match="another run writes to"):
             train(options())
     train(options())
