@@ -1,7 +1,7 @@
-"""Changes of the text that teach what a corpus of tidy short sentences does not.
+"""Data augmentation: joined lines, missing marks, other names and numbers, case and noise.
 
-Every function takes and returns a (src, tgt) pair or a list of pairs, and draws from a
-`random.Random` alone.
+Every function takes and returns a (src, tgt) pair or a list of pairs.  Randomness comes only from
+the `random.Random` argument.
 """
 
 import re
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from random import Random
 
 from onmt_lite.train.data import Pair
-from recipes.de_en.lexicon import word_pairs
-from recipes.de_en.noise import no_commas, no_mark, plain_letters, typos
+from recipes.de_en.lexicon import find_word_pairs
+from recipes.de_en.noise import add_typos, drop_commas, drop_mark, replace_umlauts
 from recipes.de_en.options import ChangeOptions
 from recipes.de_en.slots import decorate, fill, name, number
-from recipes.de_en.words import WORD, Truecase, names_of, shared_words, with_rare_words
+from recipes.de_en.words import WORD, Truecase, find_names, select_rare, shared_words
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
 FINAL = ".!?"
 
 
 def drop_final(pair: Pair) -> Pair:
-    """Remove the final mark of both sides, where it is the same."""
+    """Remove the final mark of both sides if it is the same."""
     src, tgt = pair
     if src[-1:] in FINAL and src[-1:] == tgt[-1:]:
         return src[:-1].rstrip(), tgt[:-1].rstrip()
@@ -28,21 +28,21 @@ def drop_final(pair: Pair) -> Pair:
 
 
 def renumber(pair: Pair, rng: Random) -> Pair:
-    """Replace each number that both sides share by a random one."""
+    """Replace each number that both sides share with a random number."""
     src, tgt = pair
     shared = set(NUMBER.findall(src)) & set(NUMBER.findall(tgt))
-    fresh = {old: _random_number(old, rng) for old in sorted(shared)}
+    replacements = {old: _random_number(old, rng) for old in sorted(shared)}
 
-    def swap(match: re.Match[str]) -> str:
-        return fresh.get(match.group(), match.group())
+    def replace(match: re.Match[str]) -> str:
+        return replacements.get(match.group(), match.group())
 
-    return NUMBER.sub(swap, src), NUMBER.sub(swap, tgt)
+    return NUMBER.sub(replace, src), NUMBER.sub(replace, tgt)
 
 
 def _random_number(old: str, rng: Random) -> str:
     if ":" in old:
         return f"{rng.randrange(24)}:{rng.randrange(60):02d}"
-    if not old.isdigit():  # 1.5 or 10,000: keep the marks, change the digits
+    if not old.isdigit():  # 1.5 or 10,000: keep the separators, change the digits
         return "".join(str(rng.randrange(1, 10)) if c.isdigit() else c for c in old)
     if len(old) == 4 and rng.random() < 0.5:
         return str(rng.randrange(1500, 2100))
@@ -50,37 +50,45 @@ def _random_number(old: str, rng: Random) -> str:
 
 
 def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
-    """Replace a name that both sides share: by another name, or by a made-up one.
+    """Replace a name that both sides share with another known name or an invented one.
 
-    A made-up name, every second one, is two halves of names or syllables: to be copied, not known.
-    Every fifth has a last name.
+    Half of the new names are invented, from halves of two names or from syllables, so that the
+    model learns to copy names that it does not know.  A fifth get a last name.
+
+    Args:
+        pair: source and target sentence.
+        names: first names to choose from.
+        rng: source of randomness.
     """
     src, tgt = pair
     shared = sorted(shared_words(src, tgt) & set(names))
     if not shared:
         return pair
-    old, fresh, other = rng.choice(shared), rng.choice(names), rng.choice(names)
+    old, new, second = rng.choice(shared), rng.choice(names), rng.choice(names)
     if rng.random() < 0.5:
-        fresh = rng.choice((fresh[: len(fresh) // 2] + other[len(other) // 2 :], name(rng)))
+        new = rng.choice((new[: len(new) // 2] + second[len(second) // 2 :], name(rng)))
     if rng.random() < 0.2:
-        fresh += " " + name(rng)
+        new += " " + name(rng)
 
-    def swap(match: re.Match[str]) -> str:
-        return fresh if match.group() == old else match.group()
+    def replace(match: re.Match[str]) -> str:
+        return new if match.group() == old else match.group()
 
-    return WORD.sub(swap, src), WORD.sub(swap, tgt)
+    return WORD.sub(replace, src), WORD.sub(replace, tgt)
 
 
 def split_pairs(pairs: Sequence[str]) -> list[Pair]:
-    """("a|b", ...) -> [("a", "b"), ...]"""
+    """Split "source|target" strings: ("a|b", ...) -> [("a", "b"), ...]."""
     return [(src, tgt) for src, tgt in (pair.split("|") for pair in pairs)]
 
 
 class Augment:
-    """Makes the text of any epoch: `augment(pairs, rng)`.
+    """The augmentation of one epoch: `augment(pairs, rng)`.
 
-    pairs      the whole corpus, which words, names and numbers are taken from
-    templates  pairs with slots, of which `n_filled` join each epoch, filled
+    Args:
+        pairs: the whole corpus; words, names and numbers are collected from it.
+        options: shares of lines to change and numbers of lines to add.
+        templates: pairs with slots to fill.
+        n_filled: filled templates to add to each epoch.
     """
 
     def __init__(
@@ -95,33 +103,34 @@ class Augment:
         self.quotes = [(s.split("…"), t.split("…")) for s, t in split_pairs(options.quotes)]
         self.src_case = Truecase(src for src, _ in pairs)
         self.tgt_case = Truecase(tgt for _, tgt in pairs)
-        self.names = names_of(pairs)
-        self.words = word_pairs(pairs) if options.words else []
-        self.rare = with_rare_words(pairs, options.rare)
+        self.names = find_names(pairs)
+        self.words = find_word_pairs(pairs) if options.words else []
+        self.rare = select_rare(pairs, options.rare)
         self.numbered = [p for p in pairs if set(NUMBER.findall(p[0])) & set(NUMBER.findall(p[1]))]
 
     def __call__(self, pairs: list[Pair], rng: Random) -> list[Pair]:
-        """Make the text of one epoch of these pairs: add lines, shuffle, join, respell."""
+        """Return the training pairs of one epoch: add lines, shuffle, join, add noise."""
         words = self.words * self.options.words
         numbered = self.numbered * self.options.numbers
         pairs = pairs + self.rare + words + [renumber(pair, rng) for pair in numbered]
         pairs += [fill(rng.choice(self.templates), rng) for _ in range(self.n_filled)]
         rng.shuffle(pairs)
-        return [self._respell(pair, rng) for pair in self._join(pairs, rng)]
+        return [self._add_noise(pair, rng) for pair in self._join_lines(pairs, rng)]
 
-    def _join(self, pairs: list[Pair], rng: Random) -> list[Pair]:
-        """Join neighbours to lines of several sentences, each pair used once."""
+    def _join_lines(self, pairs: list[Pair], rng: Random) -> list[Pair]:
+        """Join consecutive pairs to lines of several sentences; each pair is used once."""
         joined, i = [], 0
         while i < len(pairs):
-            alone = rng.random() >= self.options.join
-            n = 1 if alone else rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8))
-            bare = n > 1 and rng.random() < self.options.join_bare
-            glue = self._run_on if bare else self._glue
-            joined.append(glue(pairs[i : i + n], rng))
+            is_single = rng.random() >= self.options.join
+            n = 1 if is_single else rng.choice((2, 2, 2, 3, 3, 4, 5, 6, 8))
+            drops_marks = n > 1 and rng.random() < self.options.join_bare
+            join = self._join_without_marks if drops_marks else self._join_sentences
+            joined.append(join(pairs[i : i + n], rng))
             i += n
         return joined
 
-    def _glue(self, group: list[Pair], rng: Random) -> Pair:
+    def _join_sentences(self, group: list[Pair], rng: Random) -> Pair:
+        """Join the sentences of a line with spaces, some with a conjunction."""
         src, tgt = group[0]
         for src_next, tgt_next in group[1:]:
             stop = src[-1:] == tgt[-1:] == "."
@@ -133,17 +142,19 @@ class Augment:
                 src, tgt = f"{src} {src_next}", f"{tgt} {tgt_next}"
         return src, tgt
 
-    def _run_on(self, group: list[Pair], rng: Random) -> Pair:
-        """Join sentences whose sources lose the marks in between, and often their capitals."""
-        lower = rng.random() < 0.3
-        *others, last = [(no_mark(src), tgt) for src, tgt in group[:-1]] + group[-1:]
+    def _join_without_marks(self, group: list[Pair], rng: Random) -> Pair:
+        """Join sentences whose sources lose their final marks and often their initial capitals."""
+        lowercase = rng.random() < 0.3
+        *head, last = [(drop_mark(src), tgt) for src, tgt in group[:-1]] + group[-1:]
         if rng.random() < 0.5:
             last = drop_final(last)
-        first, *more = (src for src, _ in (*others, last))
-        src = " ".join([first, *map(self.src_case.lower_first, more)] if lower else [first, *more])
-        return src, " ".join(tgt for _, tgt in (*others, last))
+        first, *rest = (src for src, _ in (*head, last))
+        if lowercase:
+            rest = [self.src_case.lower_first(src) for src in rest]
+        return " ".join([first, *rest]), " ".join(tgt for _, tgt in (*head, last))
 
-    def _respell(self, pair: Pair, rng: Random) -> Pair:
+    def _add_noise(self, pair: Pair, rng: Random) -> Pair:
+        """Change names, quotation marks, spelling and case with the configured probabilities."""
         options = self.options
         if rng.random() < options.names:
             pair = rename(pair, self.names, rng)
@@ -155,11 +166,11 @@ class Augment:
         if rng.random() < options.marks:
             pair = decorate(pair, rng)
         if rng.random() < options.typos:
-            pair = typos(pair, rng)
+            pair = add_typos(pair, rng)
         if rng.random() < options.plain_letters:
-            pair = plain_letters(pair, rng)
+            pair = replace_umlauts(pair, rng)
         if rng.random() < options.no_commas:
-            pair = no_commas(pair)
+            pair = drop_commas(pair)
         if rng.random() < options.upper:
             return pair[0].upper(), pair[1].upper()
         if rng.random() < options.lower_src:

@@ -1,8 +1,8 @@
-"""Score a model on what people type: `python -m recipes.de_en.evaluate -model data/de-en -test F`.
+"""Evaluate robustness: `python -m recipes.de_en.evaluate -model data/de-en -test F`.
 
-Prints a line for each set of lines: the test files as they are; lines of the first in capitals, in
-small letters, without a final mark and joined by eight; and strings to copy, in sentences of their
-own.  Needs sacrebleu.  Translates in single precision with beam 5.
+Prints one line for each test set: the test files; the first file in uppercase, in lowercase,
+without final marks and joined by eight; and sentences with strings to copy.  Needs sacrebleu.
+Translates in fp32 with beam size 5.
 """
 
 import re
@@ -31,14 +31,14 @@ from onmt_lite.train.data import Pair, read_pairs
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]
 
-Prints BLEU, chrF, empty lines and loops of the test files and of changes of the first, and how many
-times, numbers, dates, phone numbers, addresses and names come out as they went in.  Run it in the
-project's directory."""
+Prints BLEU, chrF, and the number of empty lines and repetitions for the test files and for variants
+of the first file, and how many times, numbers, dates, phone numbers, addresses and names are copied
+unchanged. Run it in the project directory."""
 
-CHANGED, JOINED = 400, 100  # lines of the changed sets
-LOOP = re.compile(r"(\b\w[\w ,.']{1,40}?)(?:[ ,.]*\1){2,}")  # a phrase three times running
+N_CHANGED, N_JOINED = 400, 100  # lines per variant
+REPETITION = re.compile(r"(\b\w[\w ,.']{1,40}?)(?:[ ,.]*\1){2,}")  # a phrase three times in a row
 
-# Sentences for the strings; none of slots.tsv, from which the model learns
+# Sentences around the strings; slots.tsv, the training file, has other sentences
 SENTENCES = {
     "time": ("Der Film fängt um {} Uhr an.", "Ich war um {} zu Hause.", "Um {} Uhr wird gegessen."),
     "number": ("Das Dorf hat {} Einwohner.", "Die Nummer ist {}.", "Wir haben {} Stück verkauft."),
@@ -59,7 +59,7 @@ SENTENCES = {
     ),
     "odd": ("Danke {}", "Das ist {} für dich.", "Ich habe {} gesehen."),
 }
-# In none of the corpora, and not made by slots.py
+# Names that occur in no corpus and that slots.py cannot generate
 SURNAMES = """Kowalczyk Okafor Szymański Lindqvist Abernathy Wojciechowski Hagedorn Petrosyan
 Yıldırım Castellanos Vandenberghe Rasmussen Jiříček Achterberg Mbeki Takahashi Oyelaran Stepanović
 Quintero Hölzenbein Papadopoulos Krzyżanowska Schneidereit Arslan Burkhardt Celik Czerny Demirci
@@ -114,7 +114,7 @@ STRINGS: dict[str, Callable[[Random], str]] = {
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is translated, by which model."""
+    """Options of the program."""
 
     title: ClassVar[str] = "Evaluate"
 
@@ -125,19 +125,15 @@ class EvaluateOptions:
         (), help="Translate the sources of these held-out pairs, plain or .gz", metavar="FILE"
     )
     lines: int = opt(
-        0,
-        help="Take the first N pairs of each file; 0 takes all",
-        min=0,
-        metavar="N",
-        example="500",
+        0, help="Use the first N pairs of each file; 0: all", min=0, metavar="N", example="500"
     )
     strings: int = opt(
-        60, help="Make N lines with each kind of string to copy", min=0, metavar="N", example="30"
+        60, help="Test N lines with each type of string to copy", min=0, metavar="N", example="30"
     )
-    seed: int = opt(1, help="Seed the strings to copy", min=0, example="2")
+    seed: int = opt(1, help="Random seed of the strings to copy", min=0, example="2")
     output: str | None = opt(
         None,
-        help="Write `source<TAB>reference<TAB>output` lines of each set to this directory",
+        help="Write `source<TAB>reference<TAB>output` lines for each set to this directory",
         metavar="PATH",
         example="runs/read",
     )
@@ -145,8 +141,8 @@ class EvaluateOptions:
 
 
 RULES = (
-    reject_if(lambda v: not v.test, "test is missing; give a file of pairs"),
-    reject_if(lambda v: not has_sacrebleu(), "no scores without sacrebleu; pip install sacrebleu"),
+    reject_if(lambda v: not v.test, "test: is missing; set it to a file of pairs"),
+    reject_if(lambda v: not has_sacrebleu(), "sacrebleu is not installed; pip install sacrebleu"),
 )
 OPTIONS: dict[str, Option] = collect_options((EvaluateOptions, *META_GROUPS))
 PROGRAM = Program(
@@ -159,40 +155,47 @@ PROGRAM = Program(
 load_evaluate_options = PROGRAM.load
 
 
-def joined(pairs: Sequence[Pair], n: int) -> list[Pair]:
-    """Lines of n sentences each; sentences at the end that make no full line are left out."""
+def join_lines(pairs: Sequence[Pair], n: int) -> list[Pair]:
+    """Join every n sentences to a line; an incomplete last line is dropped."""
     groups = zip(*[iter(pairs)] * n, strict=False)
     return [(" ".join(src for src, _ in g), " ".join(tgt for _, tgt in g)) for g in groups]
 
 
-def changed(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """The sets that are made of a test file, each beside the lines as they were."""
-    few, many = pairs[:CHANGED], pairs[: 8 * JOINED]
+def make_variants(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Return the variants of a test file, each after the unchanged lines that it was made from."""
+    few, many = pairs[:N_CHANGED], pairs[: 8 * N_JOINED]
     marks = ".!?"
     return {
         f"first {len(few)}": [*few],
-        "capitals": [(src.upper(), tgt.upper()) for src, tgt in few],
-        "small letters": [(src.lower(), tgt) for src, tgt in few],
+        "uppercase": [(src.upper(), tgt.upper()) for src, tgt in few],
+        "lowercase": [(src.lower(), tgt) for src, tgt in few],
         "no final mark": [(src.rstrip(marks), tgt.rstrip(marks)) for src, tgt in few],
         f"first {len(many)}": [*many],
-        "joined by 8": joined(many, 8),
+        "joined by 8": join_lines(many, 8),
     }
 
 
-def copying(kind: str, n: int, rng: Random) -> Iterator[Pair]:
-    """(sentence, string that its translation must have), n times."""
+def make_copy_tests(string_type: str, n: int, rng: Random) -> Iterator[Pair]:
+    """Yield n (sentence, string that its translation must contain) pairs.
+
+    Args:
+        string_type: key of STRINGS and SENTENCES.
+        n: number of pairs.
+        rng: source of randomness.
+    """
+    sentences = SENTENCES[string_type]
     for i in range(n):
-        string = STRINGS[kind](rng)
-        yield SENTENCES[kind][i % len(SENTENCES[kind])].format(string), string
+        string = STRINGS[string_type](rng)
+        yield sentences[i % len(sentences)].format(string), string
 
 
-def copies(string: str, output: str) -> bool:
-    """Whether the output has the string; the comma of a decimal number may be a point."""
+def is_copied(string: str, output: str) -> bool:
+    """Return True if the output contains the string, with a decimal comma or a decimal point."""
     return string in output or string.replace(",", ".") in output
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """The whole program.  An OnmtLiteError says what is wrong."""
+    """Run the program and print the scores."""
     import sacrebleu  # tests only
 
     translator = Translator.from_pretrained(
@@ -203,40 +206,51 @@ def evaluate(options: EvaluateOptions) -> None:
     sets = {
         name if names.count(name) == 1 else path: files[path] for name, path in zip(names, files)
     }
-    sets |= changed(files[options.test[0]])
+    sets |= make_variants(files[options.test[0]])
     for name, pairs in sets.items():
-        if not pairs:  # too few to be joined
+        if not pairs:  # fewer than 8 lines to join
             continue
-        outputs = translated(translator, pairs, name, options.output)
+        outputs = translate_set(translator, pairs, name, options.output)
         references = [[tgt for _, tgt in pairs]]
         bleu = sacrebleu.corpus_bleu(outputs, references).score
         chrf = sacrebleu.corpus_chrf(outputs, references).score
         empty = sum(not output.strip() for output in outputs)
-        loops = sum(bool(LOOP.search(output)) for output in outputs)
+        repetitions = sum(bool(REPETITION.search(output)) for output in outputs)
         write_text(
             f"{name:30} {len(pairs):5} lines  BLEU {bleu:4.1f}  chrF {chrf:4.1f}  "
-            f"empty {empty}  loops {loops}\n"
+            f"empty {empty}  repetitions {repetitions}\n"
         )
-    for kind in STRINGS if options.strings else ():
-        pairs = list(copying(kind, options.strings, Random(f"{options.seed} {kind}")))
-        outputs = translated(translator, pairs, kind, options.output)
-        n = sum(copies(string, output) for (_, string), output in zip(pairs, outputs, strict=True))
-        write_text(f"{kind:30} {len(pairs):5} lines  copied {n}\n")
+    for string_type in STRINGS if options.strings else ():
+        rng = Random(f"{options.seed} {string_type}")
+        pairs = list(make_copy_tests(string_type, options.strings, rng))
+        outputs = translate_set(translator, pairs, string_type, options.output)
+        n = sum(is_copied(string, out) for (_, string), out in zip(pairs, outputs, strict=True))
+        write_text(f"{string_type:30} {len(pairs):5} lines  copied {n}\n")
 
 
-def translated(
-    translator: Translator, pairs: Sequence[Pair], name: str, folder: str | None
+def translate_set(
+    translator: Translator, pairs: Sequence[Pair], name: str, directory: str | None
 ) -> list[str]:
-    """Best translations of the sources, also written to the folder where there is one."""
+    """Translate the sources of a test set and return the best hypotheses.
+
+    Args:
+        translator: the model.
+        pairs: sources and references.
+        name: name of the test set.
+        directory: directory for a file with sources, references and outputs, or None.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
     outputs = [t.hyps[0].text for t in translator.translate([src for src, _ in pairs])]
-    if folder is not None:
+    if directory is not None:
         rows = (f"{src}\t{tgt}\t{out}\n" for (src, tgt), out in zip(pairs, outputs, strict=True))
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            path = Path(folder, re.sub(r"[ /]", "-", f"{name}.tsv"))
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            path = Path(directory, re.sub(r"[ /]", "-", f"{name}.tsv"))
             path.write_text("".join(rows), encoding="utf-8", newline="\n")
         except OSError as error:
-            raise FileError(f"cannot write {folder}: {error.strerror}") from None
+            raise FileError(f"cannot write {directory}: {error.strerror}") from None
     return outputs
 
 

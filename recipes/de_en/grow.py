@@ -1,8 +1,8 @@
-"""Write a larger model that knows what a trained one knows: `python -m recipes.de_en.grow -help`.
+"""Grow a trained model: `python -m recipes.de_en.grow -help`.
 
-New layers are the identity until they learn (Net2Net, Chen et al. 2016), and a wider model says
-what the narrow one says (`recipes.de_en.widen`).  New pieces begin as the sum of the pieces that
-spell them.  The trainer goes on from the larger model with `-init_from`.
+New layers start as the identity (Net2Net, Chen et al. 2016), and a wider model computes the same
+function (`recipes.de_en.widen`).  A new subword starts as the sum of the subwords that spell it.
+Training continues from the larger model with `-init_from`.
 """
 
 import struct
@@ -37,27 +37,26 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.data import COMMON_CHARACTERS, read_pairs, train_sentencepiece
 from onmt_lite.train.network import init_weights
 from recipes.de_en.models import check_new, read_model, write_model
-from recipes.de_en.widen import with_width
+from recipes.de_en.widen import widen
 
 USAGE = """\
 -model DIR -output DIR [options]
 
-Writes a model of the project's own format with more layers, more width or other pieces than a
-trained one has, and otherwise with its weights."""
+Writes a copy of a model in onmt_lite format with more layers, more width or other subwords."""
 
-OF_PIECES = (
+SUBWORD_WEIGHTS = (
     "src_embedding.token.weight",
     "tgt_embedding.token.weight",
     "output.weight",
     "output.bias",
 )
-NORMAL, BYTE = 1, 6  # kinds of pieces
+NORMAL, BYTE = 1, 6  # types of subwords in a sentencepiece model
 BYTE_FALLBACK = bytes([35 << 3 & 0x7F | 0x80, 35 << 3 >> 7, 1])  # field 35 is true
 
 
 @dataclass(frozen=True)
 class GrowOptions:
-    """What grows, how far, and where it is written."""
+    """Options of the program."""
 
     title: ClassVar[str] = "Grow"
 
@@ -66,45 +65,43 @@ class GrowOptions:
     )
     enc_layers: int = opt(
         0,
-        help="Put encoder layers on top, N in all; fewer than there are change nothing",
+        help="Add encoder layers on top, up to N in total; a smaller N changes nothing",
         example="8",
     )
     dec_layers: int = opt(
         0,
-        help="Put decoder layers on top, N in all; fewer than there are change nothing",
+        help="Add decoder layers on top, up to N in total; a smaller N changes nothing",
         example="3",
     )
     d_model: int = opt(
-        0,
-        help="Widen the model to N dimensions; fewer than there are change nothing",
-        example="256",
+        0, help="Widen the model to N dimensions; a smaller N changes nothing", example="256"
     )
     heads: int = opt(
-        0, help="Have N heads, at least as wide as before; fewer than there are change nothing"
+        0, help="Number of heads, at least as wide as before; a smaller N changes nothing"
     )
     d_ff: int = opt(
         0, help="Widen feed-forward layers to N; a smaller N changes nothing", example="768"
     )
     train: tuple[str, ...] = opt(
         (),
-        help="Make new pieces of the words in these files of pairs, plain or .gz; a piece that the "
-        "model has keeps its embedding",
+        help="Train a new subword model on these files of pairs, plain or .gz; subwords that the "
+        "model already has keep their embeddings",
         metavar="FILE",
         example="runs/text-4/01.tsv.gz",
     )
     vocab_size: int | None = opt(
-        None, help="Make N new pieces", min=16, example="8000 -train my.train.tsv"
+        None, help="Size of the new vocabulary", min=16, example="8000 -train my.train.tsv"
     )
     all_characters: bool = opt(
         False,
-        help="Have pieces for the letters of Europe and for common signs and emoji, and 256 for "
-        "the bytes of any other character; without -train they are added to the model's pieces",
+        help="Add subwords for European letters, common signs and emoji, and 256 byte-fallback "
+        "subwords; without -train they are added to the subwords of the model",
     )
     save_bits: int = opt(16, help="Write weights in 16 or 8 bits, as the trainer does", example="8")
-    seed: int = opt(1, help="Seed new weights", min=0, example="2")
+    seed: int = opt(1, help="Random seed of new weights", min=0, example="2")
     output: str = opt(
         "",
-        help="Write to this directory, which must not exist yet",
+        help="Write the model to this new directory",
         metavar="PATH",
         example="runs/start",
     )
@@ -113,7 +110,7 @@ class GrowOptions:
 RULES = (
     require_paths("model", "output"),
     requires("vocab_size", any_set("train")),
-    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits: must be 8 or 16"),
 )
 OPTIONS: dict[str, Option] = collect_options(
     (GrowOptions, *META_GROUPS), (), partial(describe_requirements, RULES)
@@ -125,7 +122,11 @@ load_grow_options = PROGRAM.load
 
 
 def grow(options: GrowOptions) -> None:
-    """Run the whole program.  Raises an OnmtLiteError; then there is no larger model."""
+    """Grow a model and write it; on an error nothing is written.
+
+    Raises:
+        OnmtLiteError: an input cannot be read, the model cannot be grown, or the output exists.
+    """
     output = Path(options.output)
     check_new(output)
     model, pieces = read_model(Path(options.model), "model")
@@ -134,22 +135,27 @@ def grow(options: GrowOptions) -> None:
         pairs = [pair for path in options.train for pair in read_pairs(path)]
         pieces = train_sentencepiece(pairs, options.vocab_size, options.all_characters)
     elif options.all_characters:
-        pieces = with_all_characters(pieces)
+        pieces = add_all_characters(pieces)
     torch.manual_seed(options.seed)
-    model = with_pieces(model, old, spm.SentencePieceProcessor(model_proto=pieces))
-    model = with_width(model, options.d_model, options.heads, options.d_ff)
-    model = with_layers(model, options.enc_layers, options.dec_layers)
+    model = replace_subwords(model, old, spm.SentencePieceProcessor(model_proto=pieces))
+    model = widen(model, options.d_model, options.heads, options.d_ff)
+    model = add_layers(model, options.enc_layers, options.dec_layers)
     write_model(output, model, pieces, options.save_bits)
 
 
 # -- layers ---------------------------------------------------------------------------------------
 
 
-def with_layers(start: Transformer, enc_layers: int, dec_layers: int) -> Transformer:
-    """Put new layers on top of `start`, up to these numbers.
+def add_layers(start: Transformer, enc_layers: int, dec_layers: int) -> Transformer:
+    """Return a copy of a model with new layers on top, whose output weights are zero.
 
-    Their last weights are zero.  Raises OptionError for a model with norms after its sublayers, in
-    which zero is not the identity.
+    Args:
+        start: trained pre-norm model.
+        enc_layers: total number of encoder layers; smaller values change nothing.
+        dec_layers: total number of decoder layers; smaller values change nothing.
+
+    Raises:
+        OptionError: in a post-norm model a zero output is not the identity.
     """
     cfg = replace(
         start.cfg,
@@ -157,85 +163,91 @@ def with_layers(start: Transformer, enc_layers: int, dec_layers: int) -> Transfo
         dec_layers=max(dec_layers, start.cfg.dec_layers),
     )
     if not cfg.pre_norm and cfg != start.cfg:
-        raise OptionError("layers can be put only on a model with norms before its sublayers")
+        raise OptionError("model: layers can only be added to a pre-norm model")
     model = Transformer(cfg)
     init_weights(model)
     model.load_state_dict(model.state_dict() | start.state_dict())
     return model
 
 
-# -- pieces ---------------------------------------------------------------------------------------
+# -- subwords -------------------------------------------------------------------------------------
 
 
-def with_pieces(
+def replace_subwords(
     start: Transformer, old: spm.SentencePieceProcessor, new: spm.SentencePieceProcessor
 ) -> Transformer:
-    """Give `start` embeddings and output rows for the pieces of `new` instead of those of `old`.
+    """Return a copy of a model with the embeddings and output rows for another vocabulary.
 
-    A piece of both keeps its row.  A piece that `old` spells with n others begins as the sum of
-    their rows over the root of n, so that it is as long.  Any other piece begins near <unk>, at
-    random: equal rows would stay equal.
+    A subword of both vocabularies keeps its row.  A new subword that `old` spells with n subwords
+    starts as the sum of their rows over sqrt(n), to keep its norm.  Any other subword starts at
+    random near <unk>: equal rows would stay equal.
+
+    Args:
+        start: trained model.
+        old: subword model of `start`.
+        new: subword model of the result.
     """
     n, unk = new.vocab_size(), old.unk_id()
-    pieces = [new.id_to_piece(i) for i in range(n)]
-    # The name of a byte, such as <0xE6>, is no text that could be spelled
-    spelled = [
-        [old.piece_to_id(piece)] if new.is_byte(i) else spell(piece, old)
-        for i, piece in enumerate(pieces)
+    subwords = [new.id_to_piece(i) for i in range(n)]
+    # The name of a byte, such as <0xE6>, is not a text that could be spelled
+    spellings = [
+        [old.piece_to_id(subword)] if new.is_byte(i) else spell(subword, old)
+        for i, subword in enumerate(subwords)
     ]
-    unlike = [i for i, ids in enumerate(spelled) if ids == [unk] and i != new.unk_id()]
+    unknown = [i for i, ids in enumerate(spellings) if ids == [unk] and i != new.unk_id()]
 
-    def rows(table: Tensor) -> Tensor:
+    def make_rows(table: Tensor) -> Tensor:  # (old vocab, d_model) or (old vocab,)
         table = table.float()
-        made = torch.stack([table[ids].sum(0) / len(ids) ** 0.5 for ids in spelled])
+        rows = torch.stack([table[ids].sum(0) / len(ids) ** 0.5 for ids in spellings])
         if table.dim() == 2:
-            made[unlike] += table.std(0) * torch.randn_like(made[unlike])
-        return made
+            rows[unknown] += table.std(0) * torch.randn_like(rows[unknown])
+        return rows  # (vocab, d_model) or (vocab,)
 
     weights = start.state_dict()
     model = Transformer(replace(start.cfg, src_vocab_size=n, tgt_vocab_size=n))
     model.load_state_dict(
-        weights | {name: rows(weights[name]) for name in OF_PIECES if name in weights}
+        weights | {name: make_rows(weights[name]) for name in SUBWORD_WEIGHTS if name in weights}
     )
     return model
 
 
 def spell(piece: str, sp: spm.SentencePieceProcessor) -> list[int]:
-    """Ids of the pieces of `sp` that spell `piece`; the id of <unk> where no pieces do."""
+    """Return the IDs of the subwords of `sp` that spell `piece`, or the ID of <unk>."""
     unk = sp.unk_id()
     same = sp.piece_to_id(piece)
     if same != unk or piece == sp.id_to_piece(unk):
         return [same]
     parts = sp.encode(piece.replace("▁", " "), out_type=str)
-    if parts and not piece.startswith("▁"):  # encode puts one before any text
+    if parts and not piece.startswith("▁"):  # encode() adds "▁" before any text
         parts[0] = parts[0].removeprefix("▁")
     return [i for i in map(sp.piece_to_id, parts) if i != unk] or [unk]
 
 
-def with_all_characters(pieces: bytes) -> bytes:
-    """Append pieces to a sentencepiece model: missing COMMON_CHARACTERS, and the 256 bytes.
+def add_all_characters(pieces: bytes) -> bytes:
+    """Append missing COMMON_CHARACTERS and the 256 bytes to a serialized sentencepiece model.
 
-    Text of characters that had pieces before is split as before.
+    Text without these characters is tokenized as before.
     """
     sp = spm.SentencePieceProcessor(model_proto=pieces)
     if any(sp.is_byte(i) for i in range(sp.vocab_size())):
         return pieces
-    lacking = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
-    rarest = min(sp.get_score(i) for i in range(sp.vocab_size()))
-    more = [_message(1, _piece(c, rarest, NORMAL)) for c in lacking]
-    more += [_message(1, _piece(f"<0x{byte:02X}>", 0.0, BYTE)) for byte in range(256)]
-    # Bytes appended to a protocol buffer are merged into the message: pieces, field 1, join the
-    # list of pieces, and the setting joins those of the trainer, field 2
-    return pieces + b"".join(more) + _message(2, BYTE_FALLBACK)
+    absent = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
+    lowest = min(sp.get_score(i) for i in range(sp.vocab_size()))
+    entries = [_encode_field(1, _encode_piece(c, lowest, NORMAL)) for c in absent]
+    entries += [_encode_field(1, _encode_piece(f"<0x{b:02X}>", 0.0, BYTE)) for b in range(256)]
+    # Bytes appended to a protocol buffer are merged into the message: pieces (field 1) extend the
+    # list of pieces, and BYTE_FALLBACK is merged into the trainer settings (field 2)
+    return pieces + b"".join(entries) + _encode_field(2, BYTE_FALLBACK)
 
 
-def _piece(text: str, score: float, kind: int) -> bytes:
-    """Entry of a piece: field 1 its text, 2 its score as a float, 3 its kind."""
-    return _message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
+def _encode_piece(text: str, score: float, piece_type: int) -> bytes:
+    """Encode a SentencePiece message: field 1 text, 2 score (float), 3 type."""
+    type_field = bytes([3 << 3, piece_type])
+    return _encode_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + type_field
 
 
-def _message(field: int, content: bytes) -> bytes:
-    """Field of fewer than 128 bytes, in the wire format of protocol buffers."""
+def _encode_field(field: int, content: bytes) -> bytes:
+    """Encode a length-delimited protocol buffer field of fewer than 128 bytes."""
     return bytes([field << 3 | 2, len(content)]) + content
 
 

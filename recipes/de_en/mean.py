@@ -1,6 +1,6 @@
-"""Write the mean of models: `python -m recipes.de_en.mean -models A B -output C`.
+"""Average the weights of models: `python -m recipes.de_en.mean -models A B -output C`.
 
-Models that were trained from one start have a mean that is often better than each of them (model
+The mean of models trained from the same initialization is often better than each of them (model
 soups, Wortsman et al. 2022).
 """
 
@@ -25,25 +25,25 @@ from recipes.de_en.models import check_new, read_model, write_model
 USAGE = """\
 -models DIR DIR [DIR ...] -output DIR [options]
 
-Writes the weighted mean of models of the project's own format, which must have the same sizes and
-the same pieces, as models trained from one start have."""
+Writes the weighted mean of several models in onmt_lite format. They must have the same sizes and
+the same subwords, as models trained from the same initialization do."""
 
 
 @dataclass(frozen=True)
 class MeanOptions:
-    """What is averaged, and where the mean goes."""
+    """Options of the program."""
 
     title: ClassVar[str] = "Mean"
 
     models: tuple[str, ...] = opt((), help="Average these models", metavar="PATH")
     weights: tuple[float, ...] = opt(
         (),
-        help="Weigh the models so; the sum does not matter; without weights, each counts the same",
+        help="Weight of each model; weights are normalized (default: equal weights)",
         example="0.4 0.4 0.2",
     )
     output: str = opt(
         "",
-        help="Write to this directory, which must not exist yet",
+        help="Write the model to this new directory",
         metavar="PATH",
         example="runs/mean",
     )
@@ -52,15 +52,15 @@ class MeanOptions:
 
 RULES = (
     require_paths("output"),
-    reject_if(lambda v: len(v.models) < 2, "models: give two models or more"),
-    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits is not 8 or 16; give one of these"),
+    reject_if(lambda v: len(v.models) < 2, "models: at least two models are needed"),
+    reject_if(lambda v: v.save_bits not in (8, 16), "save_bits: must be 8 or 16"),
     reject_if(
         lambda v: v.weights and len(v.weights) != len(v.models),
-        lambda v: f"weights: {len(v.weights)} weights for {len(v.models)} models",
+        lambda v: f"weights: {len(v.weights)} weights for {len(v.models)} models; set one for each",
     ),
     reject_if(
         lambda v: v.weights and (min(v.weights) < 0 or sum(v.weights) <= 0),
-        "weights: none may be below 0, and one must be above",
+        "weights: must be 0 or more, and at least one above 0",
     ),
 )
 OPTIONS: dict[str, Option] = collect_options((MeanOptions, *META_GROUPS))
@@ -71,25 +71,28 @@ load_mean_options = PROGRAM.load
 
 
 def write_mean(options: MeanOptions) -> None:
-    """The whole program.  An OnmtLiteError says what is wrong; then there is no mean."""
+    """Average the models and write the result.
+
+    Raises:
+        OnmtLiteError: a model cannot be read, the models differ in size, or the output exists.
+    """
     output = Path(options.output)
     check_new(output)
-    first, *others = (Path(path) for path in options.models)
-    shares = options.weights or [1.0] * len(options.models)
-    shares = [share / sum(shares) for share in shares]
-    model, pieces = read_model(first, "models")
-    mean = {name: shares[0] * tensor.float() for name, tensor in model.state_dict().items()}
-    for path, share in zip(others, shares[1:], strict=True):
-        other, others_pieces = read_model(path, "models")
-        # Which head aligns is found after training, so that it may differ
+    first, *rest = (Path(path) for path in options.models)
+    weights = options.weights or [1.0] * len(options.models)
+    weights = [weight / sum(weights) for weight in weights]
+    model, subwords = read_model(first, "models")
+    mean = {name: weights[0] * tensor.float() for name, tensor in model.state_dict().items()}
+    for path, weight in zip(rest, weights[1:], strict=True):
+        second, second_subwords = read_model(path, "models")
+        # The alignment head is chosen after training and may differ
         align = {name: value for name, value in vars(model.cfg).items() if name.startswith("align")}
-        same = replace(other.cfg, **align)
-        if same != model.cfg or others_pieces != pieces:
-            raise OptionError(f"models: {path} has other sizes or pieces than {first}")
-        for name, tensor in other.state_dict().items():
-            mean[name] += share * tensor.float()
+        if replace(second.cfg, **align) != model.cfg or second_subwords != subwords:
+            raise OptionError(f"models: {path} and {first} differ in sizes or subwords")
+        for name, tensor in second.state_dict().items():
+            mean[name] += weight * tensor.float()
     model.load_state_dict(mean)
-    write_model(output, model, pieces, options.save_bits)
+    write_model(output, model, subwords, options.save_bits)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Reading and writing of models of the project's own format, for the programs of the recipe."""
+"""Reading and writing models in onmt_lite format, for the programs of the recipe."""
 
 import os
 from pathlib import Path
@@ -11,21 +11,39 @@ from onmt_lite.models.transformer import Transformer
 
 
 def check_new(output: Path) -> None:
-    """Raise OptionError if there is anything at the path."""
+    """Raise OptionError if the path exists."""
     if os.path.lexists(output):
-        raise OptionError(f"output: {output} exists already; choose another path or remove it")
+        raise OptionError(f"output: {output} already exists; choose another path or remove it")
 
 
 def read_model(path: Path, option: str) -> tuple[Transformer, bytes]:
-    """Read a model, and the content of its sentencepiece model; `option` named it."""
+    """Read a Transformer and its serialized sentencepiece model.
+
+    Args:
+        path: model directory.
+        option: option that named the directory, for error messages.
+
+    Raises:
+        OptionError: the model is in another format.
+    """
     model = load_checkpoint(path).model
     if not isinstance(model, Transformer) or not native.can_load(path):
-        raise OptionError(f"{option}: {path} is no model of the project's own format")
+        raise OptionError(f"{option}: {path} is not a model in onmt_lite format")
     return model, (path / native.SENTENCEPIECE).read_bytes()
 
 
 def write_model(output: Path, model: Transformer, pieces: bytes, bits: int) -> None:
-    """Write a model into a new directory, and say so."""
+    """Write a model to a new directory and print its path.
+
+    Args:
+        output: directory to create.
+        model: model to write.
+        pieces: serialized sentencepiece model.
+        bits: 16 or 8 bits per weight.
+
+    Raises:
+        FileError: the directory cannot be created.
+    """
     try:
         output.mkdir(parents=True)
     except OSError as error:

@@ -1,7 +1,6 @@
-"""Mistakes and shortcuts of people who type, on the source side: the translation is of what they
-meant.
+"""Typing noise on the source side; the target stays the translation of the intended text.
 
-Words that the target has too stay: they are names, numbers and addresses, to be copied.
+Words that occur on both sides are not changed: names, numbers and addresses must be copied.
 """
 
 import re
@@ -11,23 +10,26 @@ from random import Random
 from onmt_lite.train.data import Pair
 from recipes.de_en.words import WORD, shared_words
 
-# Of a German keyboard, each half a key to the right of the one above
+# A German keyboard; each row is half a key to the right of the row above
 ROWS = ("qwertzuiopü", "asdfghjklöä", "yxcvbnm")
 TWO_LETTERS = {"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss"}
-BARE = {spelled: two[0] for spelled, two in TWO_LETTERS.items()} | {"ß": "ss"}
+WITHOUT_DOTS = {umlaut: two[0] for umlaut, two in TWO_LETTERS.items()} | {"ß": "ss"}
 ADDRESS = re.compile(r"\S*(?:[@/\\_]|\w\.\w|\d)\S*")
 
 
-def neighbours(letter: str) -> str:
-    """Letters whose keys touch that of a small letter."""
-    near = ""
+def adjacent_keys(letter: str) -> str:
+    """Return the letters whose keys touch the key of a lowercase letter."""
+    adjacent = ""
     for r, row in enumerate(ROWS):
-        place = row.find(letter)
-        if place >= 0:
-            near = row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
-            near += ROWS[r - 1][place : place + 2] if r else ""
-            near += ROWS[r + 1][max(place - 1, 0) : place + 1] if r + 1 < len(ROWS) else ""
-    return near
+        i = row.find(letter)
+        if i >= 0:
+            adjacent = row[max(i - 1, 0) : i] + row[i + 1 : i + 2]
+            adjacent += ROWS[r - 1][i : i + 2] if r else ""
+            adjacent += ROWS[r + 1][max(i - 1, 0) : i + 1] if r + 1 < len(ROWS) else ""
+    return adjacent
+
+
+# Each of these makes a typing mistake at position i of a word
 
 
 def _swap(word: str, i: int, rng: Random) -> str:
@@ -43,50 +45,53 @@ def _double(word: str, i: int, rng: Random) -> str:
     return word[: i + 1] + word[i].lower() + word[i + 1 :]
 
 
-def _neighbour(word: str, i: int, rng: Random) -> str:
-    near = neighbours(word[i].lower())
-    if not near:
+def _hit_adjacent_key(word: str, i: int, rng: Random) -> str:
+    adjacent = adjacent_keys(word[i].lower())
+    if not adjacent:
         return word
-    typed = rng.choice(near)
+    typed = rng.choice(adjacent)
     return word[:i] + (typed.upper() if word[i].isupper() else typed) + word[i + 1 :]
 
 
-SLIPS: tuple[Callable[[str, int, Random], str], ...] = (_swap, _drop, _double, _neighbour)
+MISTAKES: tuple[Callable[[str, int, Random], str], ...] = (_swap, _drop, _double, _hit_adjacent_key)
 
 
-def typos(pair: Pair, rng: Random) -> Pair:
-    """Make one to three slips, each in another word of three letters or more, at most one in three
-    words of the line."""
+def add_typos(pair: Pair, rng: Random) -> Pair:
+    """Misspell one to three words of the source, at most a third of its words.
+
+    Only words of three or more letters are misspelled.
+    """
     src, tgt = pair
-    words = [m for m in _own_words(src, tgt) if len(m.group()) >= 3]
+    words = [m for m in _find_source_words(src, tgt) if len(m.group()) >= 3]
     n = min(rng.choice((1, 1, 2, 3)), len(words) // 3)
     for match in sorted(rng.sample(words, n), key=lambda m: -m.start()):
         word = match.group()
-        slipped = rng.choice(SLIPS)(word, rng.randrange(len(word)), rng)
-        src = src[: match.start()] + slipped + src[match.end() :]
+        misspelled = rng.choice(MISTAKES)(word, rng.randrange(len(word)), rng)
+        src = src[: match.start()] + misspelled + src[match.end() :]
     return src, tgt
 
 
-def plain_letters(pair: Pair, rng: Random) -> Pair:
-    """Spell umlauts with two letters, or without their dots, and ß as ss."""
-    spelled = str.maketrans(rng.choice((TWO_LETTERS, TWO_LETTERS, BARE)))
+def replace_umlauts(pair: Pair, rng: Random) -> Pair:
+    """Spell umlauts with two letters or without dots, and ß as ss, in the source."""
+    spelling = str.maketrans(rng.choice((TWO_LETTERS, TWO_LETTERS, WITHOUT_DOTS)))
     src, tgt = pair
-    for match in reversed(_own_words(src, tgt)):
-        src = src[: match.start()] + match.group().translate(spelled) + src[match.end() :]
+    for match in reversed(_find_source_words(src, tgt)):
+        src = src[: match.start()] + match.group().translate(spelling) + src[match.end() :]
     return src, tgt
 
 
-def no_commas(pair: Pair) -> Pair:
-    """Take commas away, but for those inside numbers."""
+def drop_commas(pair: Pair) -> Pair:
+    """Remove all commas from the source, except inside numbers."""
     return re.sub(r",(?!\d)", "", pair[0]), pair[1]
 
 
-def no_mark(sentence: str) -> str:
-    """Take the mark at the end away."""
+def drop_mark(sentence: str) -> str:
+    """Remove the final marks of a sentence that has other characters."""
     return sentence.rstrip(".!?").rstrip() or sentence
 
 
-def _own_words(src: str, tgt: str) -> list[re.Match[str]]:
+def _find_source_words(src: str, tgt: str) -> list[re.Match[str]]:
+    """Return the words that occur only in the source and in no address."""
     shared = shared_words(src, tgt)
     addresses = [m.span() for m in ADDRESS.finditer(src)]
     return [

@@ -1,4 +1,4 @@
-"""Options of the text that a model learns from."""
+"""Options of `recipes.de_en.text`, the training text of each epoch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +19,13 @@ from onmt_lite.config.sources import Program
 USAGE = """\
 -train PAIRS.tsv -epochs N -output DIR [options]
 
-Writes N files of pairs, one for each epoch of a training, with the changes below drawn anew:
-DIR/01.tsv.gz, DIR/02.tsv.gz and so on.  Run it in the project's directory."""
+Writes N files of sentence pairs, one per training epoch, each with a new random sample of the
+changes below: DIR/01.tsv.gz, DIR/02.tsv.gz and so on. Run it in the project directory."""
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What is read and written."""
+    """Input and output files."""
 
     title: ClassVar[str] = "Files"
 
@@ -34,47 +34,47 @@ class FileOptions:
     )
     train_weights: tuple[float, ...] = opt(
         (),
-        help="Have the pairs of each file so often in an epoch; without weights, once",
+        help="Repeat the pairs of each file this many times per epoch (default: 1)",
         example="2 1",
     )
     train_same: tuple[str, ...] = opt(
         (),
-        help="Read lines that a translation leaves as they are from these files",
+        help="Read lines that are their own translation from these files",
         metavar="FILE",
         example="names.txt",
     )
-    same_lines: int = opt(0, help="Take N lines of train_same in each epoch", min=0, example="500")
+    same_lines: int = opt(0, help="Add N lines of train_same to each epoch", min=0, example="500")
     made: tuple[str, ...] = opt(
         (),
-        help="Read pairs of which a machine made one side from these files; no names, numbers or "
-        "words are taken from them",
+        help="Read pairs with one machine-translated side from these files; no names, numbers or "
+        "words are collected from them",
         metavar="FILE",
         example="back.tsv.gz",
     )
-    made_lines: int = opt(0, help="Take N pairs of made in each epoch", min=0, example="1000")
+    made_lines: int = opt(0, help="Add N pairs of made to each epoch", min=0, example="1000")
     held_out: tuple[str, ...] = opt(
         (),
-        help="Leave out every pair that shares a side with one of these files' pairs, small "
-        "letters and marks not compared, as a line that a machine made may be one of the test set",
+        help="Exclude every pair that shares a side with a pair in these files, ignoring case and "
+        "punctuation; a machine-translated line may occur in the test set",
         metavar="FILE",
         example="test.tsv.gz",
     )
     slots: str | None = opt(
         None,
-        help="Read pairs with slots from this file, such as `{name} kommt um {time}.`; the kinds "
-        "are name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, "
-        "script, field",
+        help="Read pairs with slots from this file, such as `{name} kommt um {time}.`; slots are "
+        "name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, "
+        "field",
         metavar="FILE",
         example="recipes/de_en/slots.tsv",
     )
     slot_lines: int = opt(
-        0, help="Make N lines in each epoch by filling the pairs of slots", min=0, example="2000"
+        0, help="Add N pairs with filled slots to each epoch", min=0, example="2000"
     )
     epochs: int = opt(8, help="Write N files", min=1, max=99, example="10")
-    seed: int = opt(1, help="Start the random choices here", min=0, example="2")
+    seed: int = opt(1, help="Random seed", min=0, example="2")
     output: str = opt(
         "",
-        help="Write to this directory, which must not exist yet",
+        help="Write to this new directory",
         metavar="PATH",
         example="runs/text",
     )
@@ -82,51 +82,49 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """Shares of lines that are changed, and lines that are added."""
+    """Shares of lines to change, and numbers of lines to add."""
 
     title: ClassVar[str] = "Changes"
 
     join: float = opt(
         0.0,
-        help="Join this share of lines with those that follow, up to 8 sentences",
+        help="Join this share of lines with the lines that follow, up to 8 sentences",
         min=0,
         max=1,
         example="0.1",
     )
     join_bare: float = opt(
         0.0,
-        help="Take the marks between the sentences off the source in this share of the joins",
+        help="Remove the marks between source sentences in this share of the joined lines",
         min=0,
         max=1,
         example="0.5 -join 0.1",
     )
     conjunctions: tuple[str, ...] = opt(
         (),
-        help="Join by these pairs `source|target`, such as `, und |, and `",
+        help="Join sentences with these pairs `source|target`, such as `, und |, and `",
         example='", und |, and "',
     )
     conjunction: float = opt(
-        0.0, help="Make this share of the joins with a conjunction", min=0, max=1, example="0.5"
+        0.0, help="Use a conjunction in this share of the joins", min=0, max=1, example="0.5"
     )
     quotes: tuple[str, ...] = opt(
-        (), help='Quote by these pairs, such as `„…“|"…"`', example="'„…“|\"…\"'"
+        (), help='Quotation marks `source|target`, such as `„…“|"…"`', example="'„…“|\"…\"'"
     )
     quote: float = opt(
-        0.0, help="Put this share of lines into quotation marks", min=0, max=1, example="0.02"
+        0.0, help="Put this share of lines in quotation marks", min=0, max=1, example="0.02"
     )
     no_final: float = opt(
-        0.0, help="Take the final mark off this share of lines", min=0, max=1, example="0.1"
+        0.0, help="Remove the final mark from this share of lines", min=0, max=1, example="0.1"
     )
-    upper: float = opt(
-        0.0, help="Put this share of lines into capitals", min=0, max=1, example="0.02"
-    )
+    upper: float = opt(0.0, help="Uppercase this share of lines", min=0, max=1, example="0.02")
     lower_src: float = opt(
-        0.0, help="Put this share of sources into small letters", min=0, max=1, example="0.05"
+        0.0, help="Lowercase this share of sources", min=0, max=1, example="0.05"
     )
     typos: float = opt(
         0.0,
-        help="Have one to three slips of the fingers in this share of sources: letters swapped, "
-        "dropped, doubled, or those of a neighbouring key",
+        help="Put one to three typing mistakes into this share of sources: letters swapped, "
+        "dropped, doubled, or from an adjacent key",
         min=0,
         max=1,
         example="0.1",
@@ -139,12 +137,12 @@ class ChangeOptions:
         example="0.05",
     )
     no_commas: float = opt(
-        0.0, help="Take the commas off this share of sources", min=0, max=1, example="0.05"
+        0.0, help="Remove the commas from this share of sources", min=0, max=1, example="0.05"
     )
     names: float = opt(
         0.0,
-        help="Put another name, known or made up, in the place of a name that both sides share, in "
-        "this share of lines",
+        help="Replace a name that both sides share with another name, known or invented, in this "
+        "share of lines",
         min=0,
         max=1,
         example="0.1",
@@ -159,19 +157,19 @@ class ChangeOptions:
     )
     rare: int = opt(
         0,
-        help="Have pairs twice whose source has a word that N pairs have, or fewer",
+        help="Repeat pairs whose source has a word that occurs in N pairs or fewer",
         min=0,
         example="3",
     )
     words: int = opt(
         0,
-        help="Add N copies of each pair of words that are sure to translate each other",
+        help="Add N copies of each word pair of the lexicon that word alignment finds",
         min=0,
         example="2",
     )
     numbers: int = opt(
         0,
-        help="Add N copies with other numbers of each pair that shares numbers",
+        help="Add N copies, with other numbers, of each pair that has numbers on both sides",
         min=0,
         example="4",
     )
@@ -179,15 +177,16 @@ class ChangeOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Both groups together."""
+    """All options of the program."""
 
     files: FileOptions
     changes: ChangeOptions
 
 
-def wrong_pairs(v: Values) -> list[str]:
+def find_malformed_pairs(v: Values) -> list[str]:
+    """Return an error for each conjunction or quotation pair that has another form."""
     return [
-        f"{name}: {pair!r} is not of the form in -help"
+        f"{name}: {pair!r} is malformed; -help shows the form"
         for name, marks in (("conjunctions", 0), ("quotes", 1))
         for pair in v[name]
         if [side.count("…") for side in pair.split("|")] != [marks, marks]
@@ -210,14 +209,15 @@ RULES = (
     reject_if(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
-            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train"
+            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} train files; "
+            "set one for each"
         ),
     ),
     reject_if(
         lambda v: any(weight <= 0 for weight in v.train_weights),
-        "train_weights: each must be above 0; leave the file out instead",
+        "train_weights: must be above 0; to exclude a file, remove it from train",
     ),
-    reject_all(wrong_pairs),
+    reject_all(find_malformed_pairs),
 )
 OPTIONS: dict[str, Option] = collect_options(
     (FileOptions, ChangeOptions, *META_GROUPS), (), partial(describe_requirements, RULES)

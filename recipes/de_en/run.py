@@ -1,8 +1,8 @@
-"""Make a run of the recipe: `python -m recipes.de_en.run 7`, or only `--print` its commands.
+"""Execute a run of the recipe: `python -m recipes.de_en.run 7`; `--print` only prints it.
 
-runs.yaml has the steps of each run.  A step is a program of this folder, or another by its full
-name, with its options; or `shell` with a line for the shell.  With `--resume` a run that was
-stopped goes on: what it has written stays, and a training continues.
+runs.yaml has the steps of each run.  A step is a program of this directory, or another module by
+its full name, with options; or `shell` with a shell command.  `--resume` continues an interrupted
+run: steps that are complete are skipped, and training continues from its last state.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from onmt_lite.train.run_directory import STATE
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("runs.yaml")
-# By name of a run, its steps: each one program with its options
+# Run name -> steps, each {program: options}
 RUNS: dict[str, list[dict[str, Any]]] = {
     str(name): steps for name, steps in yaml.safe_load(FILE.read_text(encoding="utf-8")).items()
 }
 
 
-def commands(run: str, resume: bool = False) -> Iterator[str]:
-    """The lines for the shell, to be run in the project's directory."""
+def list_commands(run: str, resume: bool = False) -> Iterator[str]:
+    """Yield the shell commands of a run, to be executed in the project directory."""
     for step in RUNS[run]:
         ((program, options),) = step.items()
         if program == "shell":
@@ -38,32 +38,33 @@ def commands(run: str, resume: bool = False) -> Iterator[str]:
             if not Path(ROOT, options["output"], STATE).exists():
                 continue
             options = options | {"resume": True}
-        yield shlex.join(["python", "-m", module, *words(options)])
+        yield shlex.join(["python", "-m", module, *to_arguments(options)])
 
 
-def words(options: dict[str, Any]) -> Iterator[str]:
-    """Options as they are typed."""
+def to_arguments(options: dict[str, Any]) -> Iterator[str]:
+    """Yield options as command-line arguments."""
     for name, value in options.items():
         yield f"-{name}"
-        for each in value if isinstance(value, list) else [value]:
-            yield str(each).lower() if isinstance(each, bool) else str(each)
+        for item in value if isinstance(value, list) else [value]:
+            yield str(item).lower() if isinstance(item, bool) else str(item)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the first command that fails, 0 if none does."""
+    """Return the exit code of the first command that fails, or 0."""
     parser = argparse.ArgumentParser("python -m recipes.de_en.run")
     parser.add_argument("run", choices=RUNS, help="a run of runs.yaml", metavar="RUN")
     parser.add_argument("--print", action="store_true", help="print its commands only")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    given = parser.parse_args(argv)
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # `python` is this one
-    for command in commands(given.run, given.resume):
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    args = parser.parse_args(argv)
+    # `python` in a command is the interpreter of this process
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    for command in list_commands(args.run, args.resume):
         print(command, flush=True)
-        if given.print:
+        if args.print:
             continue
-        done = subprocess.run(command, shell=True, cwd=ROOT, env={**os.environ, "PATH": path})
-        if done.returncode:
-            return done.returncode
+        process = subprocess.run(command, shell=True, cwd=ROOT, env={**os.environ, "PATH": path})
+        if process.returncode:
+            return process.returncode
     return 0
 
 

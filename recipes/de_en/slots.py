@@ -1,7 +1,7 @@
-"""Made-up strings that a translation copies: names, numbers, dates, addresses.
+"""Random strings that a translation must copy: names, numbers, dates, addresses.
 
-A pair with slots, `{name} kommt am {date}.`, becomes a new pair whenever the slots are filled.  No
-model can learn these strings by heart, so it has to learn to copy.
+A pair with slots, `{name} kommt am {date}.`, becomes a different pair each time its slots are
+filled.  A model cannot memorize these strings, so it has to learn to copy.
 """
 
 import re
@@ -20,7 +20,7 @@ ENDINGS = (
 ska enko ov ova opoulos idis akis sson qvist lund gaard elli etti ardo eira inho eau ier ijk shvili
 yan ayan ali uddin moto mura wara nakis ewski anowski escu dóttir""".split()
 )
-# Names of German words, which a translation must not translate
+# Last names made of German words: a translation must not translate them
 STEMS = """Abend Acker Adler Ahorn Alt Amsel Anger Apfel Arm Asch Bach Bären Bauern Baum Bell Berg
 Biber Bier Birken Blau Blech Blei Blumen Bogen Bohnen Bohr Boden Brand Braun Breiten Brink Brot
 Brück Brunn Buch Buchen Burg Busch Dahl Dachs Dorn Dreh Drei Ebers Eichen Eil Einsied Eisen Elster
@@ -54,7 +54,7 @@ schön schuh seer segen singer sohn spieß stab stadt stadler stahl stamm stätt
 steiner stern stetter stiel stock stolz strasser sträßer strom stück tal thal thaler teufel tritt
 vater vogel voll wagen wald walder wandt wange wart wasser weber weg weiler wein werk wert wieser
 wig wind winkel wirt witz wolf wurst zahn zapf zweig""".split()
-# First names, which stay as they are before a last name
+# First names; before a last name they are copied
 FIRST_NAMES = """Aisha Alexander Ali Amélie Andreas Angela Anja Anna Antonia Astrid Aylin Barbara
 Ben Bernd Björn Brigitte Carla Carlos Charlotte Chen Christa Christian Christine Clara Claudia
 Cornelia Daniel David Dennis Dieter Dirk Elena Elisabeth Elke Emil Emma Eva Fatima Felix Finn
@@ -76,31 +76,37 @@ SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥",
 
 
 def word(rng: Random, german: float = 0.2) -> str:
-    """A new word: syllables, with a chance of `german` two German words, or of 0.2 any letters."""
-    kind = rng.random()
-    if kind < 0.2:
+    """Return an invented word: syllables, two German words, or random letters.
+
+    The probability of random letters is 0.2, of two German words `german`.
+    """
+    draw = rng.random()
+    if draw < 0.2:
         return "".join(rng.choices(LETTERS, k=rng.randrange(2, 10)))
-    if kind < 0.2 + german:
+    if draw < 0.2 + german:
         return (rng.choice(STEMS) + rng.choice(TAILS)).lower()
     syllables = rng.choice((1, 1, 2, 2, 2, 3, 3, 4))
-    parts = [part for _ in range(syllables) for part in map(rng.choice, (ONSETS, VOWELS, CODAS))]
-    return "".join(parts) + rng.choice(ENDINGS)
+    letters = [s for _ in range(syllables) for s in map(rng.choice, (ONSETS, VOWELS, CODAS))]
+    return "".join(letters) + rng.choice(ENDINGS)
 
 
-def plain(rng: Random) -> str:
-    """A word of the letters a to z, as in addresses."""
+def ascii_word(rng: Random) -> str:
+    """Return an invented word of the letters a to z, as used in addresses."""
     return re.sub("[^a-z]", "", word(rng)) or "a"
 
 
+# -- one function per slot; its name is the name of the slot --------------------------------------
+
+
 def name(rng: Random) -> str:
-    made = word(rng, german=0.4).capitalize()
+    last_name = word(rng, german=0.4).capitalize()
     if rng.random() < 0.05:
-        made += "-" + word(rng).capitalize()
-    return made
+        last_name += "-" + word(rng).capitalize()
+    return last_name
 
 
 def person(rng: Random) -> str:
-    """First name, in a tenth of the cases two or an initial, and last name."""
+    """Return a first and a last name; one in ten has a second first name or an initial."""
     first = rng.choice(FIRST_NAMES)
     if rng.random() < 0.1:
         first += rng.choice((" ", "-")) + rng.choice(FIRST_NAMES)
@@ -146,19 +152,19 @@ def phone(rng: Random) -> str:
 
 
 def host(rng: Random) -> str:
-    parts = [plain(rng) for _ in range(rng.choice((1, 1, 1, 2)))]
+    parts = [ascii_word(rng) for _ in range(rng.choice((1, 1, 1, 2)))]
     return rng.choice(("-", ".")).join(parts) + "." + rng.choice(DOMAINS)
 
 
 def mail(rng: Random) -> str:
-    parts = [plain(rng) for _ in range(rng.choice((1, 2, 2)))]
+    parts = [ascii_word(rng) for _ in range(rng.choice((1, 2, 2)))]
     who = rng.choice((".", "_", "-", "")).join(parts) + rng.choice(("", "", "", number(rng)[:4]))
     return f"{who}@{host(rng)}"
 
 
 def url(rng: Random) -> str:
     start = rng.choice(("www.", "www.", "https://", "http://", "https://www.", ""))
-    parts = [plain(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+    parts = [ascii_word(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
     return start + "/".join([host(rng), *parts])
 
 
@@ -177,7 +183,7 @@ def sign(rng: Random) -> str:
 
 
 def script(rng: Random) -> str:
-    """A word of another script."""
+    """Return a word in a script other than Latin."""
     letters = rng.choice(SCRIPTS)
     return "".join(
         chr(rng.randint(ord(letters[0]), ord(letters[1]))) for _ in range(rng.randrange(1, 8))
@@ -185,48 +191,51 @@ def script(rng: Random) -> str:
 
 
 def field(rng: Random) -> str:
-    """A placeholder, which a program fills in."""
+    """Return a placeholder, as in user interface texts."""
     form = rng.choice(("{%s}", "{%s}", "{{%s}}", "%%%s", "${%s}", "%%(%s)s", "<%s>", "[%s]"))
     fixed = rng.choice(("%s", "%d", "%1$s", "{0}", "{1}", "{}", "{count}", "{name}", "<br>"))
-    return fixed if rng.random() < 0.5 else form % plain(rng)
+    return fixed if rng.random() < 0.5 else form % ascii_word(rng)
 
 
-MADE = name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, field
-KINDS = {make.__name__: make for make in MADE}
+FILLERS = (
+    *(name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script),
+    field,
+)
+SLOTS = {filler.__name__: filler for filler in FILLERS}
 
 
 def fill(template: Pair, rng: Random) -> Pair:
-    """Fill the slots of a pair, equal slots alike; `{name2}` is another name than `{name}`."""
+    """Fill the slots of a pair.  Equal slots get equal values; `{name2}` differs from `{name}`."""
     values: dict[str, str] = {}
 
-    def value(match: re.Match[str]) -> str:
-        make = KINDS.get(match[1])
-        if make is None:
+    def replace(match: re.Match[str]) -> str:
+        filler = SLOTS.get(match[1])
+        if filler is None:
             return match[0]
         if match[0] not in values:
-            values[match[0]] = make(rng)
+            values[match[0]] = filler(rng)
         return values[match[0]]
 
     src, tgt = template
-    return SLOT.sub(value, src), SLOT.sub(value, tgt)
+    return SLOT.sub(replace, src), SLOT.sub(replace, tgt)
 
 
 def decorate(pair: Pair, rng: Random) -> Pair:
-    """Put the same bullet, emoji or markup around both sides, or a sign or field behind both."""
+    """Add the same bullet, emoji, markup, sign or placeholder to both sides."""
     src, tgt = pair
-    kind = rng.randrange(5)
-    if kind == 0:
+    decoration = rng.randrange(5)
+    if decoration == 0:
         start = rng.choice(
             ("• ", "- ", "* ", "– ", "→ ", "1. ", "2) ", "# ", "> ", emoji(rng) + " ")
         )
         return start + src, start + tgt
-    if kind == 1:
+    if decoration == 1:
         end = " " + "".join(rng.choices(EMOJI, k=rng.choice((1, 1, 1, 2, 3))))
         return src + end, tgt + end
-    if kind == 2:
-        tag = rng.choice(("b", "i", "p", "h1", "li", "em", "strong", "u", "td", plain(rng)))
+    if decoration == 2:
+        tag = rng.choice(("b", "i", "p", "h1", "li", "em", "strong", "u", "td", ascii_word(rng)))
         return f"<{tag}>{src}</{tag}>", f"<{tag}>{tgt}</{tag}>"
-    if kind == 3:
+    if decoration == 3:
         mark = rng.choice(("**", "*", "_", "`"))
         return mark + src + mark, mark + tgt + mark
     end = rng.choice((": ", " ", " – ")) + rng.choice((field, sign, script, number, url))(rng)
@@ -234,7 +243,7 @@ def decorate(pair: Pair, rng: Random) -> Pair:
 
 
 def _digits(rng: Random, n: int) -> str:
-    """n digits; a fifth of them repeat the one before, where a copy is apt to lose one."""
+    """Return n digits; a fifth repeat the previous digit, because copies tend to lose repeats."""
     digits = ""
     for _ in range(n):
         digits += digits[-1] if digits and rng.random() < 0.2 else rng.choice("0123456789")

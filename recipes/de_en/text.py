@@ -1,8 +1,7 @@
-"""Write the text that a model learns from, made anew for each epoch:
-`python -m recipes.de_en.text -help`.
+"""Generate the training text of each epoch: `python -m recipes.de_en.text -help`.
 
-Each file holds the pairs of one epoch, `source<TAB>target` lines, for `recipes.de_en.train`.
-Number and seed decide what an epoch holds.
+Each output file contains the `source<TAB>target` lines of one epoch, for `recipes.de_en.train`.
+An epoch depends only on its number and the seed.
 """
 
 import gzip
@@ -26,43 +25,53 @@ from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions
 
 
-def key(side: str) -> str:
-    """What two sentences have in common that differ in capitals and marks alone."""
+def normalize(side: str) -> str:
+    """Lowercase a sentence and remove its punctuation, to compare it with the held-out text."""
     return " ".join(re.findall(r"\w+", side.lower()))
 
 
-def epochs_of(options: TextOptions) -> Iterator[list[Pair]]:
-    """The pairs of each epoch.  FileError or DataError where a file is no list of pairs."""
+def generate_epochs(options: TextOptions) -> Iterator[list[Pair]]:
+    """Yield the training pairs of each epoch.
+
+    Raises:
+        FileError, DataError: an input file does not contain pairs.
+    """
     files = options.files
-    held_out = {key(side) for path in files.held_out for pair in read_pairs(path) for side in pair}
+    held_out = {
+        normalize(side) for path in files.held_out for pair in read_pairs(path) for side in pair
+    }
 
-    def apart(pairs: Iterable[Pair]) -> list[Pair]:
-        return [pair for pair in pairs if not held_out.intersection(map(key, pair))]
+    def exclude_held_out(pairs: Iterable[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not held_out.intersection(map(normalize, pair))]
 
-    corpora = [apart(read_pairs(path)) for path in files.train]
+    corpora = [exclude_held_out(read_pairs(path)) for path in files.train]
     lines = (line.strip() for path in files.train_same for line in read_lines(path))
-    same = apart((line, line) for line in lines if line)
-    made = apart(pair for path in files.made for pair in read_pairs(path))
+    same = exclude_held_out((line, line) for line in lines if line)
+    synthetic = exclude_held_out(pair for path in files.made for pair in read_pairs(path))
     templates = read_pairs(files.slots) if files.slots else []
     weights = files.train_weights or [1.0] * len(corpora)
-    every = [pair for corpus in corpora for pair in corpus]
-    augment = Augment(every, options.changes, templates, files.slot_lines)
+    all_pairs = [pair for corpus in corpora for pair in corpus]
+    augment = Augment(all_pairs, options.changes, templates, files.slot_lines)
     for epoch in range(files.epochs):
         rng = Random(f"{files.seed} {epoch}")
         pairs = repeat_by_weight(corpora, weights, rng)
         pairs += rng.sample(same, min(files.same_lines, len(same)))
-        pairs += rng.sample(made, min(files.made_lines, len(made)))
-        # A line that was a final mark alone may have lost it
+        pairs += rng.sample(synthetic, min(files.made_lines, len(synthetic)))
+        # A line that consisted of a final mark may be empty now
         yield [(src, tgt) for src, tgt in augment(pairs, rng) if src and tgt]
 
 
 def write_text(options: TextOptions) -> None:
-    """The whole program.  An OnmtLiteError says what is wrong; then nothing has been written."""
+    """Generate and write all epochs; on an error nothing is written.
+
+    Raises:
+        OnmtLiteError: an input cannot be read, or the output exists or cannot be written.
+    """
     output = Path(os.path.abspath(options.files.output))
     if os.path.lexists(output):
-        raise OptionError(f"output: {output} exists already; choose another path or remove it")
+        raise OptionError(f"output: {output} already exists; choose another path or remove it")
     written = {}
-    for number, pairs in enumerate(epochs_of(options), 1):
+    for number, pairs in enumerate(generate_epochs(options), 1):
         name, text = f"{number:02d}.tsv.gz", "".join(map("%s\t%s\n".__mod__, pairs))
         written[name] = gzip.compress(text.encode("utf-8"), mtime=0)
         print(f"{name}: {len(pairs):,} pairs", file=sys.stderr)

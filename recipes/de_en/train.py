@@ -1,7 +1,7 @@
-"""Train on texts in turn: `python -m recipes.de_en.train`, the trainer with one file an epoch.
+"""Train with one file per epoch: `python -m recipes.de_en.train`.
 
-`recipes.de_en.text` makes the text anew for each epoch, a file each.  Epoch 0 learns from the first
-file of `-train`, epoch 1 from the second, and so on, round and round.
+`recipes.de_en.text` writes one file for each epoch.  Epoch 0 trains on the first file of `-train`,
+epoch 1 on the second, and so on, starting over after the last file.
 """
 
 import sys
@@ -26,12 +26,12 @@ from onmt_lite.train.trainer import train
 USAGE = """\
 -train EPOCH.tsv EPOCH.tsv ... -valid PAIRS.tsv -output DIR -train_minutes N [options]
 
-Trains as onmt_lite.train does, but an epoch has the pairs of one training file, each file in its
-turn.  The pieces are made of the words of the first file."""
+Like onmt_lite.train, but each epoch uses one training file, in turn. The subword model is trained
+on the first file."""
 
 
 class InTurn(Text):
-    """Text of which an epoch has one file."""
+    """Training text with one file per epoch."""
 
     def select_subword_pairs(self) -> list[Pair]:
         return self.files[0]
@@ -41,13 +41,13 @@ class InTurn(Text):
 
 
 def build_options(resolved: Resolved) -> TrainOptions:
-    """Raises OptionError with all problems."""
+    """Build the training options.  Raises OptionError with all problems."""
     options = training.build_options(resolved)
     problems = []
     if not options.data.valid:
-        problems.append("valid is missing: no file may lack pairs that another has; give a path")
+        problems.append("valid: is missing; set it to a file of pairs")
     if options.data.train_weights:
-        problems.append("train_weights: each epoch has one file, once; leave train_weights out")
+        problems.append("train_weights: is not supported with one file per epoch; remove it")
     if problems:
         raise OptionError(*problems)
     return options

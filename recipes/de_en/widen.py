@@ -1,7 +1,7 @@
-"""Widen a trained Transformer so that it says what it said: `with_width`.
+"""Function-preserving widening of a trained Transformer.
 
-All that is added to the residual stream has its own mean in the new dimensions.  The mean of the
-stream stays, its variance is multiplied by d/D, and a norm makes the new dimensions zero.
+Everything added to the residual stream has its own mean in the new dimensions.  The mean of the
+stream is kept, its variance is multiplied by d/D, and a layer norm makes the new dimensions zero.
 """
 
 from dataclasses import replace
@@ -14,17 +14,26 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train.network import init_weights
 
-# What may differ from a default of the trainer, besides the heads that calibration finds
+# Config fields that may differ from the trainer's defaults, in addition to the alignment heads
 SIZES = ("d_model", "heads", "d_ff", "enc_layers", "dec_layers", "max_positions")
 SHAPE = (*SIZES, "positions", "norm_eps")
 
 
-def with_width(start: Transformer, d_model: int, heads: int, d_ff: int) -> Transformer:
-    """Widen `start` to these sizes, and keep those that are larger.
+def widen(start: Transformer, d_model: int, heads: int, d_ff: int) -> Transformer:
+    """Return a wider model that computes the same function.
 
-    New units and heads read random mixtures and write nothing yet.  Positions become weights:
-    sinusoids of another width are other numbers.  Raises OptionError for a model that the trainer
-    would not make, such as one with norms after its sublayers, or for narrower heads.
+    New units and heads have random input weights and zero output weights.  Sinusoidal positions
+    become learned positions, because sinusoids depend on the width.
+
+    Args:
+        start: trained pre-norm model.
+        d_model: new width; smaller values change nothing.
+        heads: new number of heads; smaller values change nothing.
+        d_ff: new feed-forward width; smaller values change nothing.
+
+    Raises:
+        OptionError: the trainer could not have built the model (for example post-norm), or the
+            heads would become narrower.
     """
     was = start.cfg
     wider = {"d_model": d_model, "heads": heads, "d_ff": d_ff}
@@ -37,10 +46,11 @@ def with_width(start: Transformer, d_model: int, heads: int, d_ff: int) -> Trans
     shape = {n: v for n, v in vars(was).items() if n in SHAPE or n.startswith(("align", "report"))}
     usual = TransformerConfig(was.src_vocab_size, was.tgt_vocab_size)
     if replace(usual, **shape) != was or was.positions == "none":
-        raise OptionError("only a model with norms before its sublayers can be widened")
+        raise OptionError("model: only pre-norm models of the trainer can be widened")
     if cfg.head_dim < was.head_dim:
         raise OptionError(
-            f"heads: {cfg.heads} of {cfg.head_dim} dimensions are narrower than before"
+            f"heads: {cfg.heads} heads have {cfg.head_dim} dimensions each, fewer than before "
+            f"({was.head_dim}); set fewer heads"
         )
     if cfg.d_model > was.d_model:
         eps = was.norm_eps * was.d_model / cfg.d_model
@@ -55,7 +65,7 @@ def with_width(start: Transformer, d_model: int, heads: int, d_ff: int) -> Trans
 
 
 class Widening:
-    """Where the weights of a narrow model go in a wide one, d and D dimensions wide."""
+    """Mapping of the weights of a narrow model (d dimensions) to a wide model (D dimensions)."""
 
     def __init__(self, was: TransformerConfig, cfg: TransformerConfig):
         self.was, self.cfg = was, cfg
@@ -64,52 +74,59 @@ class Widening:
         self.shrink = (d / cfg.d_model) ** 0.5
 
     def fill(self, name: str, new: Tensor, old: Tensor) -> None:
-        """Write a weight of the narrow model into that of the wide one, fresh from its init."""
-        *_, layer, kind = name.split(".")
-        if layer == "token" or name == "output.weight":  # will be multiplied by the root of D
+        """Write a weight of the narrow model into a freshly initialized weight of the wide model.
+
+        Args:
+            name: name of the weight.
+            new: weight of the wide model, changed in place.
+            old: weight of the narrow model.
+        """
+        *_, layer, field = name.split(".")
+        if layer == "token" or name == "output.weight":  # embeddings are multiplied by sqrt(D)
             new.copy_(old @ self.spread.T * self.shrink)
-        elif kind == "position":
+        elif field == "position":
             new.copy_(old @ self.spread.T)
         elif layer.endswith("norm"):
-            self._fill_norm(layer, kind, new, old)
+            self._fill_norm(layer, field, new, old)
         elif layer in ("out", "down"):
-            if kind == "weight":
+            if field == "weight":
                 new[:, self._inside(layer)] = self.spread @ old
             else:
                 new.copy_(self.spread @ old)
         elif name == "output.bias":
             new.copy_(old)
         else:
-            self._fill_reader(layer, kind, new, old)
+            self._fill_projection(layer, field, new, old)
 
-    def _fill_norm(self, layer: str, kind: str, new: Tensor, old: Tensor) -> None:
+    def _fill_norm(self, layer: str, field: str, new: Tensor, old: Tensor) -> None:
+        """Fill a layer norm; see `fill` for the arguments."""
         d = self.was.d_model
-        # The top of the decoder meets the embeddings, which have shrunk
+        # The decoder output is multiplied by the output embeddings, which have been scaled down
         top = self.shrink if layer == "dec_norm" else 1.0
-        new[:d] = old * (self.shrink / top if kind == "weight" else 1 / top)
-        if kind == "weight":
+        new[:d] = old * (self.shrink / top if field == "weight" else 1 / top)
+        if field == "weight":
             new[d:] = new[:d].mean()
 
-    def _fill_reader(self, layer: str, kind: str, new: Tensor, old: Tensor) -> None:
-        """Projections of the normed stream; new dimensions of keys are zero."""
+    def _fill_projection(self, layer: str, field: str, new: Tensor, old: Tensor) -> None:
+        """Fill a projection of the normalized stream; new key dimensions are zero."""
         was, cfg = self.was, self.cfg
         size = cfg.heads * cfg.head_dim
         keys = {"qkv": slice(size, 2 * size), "kv": slice(size)}.get(layer, slice(0))
         new[keys] = 0
-        if layer in ("qkv", "q"):  # scores are divided by the root of the heads' width
+        if layer in ("qkv", "q"):  # attention scores are divided by sqrt(head width)
             old = old.clone()
             old[: was.heads * was.head_dim] *= (cfg.head_dim / was.head_dim) ** 0.5
         inside = self._inside(layer)
-        if kind == "weight":
+        if field == "weight":
             new[inside, : was.d_model] = old
         else:
             new[inside] = old
 
     def _inside(self, layer: str) -> Tensor:
-        """Places of the old units, or of the old dimensions of heads, among all."""
+        """Return the indices of the old units, or of the old head dimensions, among the new."""
         was, cfg = self.was, self.cfg
         if layer in ("up", "down"):
             return torch.arange(was.d_ff)
         n_parts = {"qkv": 3, "kv": 2}.get(layer, 1)
-        places = torch.arange(n_parts * cfg.heads * cfg.head_dim).view(n_parts, cfg.heads, -1)
-        return places[:, : was.heads, : was.head_dim].flatten()
+        indices = torch.arange(n_parts * cfg.heads * cfg.head_dim).view(n_parts, cfg.heads, -1)
+        return indices[:, : was.heads, : was.head_dim].flatten()

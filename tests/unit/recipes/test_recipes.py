@@ -1,4 +1,4 @@
-"""The text of the shipped model's recipe."""
+"""The recipe of the shipped model: training text, averaging, evaluation and runs."""
 
 import datetime
 import json
@@ -25,12 +25,12 @@ from onmt_lite.train.trainer import train
 from recipes.de_en import evaluate, mean, run, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options
-from recipes.de_en.lexicon import word_pairs
+from recipes.de_en.lexicon import find_word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
-from recipes.de_en.run import RUNS, commands
+from recipes.de_en.run import RUNS, list_commands
 from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
-from recipes.de_en.words import Truecase, names_of, with_rare_words
+from recipes.de_en.words import Truecase, find_names, select_rare
 from tests.support import tiny
 from tests.support.tiny_training import WORDS, tiny_run
 
@@ -40,7 +40,7 @@ LISTS = ("phrases.tsv", "dictionary.tsv")
 SENTENCES = ("domains.tsv", "usage.tsv", "vocabulary.tsv")
 
 
-def words_of(text):
+def split_words(text):
     return set(re.findall(r"\w+", text))
 
 
@@ -50,7 +50,7 @@ def write(path, *lines):
 
 
 def written(corpus, tmp_path, *more):
-    """The pairs of each file that the recipe writes."""
+    """Return the pairs of each file that `recipes.de_en.text` writes."""
     words = ["-train", corpus, "-output", tmp_path / "text", "-epochs", 2, *more]
     write_text(load_text_options([str(word) for word in words])[0])
     return [read_pairs(path) for path in sorted((tmp_path / "text").iterdir())]
@@ -59,12 +59,12 @@ def written(corpus, tmp_path, *more):
 # Files
 
 
-def test_each_epoch_is_drawn_anew_and_can_be_made_again(corpus, tmp_path):
+def test_epochs_differ_and_are_reproducible(corpus, tmp_path):
     names = "-join 0.3 -no_final 0.2 -lower_src 0.2 -upper 0.1".split()
     first, second = written(corpus, tmp_path, *names)
     assert first != second
     plain = Counter(word for src, _ in read_pairs(corpus) for word in re.findall(r"\w+", src))
-    for pairs in (first, second):  # nothing lost, whatever is joined and spelled
+    for pairs in (first, second):  # no word is lost
         assert Counter(w for src, _ in pairs for w in re.findall(r"\w+", src.lower())) == plain
     for seed in "12":
         (tmp_path / seed).mkdir()
@@ -74,7 +74,7 @@ def test_each_epoch_is_drawn_anew_and_can_be_made_again(corpus, tmp_path):
     assert files == ["01.tsv.gz", "02.tsv.gz"]
 
 
-def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
+def test_train_weights_and_train_same_apply_to_each_epoch(corpus, tmp_path):
     more = ["-train", corpus, write(tmp_path / "other.tsv", "neun\tnine")]
     more += ["-train_weights", "0.5", "7", "-same_lines", "2"]
     more += ["-train_same", write(tmp_path / "same.txt", "Oslo", "Bern", "Rom")]
@@ -84,7 +84,7 @@ def test_weights_and_lines_that_stay_reach_each_epoch(corpus, tmp_path):
         assert len({src for src, tgt in pairs if src == tgt}) == 2
 
 
-def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
+def test_made_pairs_are_added_unchanged(corpus, tmp_path):
     made = [(f"Udo hat {n} Wale", f"Udo has {n} whales") for n in range(20)]
     path = write(tmp_path / "made.tsv", *map("\t".join, made))
     changes = ["-words", "1", "-numbers", "1", "-rare", "30"]
@@ -100,7 +100,7 @@ def test_pairs_that_a_machine_made_are_taken_as_they_are(corpus, tmp_path):
     assert drawn[0] != drawn[1]
 
 
-def test_pairs_that_share_a_side_with_held_out_ones_are_left_out(tmp_path):
+def test_held_out_excludes_pairs_that_share_a_side(tmp_path):
     mine = write(tmp_path / "my.tsv", "Er kam.\tHe came.", "Sie kam.\tShe came.")
     made = ["er, kam\tHe did come", "Es kam!\tIt came", "Tja.\t«she» came", "ja\tyes"]
     more = ["-made", write(tmp_path / "made.tsv", *made), "-made_lines", "4"]
@@ -109,7 +109,7 @@ def test_pairs_that_share_a_side_with_held_out_ones_are_left_out(tmp_path):
         assert set(pairs) == {("Es kam!", "It came"), ("ja", "yes")}
 
 
-def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
+def test_pairs_with_an_empty_side_are_dropped(tmp_path):
     mine = write(tmp_path / "my.tsv", "!\tHey!", "Ja!\tYes!")
     assert written(mine, tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
 
@@ -117,19 +117,19 @@ def test_a_line_that_loses_all_it_has_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("-quotes a -quote 1", "quotes: 'a' is not of the form"),
+        ("-quotes a -quote 1", "quotes: 'a' is malformed"),
         ("-conjunctions a|b|c -conjunction 1 -join 1", "conjunctions"),
         ("-conjunction 0.5", "needs join"),
         ("-slots a", "slot_lines"),
         ("-same_lines 3", "train_same"),
         ("-made_lines 3", "needs made"),
-        ("-train_weights 1 2", "2 weights for 1 files"),
+        ("-train_weights 1 2", "2 weights for 1 train files"),
         ("-train_weights 0", "above 0"),
         ("-joint 0.1", "did you mean join"),
         ("-output=", "output is missing"),
     ],
 )
-def test_wrong_options_are_named(words, problem):
+def test_invalid_options_are_reported_by_name(words, problem):
     with pytest.raises(OptionError, match=problem):
         load_text_options(["-train", "a", "-output", "b", *words.split()])
 
@@ -141,16 +141,16 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"config", *META_NAMES}))
-def test_every_example_loads(name):
+def test_help_example_of_every_option_loads(name):
     words = shlex.split(OPTIONS[name].example)
     two = ["-train", "a", "b"] if name == "train_weights" else []
     _, resolved = load_text_options([*NEEDED, *two, f"-{name}", *words])
     assert words and resolved.origins[name] == "command line"
 
 
-def test_nothing_is_written_where_something_fails(corpus, tmp_path):
+def test_nothing_is_written_after_an_error(corpus, tmp_path):
     (tmp_path / "text").mkdir()
-    with pytest.raises(OptionError, match="exists already"):
+    with pytest.raises(OptionError, match="already exists"):
         written(corpus, tmp_path)
     (tmp_path / "text").rmdir()
     with pytest.raises(FileError, match="none.tsv"):
@@ -165,7 +165,7 @@ def test_nothing_is_written_where_something_fails(corpus, tmp_path):
 # Mean
 
 
-def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capfd):
+def test_mean_averages_the_weights_of_models(tiny_pieces, tmp_path, capfd):
     shares = (1, 3, 0)
     models = [tiny.make_model(seed=seed, align_head=seed % 2) for seed in range(3)]
     for i, model in enumerate(models):
@@ -189,22 +189,24 @@ def test_the_mean_of_models_is_that_of_their_weights(tiny_pieces, tmp_path, capf
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
-        ("-models one -output out", "models: give two models or more"),
+        ("-models one -output out", "models: at least two models are needed"),
         ("-models one one", "output is missing; give a path"),
         ("-models one one -weights 1 -output out", "weights: 1 weights for 2 models"),
-        ("-models one one -weights 1 -1 -output out", "weights: none may be below 0"),
-        ("-models one one -weights 0 0 -output out", "weights: none may be below 0"),
-        ("-models one one -save_bits 4 -output out", "save_bits is not 8 or 16"),
-        ("-models one one -output one", "exists already"),
-        ("-models one wide -output out", "wide has other sizes or pieces than"),
-        ("-models one TOY -output out", "no model of the project's own format"),
+        ("-models one one -weights 1 -1 -output out", "weights: must be 0 or more"),
+        ("-models one one -weights 0 0 -output out", "weights: must be 0 or more"),
+        ("-models one one -save_bits 4 -output out", "save_bits: must be 8 or 16"),
+        ("-models one one -output one", "already exists"),
+        ("-models one wide -output out", "wide and one differ in sizes or subwords"),
+        ("-models one TOY -output out", "is not a model in onmt_lite format"),
         ("-models one out -output out", "no model at"),
         ("-models one one -output file/x", "cannot write"),
     ],
 )
-def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, monkeypatch, capsys, words, says):
+def test_mean_rejects_invalid_options_and_models(
+    tiny_pieces, tmp_path, monkeypatch, capsys, words, message
+):
     toy = Path("data/toy.json").absolute()
     monkeypatch.chdir(tmp_path)
     for name, width in (("one", 32), ("wide", 64)):
@@ -212,7 +214,7 @@ def test_a_mean_that_cannot_be_is_refused(tiny_pieces, tmp_path, monkeypatch, ca
         native.save(Path(name), tiny.make_model(d_ff=width), tiny_pieces)
     Path("file").touch()
     assert mean.main(words.replace("TOY", str(toy)).split()) in (2, 4, 5)
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not Path("out").exists()
 
 
@@ -227,22 +229,22 @@ def test_evaluation_prints_scores_and_copies(tmp_path, capfd):
     argv = ["-test", str(tmp_path / "test.tsv"), "-strings", "2", "-output", str(tmp_path / "out")]
     assert evaluate.main(argv) == 0
     rows = capfd.readouterr().out.splitlines()
-    assert re.match(r"test.tsv +8 lines  BLEU 100.0  chrF 100.0  empty 0  loops 0$", rows[0])
+    assert re.match(r"test.tsv +8 lines  BLEU 100.0  chrF 100.0  empty 0  repetitions 0$", rows[0])
     assert any(re.match(r"joined by 8 +1 lines  BLEU", row) for row in rows)
     made = {path.stem: read_pairs(path) for path in (tmp_path / "out").iterdir()}
-    assert made["capitals"][0] == ("GUTEN MORGEN.", pairs[0].strip().split("\t")[1].upper())
+    assert made["uppercase"][0] == ("GUTEN MORGEN.", pairs[0].strip().split("\t")[1].upper())
     assert made["joined-by-8"][0][0] == " ".join(sources)
     copied = {row.split()[0]: int(row.split()[-1]) for row in rows if "copied" in row}
-    for kind, n in copied.items():
-        lines = (tmp_path / "out" / f"{kind}.tsv").read_text(encoding="utf-8").splitlines()
+    for string_type, n in copied.items():
+        lines = (tmp_path / "out" / f"{string_type}.tsv").read_text(encoding="utf-8").splitlines()
         found = [string in output for _, string, output in (line.split("\t") for line in lines)]
         assert n >= sum(found) and len(found) == 2
-        if kind != "decimal":
+        if string_type != "decimal":
             assert n == sum(found)
     assert copied.keys() == evaluate.SENTENCES.keys()
 
 
-def test_evaluation_of_few_lines_and_of_files_with_one_name(tmp_path, capfd):
+def test_evaluation_accepts_few_lines_and_equal_file_names(tmp_path, capfd):
     argv = ["-test"]
     for folder, n in (("a", 2), ("b", 3)):
         (tmp_path / folder).mkdir()
@@ -261,7 +263,7 @@ def test_strings_to_copy_are_new_to_the_model():
     assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
     known = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
     for name in (*LISTS, *SENTENCES, "slots.tsv"):
-        known |= words_of((RECIPE / name).read_text(encoding="utf-8"))
+        known |= split_words((RECIPE / name).read_text(encoding="utf-8"))
     assert not known & set(evaluate.SURNAMES)
 
 
@@ -273,10 +275,10 @@ def test_what_counts_as_copied_and_as_a_loop():
         ("4.4.1996", "On 4.4.1996", True),
         ("4.4.1996", "On 4.4.196", False),
     ):
-        assert evaluate.copies(string, output) is same
+        assert evaluate.is_copied(string, output) is same
     for loop in ("no no no no no", "He said that he, he said that he, " * 3):
-        assert evaluate.LOOP.search(loop)
-    assert not evaluate.LOOP.search("no no")
+        assert evaluate.REPETITION.search(loop)
+    assert not evaluate.REPETITION.search("no no")
 
 
 # Runs
@@ -284,8 +286,8 @@ def test_what_counts_as_copied_and_as_a_loop():
 TRAINERS = {"onmt_lite.train": load_train_options, "recipes.de_en.train": load_in_turn_options}
 
 
-def steps():
-    """(program, its options or words) of all steps of all runs in order."""
+def load_steps():
+    """Yield (program, options or arguments) for each step of all runs, in order."""
     load = {
         **TRAINERS,
         "recipes.de_en.text": load_text_options,
@@ -293,15 +295,15 @@ def steps():
         "recipes.de_en.mean": mean.load_mean_options,
     }
     for name in RUNS:
-        for command in commands(name):
+        for command in list_commands(name):
             words = shlex.split(command)
             known = words[:2] == ["python", "-m"]
             yield (words[2], load[words[2]](words[3:])[0]) if known else (words[0], words)
 
 
-def test_every_step_reads_what_an_earlier_one_has_written():
+def test_each_run_step_reads_outputs_of_earlier_steps():
     text, models = [], {None}
-    for program, options in steps():
+    for program, options in load_steps():
         if program == "recipes.de_en.text":
             files = options.files
             text = [f"{files.output}/{n:02d}.tsv.gz" for n in range(1, files.epochs + 1)]
@@ -323,13 +325,13 @@ def test_every_step_reads_what_an_earlier_one_has_written():
     assert {"runs/back", "runs/de-en", *(f"runs/de-en-{n}" for n in range(1, 25))} <= models
 
 
-def test_the_readme_makes_every_run():
-    said = (RECIPE / "README.md").read_text(encoding="utf-8")
+def test_readme_command_includes_every_run():
+    readme = (RECIPE / "README.md").read_text(encoding="utf-8")
     runs = " ".join(name for name in RUNS if name != "teacher")
-    assert f"\nfor run in {runs}; do python -m recipes.de_en.run $run" in said
+    assert f"\nfor run in {runs}; do python -m recipes.de_en.run $run" in readme
 
 
-def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, capfd):
+def test_run_stops_at_the_first_command_that_fails(monkeypatch, tmp_path, capfd):
     code = f"open({str(tmp_path / 'made')!r}, 'w').write(__import__('sys').executable)"
     steps = [{"shell": f'python -c "{code}"'}, {"shell": "exit 3"}, {"mean": {"models": [1]}}]
     monkeypatch.setitem(RUNS, "7", steps)
@@ -340,22 +342,22 @@ def test_a_run_ends_with_the_first_command_that_fails(monkeypatch, tmp_path, cap
     assert capfd.readouterr().out.endswith("\nexit 3\n")
 
 
-def test_a_run_that_was_stopped_goes_on(monkeypatch, tmp_path):
-    """What is there stays, a training continues, and the rest is made."""
+def test_run_resume_skips_complete_steps_and_continues_training(monkeypatch, tmp_path):
+    """Existing outputs are kept and training continues."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     for name in ("text-23", "de-en-23-start", "de-en-23", "de-en-23-in-8-bits"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert list(commands("23", resume=True)) == []
+    assert list(list_commands("23", resume=True)) == []
     (tmp_path / "runs/de-en-23/train_state.pt").touch()
-    (words,) = map(shlex.split, commands("23", resume=True))
+    (words,) = map(shlex.split, list_commands("23", resume=True))
     assert words[2] == "recipes.de_en.train"
     assert load_in_turn_options(words[3:])[0].learning.resume
-    assert len(list(commands("23"))) == 4
+    assert len(list(list_commands("23"))) == 4
 
 
 @pytest.mark.sweep
-def test_a_teacher_teaches(corpus, tmp_path, monkeypatch, capfd):
-    """The run for a GPU in one call, with few steps of a tiny teacher."""
+def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monkeypatch, capfd):
+    """The GPU run in one call, with a tiny teacher and few steps."""
     (tmp_path / "runs").mkdir()
     start = tmp_path / "runs" / "de-en-23"
     train(tiny_run(corpus, start, "-train_steps", 2))
@@ -391,19 +393,19 @@ def test_a_teacher_teaches(corpus, tmp_path, monkeypatch, capfd):
     before, after = (native.load(tmp_path / "runs" / f"de-en-{n}").model for n in (23, 24))
     assert before.cfg == after.cfg
     assert not torch.equal(before.output.weight, after.output.weight)
-    assert run.main(["teacher", "--resume"]) == 0  # all is there
+    assert run.main(["teacher", "--resume"]) == 0  # every step is complete
 
 
-def test_it_runs_in_the_directory_of_the_project():
+def test_text_program_runs_in_the_project_directory():
     words = [sys.executable, "-m", "recipes.de_en.text"]
     done = subprocess.run([*words, "-help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("python -m recipes.de_en.text -train PAIRS.tsv")
 
 
-def test_the_package_does_not_know_the_recipes():
+def test_package_does_not_import_recipes_or_benchmarks():
     for path in (ROOT / "onmt_lite").rglob("*.py"):
-        said = path.read_text(encoding="utf-8")
-        assert not re.search(r"^\s*(import|from) (recipes|benchmarks)", said, re.M)
+        source = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(import|from) (recipes|benchmarks)", source, re.M)
 
 
 # Changes
@@ -415,23 +417,23 @@ def test_drop_final_needs_the_same_mark_on_both_sides():
     assert drop_final(("Ja.", "Yes.")) == ("Ja", "Yes")
 
 
-def test_renumber_changes_shared_numbers_alike():
+def test_renumber_changes_shared_numbers_on_both_sides():
     src, tgt = renumber(("Um 8:15 sind 12 von 99 da.", "At 8:15, 12 are there."), Random(4))
     old, new = "8:15 12".split(), tgt.replace(",", "").split()[1:3]
     assert all(number in src for number in new)
     assert new != old
-    assert "99" in src  # not shared, so left alone
+    assert "99" in src  # not shared, so unchanged
 
 
-def test_rare_words_are_counted_once_a_pair_and_without_case():
+def test_select_rare_counts_words_once_per_pair_ignoring_case():
     pairs = [("Haus und Hof", "a"), ("das haus", "b"), ("das, das Das", "c"), ("", "d")]
-    assert with_rare_words(pairs, 0) == []
-    assert with_rare_words(pairs, 1) == pairs[:1]
-    assert with_rare_words(pairs, 2) == pairs[:3]
+    assert select_rare(pairs, 0) == []
+    assert select_rare(pairs, 1) == pairs[:1]
+    assert select_rare(pairs, 2) == pairs[:3]
 
 
-def alignment(pairs):
-    """IBM Model 1 in so many words: p(target word | source word), and the expected links."""
+def align_words(pairs):
+    """Run plain IBM Model 1; return p(target word | source word) and the expected links."""
     prob = defaultdict(lambda: 1.0)
     for _ in range(10):
         links, total = Counter(), Counter()
@@ -450,37 +452,37 @@ SIDES = st.tuples(st.text("abc", max_size=4), st.text("xyz", max_size=4))
 
 @settings(max_examples=60)
 @given(st.lists(SIDES, min_size=1, max_size=12))
-def test_pairs_of_words_are_those_of_a_plain_alignment(pairs):
-    forward, links = alignment(pairs)
-    backward, _ = alignment([(tgt, src) for src, tgt in pairs])
+def test_find_word_pairs_equals_plain_ibm_model_1(pairs):
+    forward, links = align_words(pairs)
+    backward, _ = align_words([(tgt, src) for src, tgt in pairs])
     sure = [
         min(p - 0.15, backward[t, s] - 0.15, links[s, t] - 1.5) for (s, t), p in forward.items()
     ]
     assume(all(abs(margin) > 1e-3 for margin in sure))
     expected = [key for key, margin in zip(forward, sure) if margin > 0]
-    found = word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
+    found = find_word_pairs([(" ".join(src), " ".join(tgt)) for src, tgt in pairs])
     assert sorted(found) == sorted(expected)
 
 
-def test_words_of_a_corpus_become_lines(corpus):
+def test_words_option_adds_word_pairs_as_lines(corpus):
     pairs = read_pairs(corpus)
-    assert sorted(word_pairs(pairs)) == sorted(WORDS)
+    assert sorted(find_word_pairs(pairs)) == sorted(WORDS)
     plain = Augment(pairs, ChangeOptions())(pairs, Random(7))
     more = Augment(pairs, ChangeOptions(words=2))(pairs, Random(7))
     assert Counter(more) - Counter(plain) == Counter(WORDS * 2)
 
 
-def test_names_are_what_both_sides_write_large_inside_sentences():
+def test_find_names_needs_capitals_inside_sentences_on_both_sides():
     pairs = [
         ("Ich sah Tom in Boston.", "I saw Tom in Boston."),
         ("Tom sah das Hotel.", "Tom saw the Hotel."),
         ("Das Hotel ist gut.", "The hotel is good, the hotel is."),
-        ("Yumi lacht, USA!", "Yumi laughs, USA!"),  # never inside; no small letters
+        ("Yumi lacht, USA!", "Yumi laughs, USA!"),  # never inside a sentence; no lowercase letters
     ]
-    assert names_of(pairs) == ["Boston", "Tom"]
+    assert find_names(pairs) == ["Boston", "Tom"]
 
 
-def test_another_name_stands_on_both_sides():
+def test_rename_replaces_the_name_on_both_sides():
     names, rng = ["Berlin", "Boston", "Tom"], Random(3)
     found = {rename(("Tom, Tom!", "Tom's Tom: Toms"), names, rng) for _ in range(200)}
     for src, tgt in found:
@@ -492,7 +494,7 @@ def test_another_name_stands_on_both_sides():
     assert rename(("Hallo Ken", "Hello Ken"), names, rng) == ("Hallo Ken", "Hello Ken")
 
 
-KIND_FORMS = {
+SLOT_FORMS = {
     "name": r"[^\W\d_]+(-[^\W\d_]+)?",
     "person": r"[^\W\d_]+\.?([ -]([^\W\d_]+|[A-Z]\.))?( (von|van|de|el))? [^\W\d_]+(-[^\W\d_]+)?",
     "number": r"[1-9]\d{,9}|0",
@@ -510,23 +512,23 @@ KIND_FORMS = {
 }
 
 
-def test_every_kind_of_slot_has_its_form():
-    assert set(slots.KINDS) == set(KIND_FORMS)
+def test_slot_values_match_the_form_of_the_slot():
+    assert set(slots.SLOTS) == set(SLOT_FORMS)
     rng = Random(6)
-    for kind, form in KIND_FORMS.items():
-        made = [slots.KINDS[kind](rng) for _ in range(500)]
-        assert [m for m in made if not re.fullmatch(form, m)] == [], kind
-        assert len(set(made)) > 12, kind
+    for slot, form in SLOT_FORMS.items():
+        values = [slots.SLOTS[slot](rng) for _ in range(500)]
+        assert [value for value in values if not re.fullmatch(form, value)] == [], slot
+        assert len(set(values)) > 12, slot
 
 
-def test_digits_repeat_more_often_than_by_chance():
+def test_slot_digits_repeat_more_often_than_by_chance():
     rng = Random(9)
     made = [digits for digits in (slots.number(rng) for _ in range(3000)) if len(digits) > 5]
     pairs = [pair for digits in made for pair in zip(digits[1:], digits[2:], strict=False)]
     assert 0.22 < sum(a == b for a, b in pairs) / len(pairs) < 0.34  # 0.2 + 0.8 / 10
 
 
-def test_made_up_dates_are_days_of_the_calendar():
+def test_slot_dates_are_valid_dates():
     rng = Random(7)
     for made in (slots.date(rng) for _ in range(500)):
         parts = [int(part) for part in re.findall(r"\d+", made)]
@@ -535,7 +537,7 @@ def test_made_up_dates_are_days_of_the_calendar():
         datetime.date(parts[2] if len(parts) == 3 else 2001, parts[1], parts[0])
 
 
-def test_slots_and_marks_are_alike_on_both_sides():
+def test_fill_and_decorate_change_both_sides_alike():
     for seed in range(200):
         pair = slots.fill(("{name}, {name2}: {x} {name}", "{name}|{name2}|{x}"), Random(seed))
         first, second = re.fullmatch(r"(\S+), (\S+): \{x\} \1", pair[0]).groups()
@@ -545,23 +547,23 @@ def test_slots_and_marks_are_alike_on_both_sides():
         assert src != "Ja." and src.split("Ja.") == tgt.split("Yes.")
 
 
-def test_no_word_is_translated_in_two_ways():
+def test_word_lists_have_one_translation_per_word():
     pairs = [pair for name in LISTS for pair in read_pairs(RECIPE / name)]
     assert len({src.lower() for src, _ in pairs}) == len(pairs) > 7000
     assert all(side == side.strip() != "" for pair in pairs for side in pair)
 
 
 @pytest.mark.sweep
-def test_sentences_of_the_recipe_are_not_the_sixty_lines():
+def test_recipe_sentences_do_not_contain_the_evaluation_lines():
     pairs = [pair for name in SENTENCES for pair in read_pairs(RECIPE / name)]
-    sources = [words_of(src.lower()) for src, _ in pairs]
+    sources = [split_words(src.lower()) for src, _ in pairs]
     sixty = (RECIPE / "lines.de").read_text(encoding="utf-8").lower().splitlines()
     assert len(sources) > 30000 and len(sixty) == 60
-    for line in map(words_of, sixty):
+    for line in map(split_words, sixty):
         assert max(len(line & src) / len(line | src) for src in sources) < 0.7
 
 
-def test_filled_slots_join_each_epoch(corpus, tmp_path):
+def test_slot_lines_adds_filled_templates_to_each_epoch(corpus, tmp_path):
     path = write(tmp_path / "slots.tsv", "Um {time}.\tAt {time}.")
     pairs = written(corpus, tmp_path, "-slots", path, "-slot_lines", 40)[0]
     times = [pair for pair in pairs if re.match(r"Um \d", pair[0])]
@@ -569,13 +571,13 @@ def test_filled_slots_join_each_epoch(corpus, tmp_path):
     assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
 
 
-def test_truecase_lowers_ordinary_words_only():
+def test_truecase_keeps_usually_capitalized_words():
     case = Truecase(["Er sagt das Haus ist gross", "Das ist das Haus"])
     assert case.lower_first("Das geht") == "das geht"
     assert case.lower_first("Haus und Hof") == "Haus und Hof"
 
 
-def test_each_augmentation_shows():
+def test_each_augmentation_option_has_an_effect():
     pairs = [(f"Satz {i} ist da.", f"Sentence {i} is here.") for i in range(50)]
 
     def run(**on):
@@ -592,7 +594,7 @@ def test_each_augmentation_shows():
     assert all(src.isupper() and tgt.isupper() for src, tgt in run(upper=1.0))
     assert all(src.islower() and not tgt.islower() for src, tgt in run(lower_src=1.0))
     assert not any(side.endswith(".") for pair in run(no_final=1.0) for side in pair)
-    assert sorted(run(names=1.0)) == sorted(pairs)  # which share no name
+    assert sorted(run(names=1.0)) == sorted(pairs)  # no shared names
     pairs.append(("Er mag Tom.", "He likes Tom."))
     assert ("Er mag Tom.", "He likes Tom.") in run(names=0.0)
     pairs.append(("Er mag Bob.", "He likes Bob."))

@@ -1,4 +1,4 @@
-"""The trainer of the recipe: texts in turn, and larger models from the weights of trained ones."""
+"""Growing a trained model, and training with one file per epoch."""
 
 from pathlib import Path
 from random import Random
@@ -16,33 +16,33 @@ from onmt_lite.train import data
 from onmt_lite.train.trainer import Trainer, train
 from recipes.de_en import grow
 from recipes.de_en import train as in_turn
-from recipes.de_en.grow import spell, with_all_characters, with_layers, with_pieces
-from recipes.de_en.widen import with_width
+from recipes.de_en.grow import add_all_characters, add_layers, replace_subwords, spell
+from recipes.de_en.widen import widen
 from tests.support import tiny
 from tests.support.tiny_training import loss_of, tiny_run
 
 
-def pieces_of(corpus, *given):
+def train_subwords(corpus, *given):
     proto = data.train_sentencepiece(data.read_pairs(corpus), *given)
     return spm.SentencePieceProcessor(model_proto=proto)
 
 
 @pytest.fixture
 def options(corpus, tmp_path):
-    """options(name, *more) -> TrainOptions of a run into tmp_path/name."""
+    """Return a function (name, *args) -> TrainOptions of a run that writes to tmp_path/name."""
 
     return lambda name, *more: tiny_run(corpus, tmp_path / name, *more)
 
 
 @pytest.fixture(scope="module")
 def start(corpus, tmp_path_factory):
-    """A model of 26 pieces that has learned something."""
+    """A briefly trained model with 26 subwords."""
     path = tmp_path_factory.mktemp("start") / "model"
     train(tiny_run(corpus, path, "-vocab_size", 26, "-train_steps", 300))
     return path
 
 
-def grown(start, output, *words):
+def run_grow(start, output, *words):
     assert grow.main(list(map(str, ["-model", start, "-output", output, *words]))) == 0
     return output
 
@@ -50,10 +50,10 @@ def grown(start, output, *words):
 # Layers
 
 
-def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capfd):
+def test_added_layers_start_as_the_identity_and_learn(options, tmp_path, capfd):
     train(options("start", "-train_steps", 40))
     start = tmp_path / "start"
-    deep = grown(start, tmp_path / "deep", "-enc_layers", 3, "-dec_layers", 2)
+    deep = run_grow(start, tmp_path / "deep", "-enc_layers", 3, "-dec_layers", 2)
     assert capfd.readouterr().out == f"model: {deep}\n"
     more = Trainer(options("more", "-init_from", deep, "-train_steps", 200))
     same = Trainer(options("same", "-init_from", start))
@@ -65,9 +65,9 @@ def test_new_layers_change_nothing_until_they_learn(options, tmp_path, capfd):
     assert loss_of(more) < before
 
 
-def test_layers_do_not_grow_if_they_would_change_something():
-    with pytest.raises(OptionError, match="norms before"):
-        with_layers(tiny.make_model(pre_norm=False), 9, 1)
+def test_add_layers_rejects_post_norm_models():
+    with pytest.raises(OptionError, match="pre-norm"):
+        add_layers(tiny.make_model(pre_norm=False), 9, 1)
 
 
 # Width
@@ -76,8 +76,8 @@ WIDTHS = [(24, 4, 48), (32, 8, 32), (32, 4, 32), (16, 4, 64), (48, 6, 50)]
 
 
 @torch.no_grad()
-def logits_of(model, seed=5):
-    """Of random tokens in sentences of several lengths."""
+def compute_logits(model, seed=5):
+    """Return the logits of random tokens in sentences of several lengths."""
     rng = torch.Generator().manual_seed(seed)
     src, tgt = (
         torch.randint(4, model.vocab_size, (3, n), generator=rng).tolist() for n in (40, 30)
@@ -87,20 +87,22 @@ def logits_of(model, seed=5):
 
 
 @pytest.mark.parametrize("sizes", WIDTHS)
-def test_a_wider_model_says_what_the_narrow_one_says(sizes):
+def test_widen_keeps_the_logits(sizes):
     narrow = tiny.make_model().double()
-    wide = with_width(narrow, *sizes).double()
+    wide = widen(narrow, *sizes).double()
     assert (wide.cfg.d_model, wide.cfg.heads, wide.cfg.d_ff) == sizes
-    torch.testing.assert_close(logits_of(wide), logits_of(narrow), rtol=0, atol=2e-5)
-    again = with_width(wide.float(), *(2 * size for size in sizes))
-    torch.testing.assert_close(logits_of(again).double(), logits_of(narrow), rtol=0, atol=1e-4)
-    assert with_width(narrow, 8, 2, 8) is narrow
+    torch.testing.assert_close(compute_logits(wide), compute_logits(narrow), rtol=0, atol=2e-5)
+    again = widen(wide.float(), *(2 * size for size in sizes))
+    torch.testing.assert_close(
+        compute_logits(again).double(), compute_logits(narrow), rtol=0, atol=1e-4
+    )
+    assert widen(narrow, 8, 2, 8) is narrow
 
 
-def test_the_shipped_model_widens_and_translates_as_before(tmp_path):
+def test_widened_shipped_model_translates_as_before(tmp_path):
     cfg = native.load(Path("data/de-en")).model.cfg
     wider = ["-d_model", cfg.d_model * 5 // 4, "-heads", cfg.heads + 1, "-d_ff", cfg.d_ff + 64]
-    wide = grown("data/de-en", tmp_path / "wide", *wider)
+    wide = run_grow("data/de-en", tmp_path / "wide", *wider)
     lines = Path("recipes/de_en/lines.de").read_text(encoding="utf-8").splitlines()[:12]
     given = dict(device="cpu", precision="fp32", unknown="model", split_longer=0)
     before, after = (
@@ -112,10 +114,10 @@ def test_the_shipped_model_widens_and_translates_as_before(tmp_path):
         assert one.log_prob == pytest.approx(other.log_prob, abs=0.02)  # half precision
 
 
-def test_new_width_is_of_use(options, tmp_path):
-    """Dimensions, units and heads that are new learn, and each something else."""
+def test_new_dimensions_units_and_heads_learn_different_weights(options, tmp_path):
+    """No two of them learn the same weights."""
     train(options("start", "-train_steps", 40))
-    wide = grown(tmp_path / "start", tmp_path / "wide", "-d_model", 48, "-heads", 3, "-d_ff", 40)
+    wide = run_grow(tmp_path / "start", tmp_path / "wide", "-d_model", 48, "-heads", 3, "-d_ff", 40)
     more = Trainer(options("more", "-init_from", wide, "-train_steps", 200))
     before = loss_of(more)
     assert before == pytest.approx(
@@ -137,26 +139,26 @@ def test_new_width_is_of_use(options, tmp_path):
 @pytest.mark.parametrize(
     ("config", "heads", "problem"),
     [
-        (dict(pre_norm=False), 4, "norms before"),
-        (dict(norm="rms"), 4, "norms before"),
-        (dict(positions="none"), 4, "norms before"),
-        (dict(tie_output=False), 4, "norms before"),
-        ({}, 8, "8 of 3 dimensions are narrower"),
+        (dict(pre_norm=False), 4, "pre-norm"),
+        (dict(norm="rms"), 4, "pre-norm"),
+        (dict(positions="none"), 4, "pre-norm"),
+        (dict(tie_output=False), 4, "pre-norm"),
+        ({}, 8, "8 heads have 3 dimensions each"),
         ({}, 5, "24 is odd or not divisible by heads"),
     ],
 )
-def test_width_that_would_change_something_is_refused(config, heads, problem):
+def test_widen_rejects_models_it_cannot_preserve(config, heads, problem):
     with pytest.raises(OptionError, match=problem):
-        with_width(tiny.make_model(**config), 24, heads, 32)
+        widen(tiny.make_model(**config), 24, heads, 32)
 
 
-# Pieces
+# Subwords
 
 
 @pytest.mark.sweep
-def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, options, tmp_path):
+def test_new_subwords_start_as_the_sum_of_their_parts(start, corpus, options, tmp_path):
     words = ["-train", corpus, "-vocab_size", 33, "-enc_layers", 2]
-    more = Trainer(options("more", "-init_from", grown(start, tmp_path / "grown", *words)))
+    more = Trainer(options("more", "-init_from", run_grow(start, tmp_path / "run_grow", *words)))
     same = Trainer(options("same", "-init_from", start))
     was, became = (
         {t.sp.id_to_piece(i): t.model.output.weight[i] for i in range(t.sp.vocab_size())}
@@ -170,15 +172,15 @@ def test_new_pieces_begin_as_what_the_start_knows_of_their_parts(start, corpus, 
         assert "".join(map(same.sp.id_to_piece, parts)) == piece
         mean = same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
         torch.testing.assert_close(became[piece], mean, atol=1e-3, rtol=1e-3)  # half precision
-    # It knows far more than a new model, and what is saved goes on from here
+    # It is far better than a new model, and training continues from it
     assert loss_of(more) < loss_of(Trainer(options("none"))) - 0.5
     more.run()
     written = Translator.from_pretrained(tmp_path / "more", device="cpu").model
     assert (written.cfg.enc_layers, written.cfg.tgt_vocab_size) == (2, 33)
 
 
-def test_a_piece_is_spelled_with_what_there_is(corpus):
-    sp = pieces_of(corpus, 26)
+def test_spell_uses_existing_subwords(corpus):
+    sp = train_subwords(corpus, 26)
     for piece in ("<unk>", "<s>", "</s>", "<blank>", "▁"):
         assert spell(piece, sp) == [sp.piece_to_id(piece)]
     assert [sp.id_to_piece(i) for i in spell("▁nonne", sp)][0].startswith("▁")
@@ -186,15 +188,15 @@ def test_a_piece_is_spelled_with_what_there_is(corpus):
     assert spell("ß", sp) == [sp.unk_id()]
 
 
-def test_new_bytes_begin_in_different_ways(corpus):
-    few, all_ = pieces_of(corpus, 30), pieces_of(corpus, 735, True)
-    model = with_pieces(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, all_)
+def test_new_byte_subwords_start_with_different_embeddings(corpus):
+    few, all_ = train_subwords(corpus, 30), train_subwords(corpus, 735, True)
+    model = replace_subwords(Transformer(TransformerConfig(30, 30, 8, 2, 16, 1, 1)), few, all_)
     table = model.output.weight[[i for i in range(735) if all_.is_byte(i)]]
     assert len(table) == 256 == len(table.unique(dim=0))
 
 
-def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(start, options, tmp_path):
-    large = grown(start, tmp_path / "large", "-all_characters")
+def test_all_characters_adds_subwords_and_keeps_the_logits(start, options, tmp_path):
+    large = run_grow(start, tmp_path / "large", "-all_characters")
     few, more = (native.load(path) for path in (start, large))
     old, new = (
         spm.SentencePieceProcessor(model_file=str(path / native.SENTENCEPIECE))
@@ -216,32 +218,32 @@ def test_a_model_gets_pieces_for_all_characters_and_knows_what_it_knew(start, op
         m(m.encode(batch.src, batch.src_lengths), batch.tgt_in) for m in (few.model, more.model)
     ]
     torch.testing.assert_close(logits[1][..., :n], logits[0])
-    # Bytes that the start has stay
+    # Existing byte subwords are kept
     pieces = (large / native.SENTENCEPIECE).read_bytes()
-    assert with_all_characters(pieces) == pieces
-    again = native.load(grown(large, tmp_path / "again", "-all_characters"))
+    assert add_all_characters(pieces) == pieces
+    again = native.load(run_grow(large, tmp_path / "again", "-all_characters"))
     assert torch.equal(again.model.output.weight, table)
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "message"),
     [
         ("-output new", "model is missing"),
-        ("-model {start} -output {start}", "exists already"),
+        ("-model {start} -output {start}", "already exists"),
         ("-model {start} -output new -vocab_size 30", "vocab_size needs train"),
         ("-model {start} -output new -save_bits 4", "8 or 16"),
-        ("-model tests/data/checkpoints/fs12_tf -output new", "own format"),
+        ("-model tests/data/checkpoints/fs12_tf -output new", "not a model in onmt_lite format"),
     ],
 )
-def test_growth_that_cannot_be_is_refused(start, capsys, words, problem):
+def test_grow_rejects_invalid_options(start, capsys, words, message):
     assert grow.main(words.format(start=start).split()) == 2
-    assert problem in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-# Texts in turn
+# One file per epoch
 
 
-def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
+def test_each_training_file_is_one_epoch(corpus, options, tmp_path):
     first, second = tmp_path / "1.tsv", tmp_path / "2.tsv"
     first.write_text("eins zwei drei\tone two three\n" * 20, encoding="utf-8")
     second.write_text("zwei drei ß\ttwo three\n" * 30, encoding="utf-8")
@@ -250,7 +252,7 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     expected = [("eins zwei drei", "one two three")] * 20, [("zwei drei ß", "two three")] * 30
     for epoch in range(5):
         assert trainer.text.sample_epoch(epoch, Random(1)) == expected[epoch % 2]
-    assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # pieces of the first file alone
+    assert trainer.sp.unk_id() in trainer.sp.encode("ß")  # not in the first file
     trainer.run()
     more = ["-train", first, second, "-vocab_size", 16, "-resume", "-train_steps", 5]
     with pytest.raises(OptionError, match=r"text \(InTurn before, Text now\)"):
@@ -261,10 +263,10 @@ def test_files_in_turn_are_an_epoch_each(corpus, options, tmp_path):
     assert "step 5" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 
 
-def test_texts_in_turn_need_files_that_take_turns():
+def test_one_file_per_epoch_needs_valid_and_no_weights():
     for words, problem in (
-        ("", "valid is missing"),
-        ("-valid b -train_weights 2", "train_weights: each epoch"),
+        ("", "valid: is missing"),
+        ("-valid b -train_weights 2", "train_weights: is not supported"),
     ):
         with pytest.raises(OptionError, match=problem):
             in_turn.load_in_turn_options(f"-train a -output c -train_steps 3 {words}".split())
