@@ -1,19 +1,20 @@
-"""The search: one loop, one `Beam` per sentence.
+"""Beam search: one decode loop for the whole batch, one `Beam` per sentence.
 
-Start with `BeamBatch.run` in `beam_search`, then `logits`, `topk`, `beam`; `slots` has the rows.
+Start with `BeamBatch.run` in `beam_search`, then read `logits`, `topk` and `beam`.  `slots` maps
+sentences to rows of the batch.
 
-Words that all of them use:
+Letters in shapes: B sentences, K rows per sentence (the beam size), R = B*K rows, N candidates,
+V tokens of the vocabulary, S source tokens, T steps.
 
-    row         a hypothesis that the decoder extends; K rows per sentence, K = beam_size
-    slot        a running sentence's place in the batch: K rows, and its limits
-    batch       all running sentences: their rows and all they need for the next step
-    score       a row's sum of log-probabilities, less penalties that steer
-    candidate   a row and a token that may follow, ranked by the row's score with the token's
-    parent      the row of the step before that a new row continues
-    forced      tokens that a row takes whatever the model predicts: start tokens and a prefix
-    event       a step that a sentence's `Beam` must see: something ended, a limit or a stop rule
-    finished    a complete hypothesis: ended with EOS, or cut off by a limit
-    done        the search of a sentence is over
-    limit       maximum number of tokens of a sentence's hypotheses
-    spec        every decision of a search, the same for all sentences
+    row         a hypothesis in the batch, extended by one token per step
+    slot        the place of a running sentence in the batch; slot b has the rows b*K to b*K + K-1
+    score       sum of a row's log-probabilities; with -stepwise_penalty less the coverage penalty
+    candidate   a row and its next token, ranked by the row's score plus the token's log-probability
+    parent      back-pointer: the row of the previous step that a new row continues
+    forced      token that a row takes whatever the model predicts: a start token or a prefix token
+    event       a step that the sentence's `Beam` must process: a candidate took EOS, no row is left,
+                the limit was reached, or the stop rule is checked at every step
+    finished    hypothesis: it ended with EOS or reached the limit; sentence: its search is over
+    limit       maximum number of tokens per hypothesis
+    spec        the decisions of a search that all sentences share (`SearchSpec`)
 """

@@ -1,4 +1,4 @@
-"""The preset `opennmt-2018`: a beam with the bugs of OpenNMT-py of 2018, bit for bit."""
+"""The preset `opennmt-2018`: the OpenNMT-py beam of November 2018 with its bugs, bit for bit."""
 
 import math
 from collections.abc import Callable
@@ -9,23 +9,27 @@ from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 
 def make_beam_factory(spec: SearchSpec) -> Callable[[SentenceLimits], Beam]:
-    """Return what makes the beams of one batch; those of 2018 share what couples them."""
+    """Return a function that creates the beams of one batch.
+
+    The beams of 2018 share a set, because each depends on which others are still open.
+    """
     if spec.policy.has_2018_bugs:
         return partial(Beam2018, spec, open_beams=set())
     return partial(Beam, spec)
 
 
 class Beam2018(Beam):
-    """Three bugs of that year.
+    """Beam with three bugs of OpenNMT-py at commit ead41bbc (`onmt/translate/beam.py`).
 
-    Coupling: a sentence that was done continued until its batch was done.  Aliasing: the scores of
-    a beam were one tensor per step.  Unless a length penalty divided them, the scores of finished
-    hypotheses were views of this tensor, and the coverage penalty was subtracted in place: from all
-    rows, again for every hypothesis that was scored.  Padding: open rows filled up the n-best list.
+    Coupling: a finished sentence continued until its whole batch had finished.
+    Aliasing: without a length penalty, the scores of finished hypotheses were views of the tensor
+    with the beam's scores, and the coverage penalty was subtracted from it in place: from all rows,
+    and again for every hypothesis that was scored.
+    Padding: rows without EOS filled up the n-best list, even if they were already in it.
 
-    open    the beams of the batch whose stop rule has not held yet, this one among them
-    totals  scores of the newest rows, after the subtractions in place
-    views   finished hypotheses of the newest step, each with the row whose score it shares
+    open_beams  the beams of the batch whose stop rule has not been met yet
+    row_scores  scores of the newest rows after the subtractions
+    views       finished hypotheses of the newest step, each with the row whose score it shares
     """
 
     needs_rows_at_events = True
@@ -33,69 +37,73 @@ class Beam2018(Beam):
     def __init__(self, spec: SearchSpec, limits: SentenceLimits, open_beams: "set[Beam2018]"):
         super().__init__(spec, limits)
         open_beams.add(self)
-        self.open = open_beams
-        # Nothing is subtracted without a coverage penalty
-        self.aliased = self.checks_every_step = spec.length_penalty == "none" and spec.has_coverage
-        self.charges = self.aliased and not spec.stepwise_penalty
+        self.open_beams = open_beams
+        # Aliasing has no effect without a coverage penalty
+        self.is_aliased = self.checks_every_step = (
+            spec.length_penalty == "none" and spec.has_coverage
+        )
+        self.subtracts_coverage = self.is_aliased and not spec.stepwise_penalty
         self.views: list[tuple[FinishedHypothesis, int]] = []
-        self.totals = spec.initial_scores()
-        self.exhausted = False
+        self.row_scores = spec.get_initial_scores()
+        self.is_exhausted = False
 
     @property
     def is_finished(self) -> bool:
-        at_max = self.n_steps >= self.limits.max_steps
-        return self.exhausted or at_max or not self.open
+        at_limit = self.n_steps >= self.limits.max_steps
+        return self.is_exhausted or at_limit or not self.open_beams
 
     def advance(self, event: StepEvent) -> None:
         pool = self.pools[0]
         pool.is_finished = False
-        if self.aliased and self.spec.stepwise_penalty:
+        if self.is_aliased and self.spec.stepwise_penalty:
             for hyp, k in self.views:
                 hyp.score = sum(self.backtrack(hyp)[1]) - event.penalties[k]
         super().advance(event)
-        self.checks_every_step = self.aliased
+        self.checks_every_step = self.is_aliased
         if pool.is_finished:
-            self.open.discard(self)
-        self.exhausted = max(event.rows.open_scores()) == -math.inf
-        if self.aliased:
+            self.open_beams.discard(self)
+        self.is_exhausted = max(event.rows.get_open_scores()) == -math.inf
+        if self.is_aliased:
             self._share_scores(event.rows)
 
     def fail(self) -> None:
         super().fail()
-        self.open.discard(self)
-        self.exhausted = True
+        self.open_beams.discard(self)
+        self.is_exhausted = True
 
     def _share_scores(self, rows: CandidateList) -> None:
-        ended = [hyp for hyp in self.finished if hyp.step == self.n_steps]
-        place = {key: k for k, key in enumerate(zip(rows.parent, rows.token))}
-        self.views = [(hyp, place[hyp.row, hyp.token]) for hyp in ended]
-        self.totals = rows.score
-        self._charge(len(ended), rows)
-        self.scores[self.n_steps - 1] = self.totals
-        self.corrected_scores = rows._replace(score=self.totals).open_scores()
+        """Link the hypotheses that finished at this step to the scores of their rows."""
+        finished = [hyp for hyp in self.finished if hyp.step == self.n_steps]
+        row_of_key = {key: k for k, key in enumerate(zip(rows.parent, rows.token))}
+        self.views = [(hyp, row_of_key[hyp.row, hyp.token]) for hyp in finished]
+        self.row_scores = rows.score
+        self._subtract_coverage(len(finished), rows)
+        self.scores[self.n_steps - 1] = self.row_scores
+        self.corrected_scores = rows._replace(score=self.row_scores).get_open_scores()
 
-    def _charge(self, times: int, rows: CandidateList) -> None:
+    def _subtract_coverage(self, times: int, rows: CandidateList) -> None:
         """Subtract the coverage penalty from all rows `times` times, and from their views."""
-        if self.charges:
-            self.totals = [
-                total - self.penalties[int(row)] * times
-                for total, row in zip(self.totals, rows.parent)
+        if self.subtracts_coverage:
+            self.row_scores = [
+                score - self.penalties[int(parent)] * times
+                for score, parent in zip(self.row_scores, rows.parent)
             ]
             for hyp, k in self.views:
-                hyp.score = self.totals[k]
+                hyp.score = self.row_scores[k]
 
     def finalize(self) -> None:
-        """Fill up the n-best list with rows, even those that are in it already."""
+        """Fill up the n-best list with rows, including rows that are already in it."""
         if self.warning == NOT_A_NUMBER:
             return
         n, n_steps = max(0, self.spec.n_best - len(self.finished)), len(self.prev_ks)
         if n == 0 or n_steps == 0:
             return
         rows = self.get_rows(n_steps)
-        if not self.aliased:
-            self.totals = rows.score
+        if not self.is_aliased:
+            self.row_scores = rows.score
         ranks = [k for k in range(len(rows.score)) if rows.exists(k)][:n]
-        self._charge(len(ranks), rows)
+        self._subtract_coverage(len(ranks), rows)
         for k in ranks:
-            penalty = 0.0 if self.charges else self.penalties[int(rows.parent[k])]
-            self.pools[0].add(self.make_hypothesis(rows, k, n_steps, self.totals[k], penalty))
+            penalty = 0.0 if self.subtracts_coverage else self.penalties[int(rows.parent[k])]
+            hyp = self.make_hypothesis(rows, k, n_steps, self.row_scores[k], penalty)
+            self.pools[0].add(hyp)

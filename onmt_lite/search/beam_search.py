@@ -11,8 +11,8 @@ from torch import Tensor
 from onmt_lite.models.base import AnyModel, Selection
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
-from onmt_lite.search.context import StepContext, most_attended, step_context
-from onmt_lite.search.logits import log_sum_exp, logits_processors
+from onmt_lite.search.context import StepContext, find_most_attended, make_step_context
+from onmt_lite.search.logits import build_logits_processors, log_sum_exp
 from onmt_lite.search.sampling import sample_candidates
 from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
 from onmt_lite.search.spec import SearchSpec
@@ -102,7 +102,7 @@ class BeamBatch:
         self.on_step = on_step
         self.scheduler = Scheduler(model, spec, sentences, n_slots, clock or Clock())
         n_words = self.scheduler.n_words
-        self.processors = logits_processors(spec, n_words, self.device)
+        self.processors = build_logits_processors(spec, n_words, self.device)
         columns = {column for p in self.processors for column in p.columns or ()}
         self.top_k = TopK(spec, n_words, n_slots, self.device, sorted(columns))
         self.log = StepLog(spec, n_slots, self.device)
@@ -145,7 +145,7 @@ class BeamBatch:
             logits: (R, V), of the next token of each row; overwritten.
             attn: (R, S), attention of the newest token of each row.
         """
-        context = step_context(self.rows, self.n_steps + 1, attn, self.constraints)
+        context = make_step_context(self.rows, self.n_steps + 1, attn, self.constraints)
         logits = logits.float()
         model_scores = TokenScores(logits, self._log_z(logits))
         trace = None
@@ -158,7 +158,7 @@ class BeamBatch:
             candidates = candidates.with_model_log_probs(model_scores)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
-            attended = most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
+            attended = find_most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
         if trace is not None:
             chosen = replace(chosen, trace=replace(trace, ranked=token_scores))
@@ -215,9 +215,9 @@ class BeamBatch:
         policy, penalties = self.spec.policy, context.penalties
         just_forced = context.n_steps <= 1 + self.rows.forced_until
         if policy.eos_after_forced == "best" and just_forced:
-            candidates = without_eos_after_forced(candidates, context)
+            candidates = drop_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
-            candidates = candidates.without(beyond_open_rows(context, just_forced))
+            candidates = candidates.drop(find_surplus_candidates(context, just_forced))
         rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
         if makes_room:  # candidates that ended take no row if enough others are left
             rows = candidates.take(choose_continuing_ranks(self.spec, candidates))
@@ -240,7 +240,7 @@ class BeamBatch:
         """Wait for the newest step, let beams see its events; yield finished sentences."""
         events = self.log.wait_for_events()
         if self.constraints is not None:
-            self.constraints.follow(self.slots, self.n_steps, self.log.newest_rows())
+            self.constraints.update(self.slots, self.n_steps, self.log.read_newest_rows())
         any_event = False
         for b, slot in enumerate(self.slots):
             at_limit = slot.limit_step <= self.n_steps
@@ -262,7 +262,7 @@ class BeamBatch:
 
     def _advance(self, b: int, slot: Slot, at_limit: bool) -> None:
         """Let the Beam in slot b see the newest step."""
-        event = self.log.event(b, self.n_steps - slot.started)
+        event = self.log.read_event(b, self.n_steps - slot.started)
         if not sum(event.candidates.score) + sum(event.penalties) < math.inf:  # NaN
             slot.beam.fail()
             return
@@ -274,7 +274,7 @@ class BeamBatch:
     def _sync(self, b: int, slot: Slot) -> None:
         """Let the Beam in slot b read the steps since the last time."""
         if slot.synced_steps < self.n_steps:
-            slot.beam.append_rows(self.log.history(b, slot.synced_steps))
+            slot.beam.append_rows(self.log.read_history(b, slot.synced_steps))
             slot.synced_steps = self.n_steps
 
     # ---- Rows move to where the step chose them; sentences leave and join ----
@@ -306,16 +306,16 @@ class BeamBatch:
         return self.rows.table.parents
 
 
-def without_eos_after_forced(candidates: Candidates, context: StepContext) -> Candidates:
+def drop_eos_after_forced(candidates: Candidates, context: StepContext) -> Candidates:
     """Drop end tokens after a forced token, unless they are the best candidate."""
     n_prefix = context.rows.table.n_prefix  # (B, 1)
     n_forced = n_prefix + context.rows.spec.n_forced_start
     follows = (context.steps == n_prefix + 1) & (n_forced > 0)
     rank = torch.arange(candidates.token.size(1), device=n_prefix.device)
-    return candidates.without(follows & (rank > 0) & candidates.ended)
+    return candidates.drop(follows & (rank > 0) & candidates.ended)
 
 
-def beyond_open_rows(context: StepContext, just_forced: bool) -> Tensor:
+def find_surplus_candidates(context: StepContext, just_forced: bool) -> Tensor:
     """Return the candidates (B, K) for which a beam that has shrunk has no row."""
     table, beam_size = context.rows.table, context.rows.spec.beam_size
     n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)

@@ -129,7 +129,7 @@ class Constraints:
         apart = spec.beam_size == 1 or spec.beam_groups > 1 or spec.sampling is not None
         self.strict = spec.policy.masks == "logits" or apart
 
-    def mask(self, slots: Sequence[Slot], n_steps: int) -> PhraseMask | None:
+    def make_mask(self, slots: Sequence[Slot], n_steps: int) -> PhraseMask | None:
         """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
         forbidden, bound, steered = [], [], []
         k = self.spec.beam_size
@@ -183,7 +183,7 @@ class Constraints:
             self.best[slot.number] = 0
         return self.states[slot.number]
 
-    def follow(self, slots: Sequence[Slot], n_steps: int, newest: Sequence[CandidateList]) -> None:
+    def update(self, slots: Sequence[Slot], n_steps: int, newest: Sequence[CandidateList]) -> None:
         """Follow the newest rows of the sentences in their slots."""
         for slot, rows in zip(slots, newest):
             phrases = self.phrases[slot.number]

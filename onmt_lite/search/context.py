@@ -50,7 +50,7 @@ class StepContext:
         return self.rows.history
 
 
-def step_context(
+def make_step_context(
     rows: Rows, n_steps: int, attn: Tensor, constraints: Constraints | None
 ) -> StepContext:
     """Add the newest step to what rows have read, and collect what the rules look at.
@@ -66,7 +66,9 @@ def step_context(
     if rows.coverage is not None:
         covered = rows.coverage[:, : attn.size(1)]
         rows.coverage = F.pad(covered, (0, attn.size(1) - covered.size(1))) + attn.float()
-        penalties = coverage_penalty(rows.spec, rows.coverage, rows.src_length).view_as(scores)
+        penalties = compute_coverage_penalty(rows.spec, rows.coverage, rows.src_length).view_as(
+            scores
+        )
         if rows.spec.stepwise_penalty:
             scores = scores - penalties
     if rows.history is not None:
@@ -75,7 +77,7 @@ def step_context(
     context.scores, context.penalties = scores, penalties
     context.forced = _forced_tokens(context)
     if constraints is not None:
-        context.phrases = constraints.mask(rows.slots, n_steps)
+        context.phrases = constraints.make_mask(rows.slots, n_steps)
     return context
 
 
@@ -105,10 +107,10 @@ def _forced_tokens(context: StepContext) -> ForcedTokens | None:
         last = (steps >= table.max_steps) & ~is_forced
         tokens = tokens.masked_fill(last, spec.eos_id)
         is_free = is_free | last if spec.force_eos == "free" else is_free
-    return ForcedTokens(rows.per_row(tokens)[:, None], rows.per_row(is_free))
+    return ForcedTokens(rows.expand_to_rows(tokens)[:, None], rows.expand_to_rows(is_free))
 
 
-def coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> Tensor:
+def compute_coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> Tensor:
     """Return the penalty of each row (R,).
 
     `wu` is the coverage penalty of Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A
@@ -130,7 +132,7 @@ def coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> 
     return spec.beta * (per_token * inside.float()).sum(1)
 
 
-def most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
+def find_most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
     """Return the source token that each row attends to most (R,), special tokens aside.
 
     Args:

@@ -1,7 +1,7 @@
-"""Logits processors: the rules about the next token, applied to all rows at once.
+"""Logits processors: masks and penalties for the next token, applied to all rows at once.
 
-A search applies its list of processors in order (`logits_processors`).  To add a rule, write its
-class here and append it to the list; `-dump_beam` prints its `reason`.
+To add a rule, write a class here and add it to the list in `build_logits_processors`.  `-dump_beam`
+prints its `reason`.
 """
 
 import math
@@ -64,7 +64,7 @@ class Mask(LogitsProcessor):
         raise NotImplementedError
 
 
-def logits_processors(
+def build_logits_processors(
     spec: SearchSpec, vocab_size: int, device: torch.device
 ) -> list[LogitsProcessor]:
     """Return the rules of a search, in order.
@@ -84,7 +84,7 @@ def logits_processors(
         RepetitionPenalty(penalty, on_logits) if penalty != 1.0 else None,
         MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
-        BannedPhrases(spec, device) if rules.phrases else None,
+        BannedPhrases(spec, device) if rules.banned_phrases else None,
         SuppressAtBegin(rules.begin_suppress_tokens, device)
         if rules.begin_suppress_tokens
         else None,
@@ -164,7 +164,7 @@ class MinLength(Mask):
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         rows = context.rows
-        too_early = rows.per_row(context.steps < rows.table.min_eos_step)  # (R,)
+        too_early = rows.expand_to_rows(context.steps < rows.table.min_eos_step)  # (R,)
         for column in self.columns or ():
             token_scores.logits[:, column].masked_fill_(too_early, -math.inf)
 
@@ -191,7 +191,7 @@ class BannedPhrases(Mask):
     def __init__(self, spec: SearchSpec, device: torch.device):
         self.see_start = spec.phrases_see_start
         self.phrases = group_by_length(
-            [(phrase, -math.inf) for phrase in spec.token_rules.phrases], device
+            [(phrase, -math.inf) for phrase in spec.token_rules.banned_phrases], device
         )
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
@@ -238,7 +238,7 @@ class SuppressAtBegin(Mask):
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
-        is_first = context.rows.per_row(first)[:, None].expand(-1, len(self.ids))  # (R, N)
+        is_first = context.rows.expand_to_rows(first)[:, None].expand(-1, len(self.ids))  # (R, N)
         mask_columns(token_scores.logits, self.ids.expand_as(is_first), is_first)
 
 
@@ -282,7 +282,7 @@ class ExponentialDecayLength(LogitsProcessor):
         logits = token_scores.logits.clone()
         before = logits[:, self.ids]  # (R, E)
         values = before if self.on_logits else before - token_scores.log_z[:, None]
-        more = values.abs() * context.rows.per_row(growth)[:, None]
+        more = values.abs() * context.rows.expand_to_rows(growth)[:, None]
         logits[:, self.ids] = before + more.masked_fill(values == -math.inf, 0.0)
         return replace_logits(token_scores, logits, self.on_logits)
 

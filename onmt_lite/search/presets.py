@@ -1,7 +1,7 @@
-"""The beam searches behind `-search NAME`, each a declaration: read it as a table, by columns.
+"""Presets: the beam search of each system that `-search NAME` reproduces, as data.
 
-`onmt_lite.search.policy` explains the fields.  To add a system, add a `Preset`: no code knows the
-names in here.
+See `onmt_lite.search.policy` for the fields.  To add a system, add a `Preset`; no other code refers
+to preset names.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from typing import Any
 from onmt_lite.search.policy import FILTERS, Policy, Preset, Sampling
 from onmt_lite.search.stopping import Bound, Exhausted, Full, LengthRatio, TopEnded
 
-# Options that not every system has; a preset that does not list one refuses it
+# Options that not all systems support.  Presets reject those missing from their `options`
 SWITCHES = (
     "min_length",
     "coverage_penalty",
@@ -33,7 +33,7 @@ SWITCHES = (
     *FILTERS,
 )
 LENGTH_AND_NGRAMS = {"min_length", "block_ngram_repeat"}
-BANS = frozenset({"ban_words"})  # of ours, for every search that can heed it
+BANS = frozenset({"ban_words"})  # not in the originals; added to every search that can apply it
 COVERAGE = {"coverage_penalty", "beta"}
 SAMPLES = {"do_sample", "random_sampling_temp", "random_sampling_topk", "random_sampling_topp"}
 GROUPS = {"beam_groups", "diversity_rate"}
@@ -44,8 +44,8 @@ TRANSFORMERS_4 = TRANSFORMERS | {"tgt_file_prefix"}
 
 TOP_P_FIRST = ("random_sampling_topp", "random_sampling_topk")
 OPENNMT_SAMPLING = Sampling("rows", "log_probs", filters=TOP_P_FIRST, implied_by_filters=True)
-# What all versions of transformers share
-OF_TRANSFORMERS: dict[str, Any] = dict(
+# All versions of transformers
+TRANSFORMERS_COMMON: dict[str, Any] = dict(
     defaults=dict(early_stopping="false", max_length_ratio=0.0),
     sampling_defaults=dict(random_sampling_topk=50),
     free_forced_eos=True,
@@ -53,13 +53,13 @@ OF_TRANSFORMERS: dict[str, Any] = dict(
     has_separate_greedy=True,
     counts_language_token=True,
 )
-OF_TRANSFORMERS_4 = OF_TRANSFORMERS | dict(
+TRANSFORMERS_4_COMMON = TRANSFORMERS_COMMON | dict(
     model_defaults="transformers-4", model_fallbacks=dict(beam_size=1, max_length=20)
 )
 
-# What tensor2tensor and the models of TensorFlow share: the penalty of Wu et al. 2016 and a limit
-# of 50 tokens beyond the source
-GNMT: dict[str, Any] = dict(
+# tensor2tensor and tf-models-official: the length penalty of Wu et al. 2016, and at most 50 tokens
+# more than the source
+GNMT_COMMON: dict[str, Any] = dict(
     defaults=dict(
         beam_size=4, length_penalty="wu", alpha=0.6, max_length=100_000, max_length_ratio=1.0
     ),
@@ -70,9 +70,9 @@ GNMT: dict[str, Any] = dict(
 )
 
 PRESETS = {
-    # The 2018 beam with its defects mended
+    # The OpenNMT-py beam of 2018 without its bugs
     "opennmt": Preset(
-        "onmt_lite's own",
+        "onmt_lite",
         Policy(
             candidates=1,
             ended="keep",
@@ -89,7 +89,7 @@ PRESETS = {
         length_penalties=("none", "wu", "avg"),
         sampling=replace(OPENNMT_SAMPLING, n_chains="n_best", top_1_means_beam=True),
     ),
-    # Results depend on the batch, as they did
+    # Results depend on the batch, as in the original
     "opennmt-2018": Preset(
         "OpenNMT-py, commit ead41bbc (November 2018)",
         Policy(
@@ -144,14 +144,14 @@ PRESETS = {
             "": Bound("live", "max", strictly=True),
         },
         options=BANS,
-        **GNMT,
+        **GNMT_COMMON,
     ),
     "tensorflow": Preset(
         "tf-models-official 2.20.0",
         Policy(eos_candidates_per_beam=2, open_rows_at_limit="if_none"),
         {"": Bound("live", "max", finished="one", strictly=True)},
         options=BANS,
-        **GNMT,
+        **GNMT_COMMON,
     ),
     "transformers-2": Preset(
         "transformers 2.11.0",
@@ -166,7 +166,7 @@ PRESETS = {
         {"early_stopping=true": Full(), "": Bound("candidates", "now")},
         options=frozenset(TRANSFORMERS),
         sampling=Sampling("beam", "logits", min_tokens_to_keep=2, first_step_rows="equal"),
-        **OF_TRANSFORMERS_4,
+        **TRANSFORMERS_4_COMMON,
     ),
     "transformers": Preset(
         "transformers 4.46.3",
@@ -180,7 +180,7 @@ PRESETS = {
         prefix_in_score="nothing",
         sampling=Sampling("beam", "log_probs", min_tokens_to_keep=2),
         has_token_rules=True,
-        **OF_TRANSFORMERS_4,
+        **TRANSFORMERS_4_COMMON,
     ),
     "transformers-5": Preset(
         "transformers 5.23.0",
@@ -197,9 +197,9 @@ PRESETS = {
         model_fallbacks=dict(beam_size=1, max_length=21),
         has_token_rules=True,
         phrases_see_start=True,
-        **OF_TRANSFORMERS,
+        **TRANSFORMERS_COMMON,
     ),
-    # The first k to finish win
+    # The first k finished hypotheses win
     "fairseq": Preset(
         "fairseq 0.12.2, n-gram blocking by the rule of 0.10.2",
         Policy(
@@ -244,7 +244,7 @@ PRESETS = {
         counts_language_token=True,
         has_separate_greedy=True,
     ),
-    # The beam narrows with each hypothesis that ends
+    # The beam shrinks with each finished hypothesis
     "marian": Preset(
         "Marian, commit c9f287d",
         Policy(candidates=1, ended="shrink", pool="all", open_rows_at_limit="rows"),

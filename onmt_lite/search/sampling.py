@@ -20,7 +20,7 @@ def derive_line_seed(seed: int, line_id: int) -> int:
     return int.from_bytes(digest, "little") >> 1  # fits into an int64
 
 
-def gumbel_noise(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
+def sample_gumbel(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """n samples of the Gumbel distribution for each of `seeds` (B,) at its step (B,): (B, n).
 
     The largest of log-probabilities plus such noise is a draw from the distribution, and the C
@@ -59,7 +59,7 @@ def sample_candidates(
         logits = FILTER_FUNCTIONS[name](logits, limit, sampling.min_tokens_to_keep)
     log_z = logits.logsumexp(1) if spec.token_rules.renormalize else token_scores.log_z  # (R,)
     # The noise of the vocabulary does not depend on how many words others copy
-    noise = gumbel_noise(seeds, steps, k * v)  # (B, K*V)
+    noise = sample_gumbel(seeds, steps, k * v)  # (B, K*V)
     of_tokens, of_words = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = of_tokens.view(b, k, n_tokens), of_words.view(b, v - n_tokens, k).transpose(1, 2)
     noise = torch.cat(parts, 2).flatten(1)

@@ -122,7 +122,7 @@ class Scheduler:
         self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = upload(torch.tensor([spec.initial_scores()]), model.device)  # (1, K)
+        self.first_scores = upload(torch.tensor([spec.get_initial_scores()]), model.device)  # (1, K)
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
@@ -214,9 +214,9 @@ class Rows:
 
     @property
     def src_length(self) -> Tensor:  # (R, 1)
-        return self.per_row(self.table.src_length)[:, None]
+        return self.expand_to_rows(self.table.src_length)[:, None]
 
-    def per_row(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
+    def expand_to_rows(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
         return per_sentence.expand(-1, self.spec.beam_size).flatten()
 
     def fill(self, fresh: EncodedSentences) -> None:

@@ -1,44 +1,43 @@
-"""What one search does: options, model and preset as one record, and the limits of a sentence."""
+"""Search settings: one `SearchSpec` per search, one `SentenceLimits` per sentence."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from onmt_lite.search.policy import Policy, Sampling, StopRule
 
-NO_TOKEN = -1  # fills up tables of tokens
+NO_TOKEN = -1  # padding of token tables
 
 
 @dataclass(frozen=True)
 class TokenRules:
-    """Rules of a model's generation_config.json that no option sets."""
+    """Rules of a model's generation_config.json that have no command-line option."""
 
-    banned: tuple[tuple[int, ...], ...] = ()  # tokens, the last of which may not follow the others
-    forced_eos: bool = False  # the last token of an output that reaches its limit is the end
-    renormalize: bool = False  # what rules leave of the probabilities sums to 1 again
-    eos_ids: tuple[int, ...] = ()  # end tokens, the forced one first; (): that of the vocabulary
-    begin_suppress_tokens: tuple[int, ...] = ()  # never the first token of a translation
-    encoder_no_repeat_ngram_size: int = 0  # no n-gram of the source
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # tokens, bias of the last one
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # length, factor
+    banned: tuple[tuple[int, ...], ...] = ()  # bad_words_ids: the last token after all the others
+    forced_eos: bool = False  # a hypothesis that reaches its limit ends with EOS
+    renormalize: bool = False  # log-softmax again after all processors
+    eos_ids: tuple[int, ...] = ()  # EOS tokens, the forced one first; (): EOS of the vocabulary
+    begin_suppress_tokens: tuple[int, ...] = ()  # banned as the first token of a translation
+    encoder_no_repeat_ngram_size: int = 0  # ban n-grams of the source
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # bias of each sequence's last
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # start length, factor
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
-        """Tokens that are banned anywhere."""
+        """Tokens that are banned in every position."""
         return tuple(word[0] for word in self.banned if len(word) == 1)
 
     @property
-    def phrases(self) -> tuple[tuple[int, ...], ...]:
-        """Sequences whose last token may not follow the others."""
+    def banned_phrases(self) -> tuple[tuple[int, ...], ...]:
+        """Sequences of two or more tokens; the last one is banned after the others."""
         return tuple(word for word in self.banned if len(word) > 1)
 
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """Every decision of a search, the same for all sentences.
+    """Every decision of a search that all sentences share.
 
-    A sentence may have forced tokens, which its rows take whatever the model and the rules predict:
-    the start tokens after the first (a language tag), then its prefix.  Start tokens cost nothing
-    and are not part of a hypothesis.
+    Forced tokens of a sentence are its start tokens after the first (a language tag), then its
+    target prefix.  Start tokens have no cost and are not part of a hypothesis.
     """
 
     policy: Policy
@@ -55,37 +54,37 @@ class SearchSpec:
     beta: float = 0.0
     stepwise_penalty: bool = False
     patience: float = 1.0
-    # Banned after the softmax, so that the probability of these tokens is lost
+    # Masked after the softmax: their probability is lost
     banned_after_softmax: tuple[int, ...] = ()
-    banned_ids: tuple[int, ...] = ()  # banned where the policy applies its masks
-    token_rules: TokenRules = TokenRules()  # except tokens that are banned anywhere
-    phrases_see_start: bool = False  # sequences that match may begin with the first start token
-    # Whether penalties for repetition see each start token
+    banned_ids: tuple[int, ...] = ()  # masked before or after it, see `Policy.masks`
+    token_rules: TokenRules = TokenRules()
+    phrases_see_start: bool = False  # matched sequences may include the first start token
+    # For each start token: True if repetition rules see it
     start_in_history: tuple[bool, ...] = (False,)
-    n_counted_start: int = 0  # start tokens that count in the length of a hypothesis
-    prefix_in_score: Literal["all", "length", "nothing"] = "all"  # in scores, see `Preset`
+    n_counted_start: int = 0  # start tokens that count toward the length of a hypothesis
+    prefix_in_score: Literal["all", "length", "nothing"] = "all"  # see `Preset`
     block_ngram_repeat: int = 0
-    exempt_ids: tuple[int, ...] = ()  # tokens that may be part of repeated n-grams
+    exempt_ids: tuple[int, ...] = ()  # n-grams with one of these tokens may repeat
     repetition_penalty: float = 1.0
-    # The last step allows only the end token, which costs its log-probability (`paid`) or nothing
-    # (`free`), or it allows all tokens (`no`)
+    # At the last step: EOS only, at the cost of its log-probability (`paid`) or at no cost
+    # (`free`); `no`: any token
     force_eos: Literal["no", "paid", "free"] = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
-    filters: tuple[tuple[str, Any], ...] = ()  # of tokens to draw, see `Sampling.active_filters`
+    filters: tuple[tuple[str, Any], ...] = ()  # name and value, see `Sampling.active_filters`
     needs_log_softmax: bool = True  # False: the model returns log-probabilities
     src_pad_id: int = 0
-    track_attention: bool = False  # record which source token each row attends to most
-    src_margins: tuple[int, int] = (0, 0)  # special tokens at both ends of a source
+    track_attention: bool = False  # record the source token that each row attends to most
+    src_margins: tuple[int, int] = (0, 0)  # special tokens before and after the source
 
     @property
     def n_pools(self) -> int:
-        """Number of pools of finished hypotheses: one for each group that finishes apart."""
+        """Number of pools of finished hypotheses: one per diverse group, or one in all."""
         return self.beam_groups if self.policy.groups == "apart" else 1
 
     @property
     def group_size(self) -> int:
-        """Rows of one pool."""
+        """Rows per pool."""
         return self.beam_size // self.n_pools
 
     @property
@@ -95,41 +94,44 @@ class SearchSpec:
 
     @property
     def n_candidates(self) -> int:
-        """Candidates that a step ranks per sentence, if the vocabulary has that many.
+        """Candidates per sentence and step, unless the vocabulary is smaller.
 
-        K of them must remain if each row has each end token among its best.
+        Each extra EOS token adds K, so that K candidates without EOS always remain.
         """
         return (self.policy.candidates + len(self.eos_ids) - 1) * self.beam_size
 
     @property
     def has_coverage(self) -> bool:
-        """Return True if a coverage penalty counts."""
+        """True if a coverage penalty is used."""
         return self.coverage_penalty != "none"
 
     @property
     def n_forced_start(self) -> int:
-        """Number of start tokens after the first: steps that choose nothing."""
+        """Number of start tokens after the first: decoding steps with a forced token."""
         return len(self.start_in_history) - 1
 
     @property
     def blocks_ngrams(self) -> bool:
         return self.block_ngram_repeat > (0 if self.policy.blocks_unigrams else 1)
 
-    def initial_scores(self) -> list[float]:
+    def get_initial_scores(self) -> list[float]:
         """Return the scores of the K rows before the first step.
 
-        All rows are equal then: only the first of each group takes part, unless each row is a
-        sample of its own.
+        The K rows of a sentence start as copies.  Only the first row of each group is expanded,
+        unless rows are independent samples (`idle_score` is 0 then).
         """
         idle, rest = self.policy.idle_score, self.beam_size // self.beam_groups - 1
         if self.policy.groups == "apart":
             return ([0.0] + [idle] * rest) * self.beam_groups
         return [0.0] * self.beam_groups + [idle] * rest * self.beam_groups
 
-    def length_norm(self, length: int) -> float:
-        """Return the divisor of a sum of log-probabilities; `length` counts the end token, too.
+    def compute_length_norm(self, length: int) -> float:
+        """Return the divisor of a sum of log-probabilities.
 
-        `wu` is equation 14 of Wu et al. 2016, `avg` OpenNMT's average raised to alpha.
+        `wu` is equation 14 of Wu et al. 2016; `avg` is OpenNMT-py's average, raised to alpha.
+
+        Args:
+            length: tokens of the hypothesis, EOS included.
         """
         if self.length_penalty == "wu":
             return float(((5 + length) / 6) ** self.alpha)
@@ -140,13 +142,12 @@ class SearchSpec:
 
 @dataclass(frozen=True)
 class SentenceLimits:
-    """What differs from sentence to sentence in a search."""
+    """Per-sentence settings of a search."""
 
-    max_steps: int  # maximum number of tokens of a hypothesis
-    min_eos_step: int = 1  # first step that allows the end token
-    expected_length: float = 0.0  # that `-ratio` expects, in tokens
-    prefix: tuple[int, ...] = ()  # tokens that every hypothesis begins with
-    seed: int = 0  # of the sentence's random draws
-    # Tokens that the decoder reads first, one for each of the spec's `start_in_history`;
-    # (): bos_id
+    max_steps: int  # maximum number of tokens per hypothesis
+    min_eos_step: int = 1  # first step that may take EOS
+    expected_length: float = 0.0  # for `-ratio`, in tokens
+    prefix: tuple[int, ...] = ()  # first tokens of every hypothesis
+    seed: int = 0  # for sampling
+    # First decoder inputs, as many as the spec's `start_in_history`; (): bos_id
     start: tuple[int, ...] = ()

@@ -95,7 +95,7 @@ class StepLog:
             end > 0 or not score > -torch.inf for end, score in zip(ended.tolist(), best.tolist())
         ]
 
-    def event(self, slot: int, step: int) -> StepEvent:
+    def read_event(self, slot: int, step: int) -> StepEvent:
         """Return the newest step of a slot; `step` counts the sentence's own steps."""
         numbers, columns = self.newest[slot].tolist(), self.columns
         rows = candidates = self._list(numbers, "row", slot)
@@ -113,7 +113,7 @@ class StepLog:
         first = slot * self.spec.beam_size
         return CandidateList(score, [row - first for row in parent], token, log_prob, ended)
 
-    def history(self, slot: int, start: int) -> RowHistory:
+    def read_history(self, slot: int, start: int) -> RowHistory:
         """Return the rows that a slot has made from step `start` of the batch on."""
         steps = self.steps[start : self.n_steps, slot]  # (T, M)
 
@@ -130,7 +130,7 @@ class StepLog:
             attended,
         )
 
-    def newest_rows(self) -> list[CandidateList]:
+    def read_newest_rows(self) -> list[CandidateList]:
         """Return the newest rows of each slot."""
         return [self._list(row, "row", slot) for slot, row in enumerate(self.newest.tolist())]
 

@@ -1,6 +1,6 @@
-"""Stop rules: when is the search of a sentence over?
+"""Stop rules: when is the search of a sentence finished?
 
-A new rule is one subclass of `StopRule` here, and its entry in the presets that use it.
+To add a rule, write a subclass of `StopRule` here and use it in `presets`.
 """
 
 import math
@@ -14,13 +14,13 @@ from onmt_lite.search.spec import SearchSpec
 
 @dataclass(frozen=True)
 class TopEnded(StopRule):
-    """Stop when the best candidate is an end token and enough hypotheses are finished."""
+    """Stop when the best candidate took EOS and enough hypotheses have finished (OpenNMT-py)."""
 
-    reason: ClassVar[str] = "which is enough, and the best candidate of a step was one that ended"
-    sticky: bool  # the best candidate of an earlier step counts, too
+    reason: ClassVar[str] = "which is enough, and the best candidate of a step had taken EOS"
+    sticky: bool  # also if the best candidate of an earlier step took EOS
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
 
-    def min_finished(self, spec: SearchSpec) -> int:
+    def get_min_finished(self, spec: SearchSpec) -> int:
         return spec.n_best if self.need == "n_best" else spec.beam_size
 
     def should_stop(
@@ -31,12 +31,12 @@ class TopEnded(StopRule):
 
 @dataclass(frozen=True)
 class Full(StopRule):
-    """Stop when k hypotheses are finished, or k * patience with `-patience`."""
+    """Stop when k * patience hypotheses have finished (fairseq; patience: Kasai et al. 2022)."""
 
     reason: ClassVar[str] = "which is enough"
 
-    def min_finished(self, spec: SearchSpec) -> int:
-        return math.floor(spec.group_size * spec.patience + 0.5)  # half is rounded up, as in C++
+    def get_min_finished(self, spec: SearchSpec) -> int:
+        return math.floor(spec.group_size * spec.patience + 0.5)  # std::round in CTranslate2
 
     def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
@@ -46,31 +46,34 @@ class Full(StopRule):
 
 @dataclass(frozen=True)
 class Bound(StopRule):
-    """Stop when no open hypothesis can be expected to beat the finished ones any more."""
+    """Stop when no open row is expected to beat the finished hypotheses.
 
-    reason: ClassVar[str] = "and no open row could be expected to beat them"
+    tensor2tensor, tf-models-official and transformers differ in the fields.
+    """
+
+    reason: ClassVar[str] = "and no open row was expected to beat them"
     checks_every_step: ClassVar[bool] = True
-    best_of: Literal["candidates", "live"]  # of the step, or of the rows that continue
-    # Length that the best sum is divided by: the present one, the longest possible, or the longest
-    # only if longer hypotheses score better (alpha > 0)
+    best_of: Literal["candidates", "live"]  # take the best score of all candidates or of open rows
+    # Length that divides the best score: current, maximum, or maximum only if longer hypotheses
+    # score better (alpha > 0)
     horizon: Literal["now", "max", "max_if_rewarded"]
-    finished: Literal["one", "beam_size"] = "beam_size"  # minimum before the rule is checked
-    beats: Literal["worst", "best"] = "worst"  # which of the finished hypotheses must win
-    strictly: bool = False  # equal scores do not win
+    finished: Literal["one", "beam_size"] = "beam_size"  # minimum number of finished hypotheses
+    beats: Literal["worst", "best"] = "worst"  # finished hypothesis to compare with the best score
+    strictly: bool = False  # continue if the two scores are equal
 
-    def min_finished(self, spec: SearchSpec) -> int:
+    def get_min_finished(self, spec: SearchSpec) -> int:
         return 1 if self.finished == "one" else spec.group_size
 
     def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
         spec, racing = beam.spec, candidates if self.best_of == "candidates" else rows
-        far = self.horizon == "max" or (self.horizon == "max_if_rewarded" and spec.alpha > 0)
-        length = (beam.limits.max_steps if far else beam.n_steps) + beam.n_before
-        reachable = max(racing.score) / spec.length_norm(length)
-        pick = min if self.beats == "worst" else max
-        rival = pick([hyp.score for hyp in pool.finished])
-        return rival > reachable if self.strictly else rival >= reachable
+        uses_max = self.horizon == "max" or (self.horizon == "max_if_rewarded" and spec.alpha > 0)
+        length = (beam.limits.max_steps if uses_max else beam.n_steps) + beam.n_before
+        best_score = max(racing.score) / spec.compute_length_norm(length)
+        select = min if self.beats == "worst" else max
+        rival = select([hyp.score for hyp in pool.finished])
+        return rival > best_score if self.strictly else rival >= best_score
 
     def for_all_hypotheses(self) -> StopRule:
         return replace(self, finished="beam_size")
@@ -78,14 +81,17 @@ class Bound(StopRule):
 
 @dataclass(frozen=True)
 class LengthRatio(StopRule):
-    """Stop at a step that ends a hypothesis, when the best finished hypothesis has at least the
-    score per token that the first row has per token of the length that `-ratio` expects."""
+    """Stop rule of OpenNMT-py's `-ratio`, checked at steps that finish a hypothesis.
+
+    Stop if the best finished hypothesis has at least the score per token that the first candidate
+    would have at the expected length.
+    """
 
     reason: ClassVar[str] = "and the best of them had the length and score that -ratio expects"
     need: Literal["n_best", "beam_size"]  # minimum number of finished hypotheses
-    offset: int = 0  # added to the number of tokens of a finished hypothesis
+    offset: int = 0  # added to the length of finished hypotheses
 
-    def min_finished(self, spec: SearchSpec) -> int:
+    def get_min_finished(self, spec: SearchSpec) -> int:
         return spec.n_best if self.need == "n_best" else spec.beam_size
 
     def should_stop(
@@ -93,17 +99,16 @@ class LengthRatio(StopRule):
     ) -> bool:
         if not any(map(candidates.has_ended, range(len(candidates.score)))):
             return False
-        first = (
-            beam.make_hypothesis(candidates, 0, beam.n_steps).score / beam.limits.expected_length
-        )
-        return max(hyp.score / (hyp.step + self.offset) for hyp in pool.finished) >= first
+        first = beam.make_hypothesis(candidates, 0, beam.n_steps)
+        best = max(hyp.score / (hyp.step + self.offset) for hyp in pool.finished)
+        return best >= first.score / beam.limits.expected_length
 
 
 @dataclass(frozen=True)
 class Exhausted(StopRule):
-    """Stop when no row is left to expand."""
+    """Stop only when no open row is left (Marian)."""
 
-    reason: ClassVar[str] = "and no row was left"
+    reason: ClassVar[str] = "and no open row was left"
 
     def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList

@@ -38,7 +38,7 @@ class Candidates:
     def take(self, index: Tensor) -> "Candidates":
         return Candidates(*(column.gather(1, index) for column in vars(self).values()))
 
-    def without(self, dropped: Tensor) -> "Candidates":
+    def drop(self, dropped: Tensor) -> "Candidates":
         """Return the candidates with no score, and not ended, where `dropped` (B, N) is True."""
         score = self.score.masked_fill(dropped, -math.inf)
         return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))

@@ -104,7 +104,7 @@ class Tracer:
         if text is None:
             text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
         length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
-        norm = beam.spec.length_norm(length)
+        norm = beam.spec.compute_length_norm(length)
         rows = [made.key if made.exists else None for made in steps[hyp.step - 1].rows]
         row = rows.index((hyp.row, hyp.token))
         return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
@@ -120,7 +120,7 @@ class Tracer:
 
 def record_step(batch: BeamBatch, inputs: TraceInputs, b: int, slot: Slot, step: int) -> Step:
     """Record what the newest step of the batch has done in slot b."""
-    spec, event, k = batch.spec, batch.log.event(b, step), batch.spec.beam_size
+    spec, event, k = batch.spec, batch.log.read_event(b, step), batch.spec.beam_size
     finished = {(hyp.row, hyp.token) for hyp in slot.beam.finished if hyp.step == step}
     rows, ranked = make_continuations(event.rows), make_continuations(event.candidates)
     ranked = [made for made in ranked if made.exists]

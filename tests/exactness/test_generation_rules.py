@@ -97,7 +97,7 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     batch = SimpleNamespace(
         table=table,
         slots=slots,
-        per_row=lambda x: x.expand(-1, k).flatten(),
+        expand_to_rows=lambda x: x.expand(-1, k).flatten(),
         history=torch.tensor(rows),
     )
     context = StepContext(batch, n_steps, torch.zeros(2, k))

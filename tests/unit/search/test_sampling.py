@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.search.sampling import derive_line_seed, gumbel_noise, keep_top_k, keep_top_p
+from onmt_lite.search.sampling import derive_line_seed, keep_top_k, keep_top_p, sample_gumbel
 from tests.support.tables import logits, make_checkpoint, make_source
 
 TABLE = Path(__file__).resolve().parents[3] / "data" / "searches.json"
@@ -118,11 +118,11 @@ def test_a_line_is_drawn_by_its_number_whatever_the_batch():
 
 def test_noise_is_that_of_a_gumbel_distribution():
     seeds = torch.tensor([derive_line_seed(1, i) for i in range(50)])
-    noise = gumbel_noise(seeds, torch.full((50,), 3), 2000)
+    noise = sample_gumbel(seeds, torch.full((50,), 3), 2000)
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
     assert noise.unique().numel() > 99_900  # no two places share theirs
-    later = gumbel_noise(seeds[:1], torch.tensor([4]), 2000)
+    later = sample_gumbel(seeds[:1], torch.tensor([4]), 2000)
     assert torch.corrcoef(torch.cat([noise[:1], later]))[0, 1].abs() < 0.1
 
 
