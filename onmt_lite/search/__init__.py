@@ -12,8 +12,8 @@ V tokens of the vocabulary, S source tokens, T steps.
     candidate   a row and its next token, ranked by the row's score plus the token's log-probability
     parent      back-pointer: the row of the previous step that a new row continues
     forced      token that a row takes whatever the model predicts: a start token or a prefix token
-    event       a step that the sentence's `Beam` must process: a candidate took EOS, no row is left,
-                the limit was reached, or the stop rule is checked at every step
+    event       a step that the sentence's `Beam` must process: a candidate took EOS, no row is
+                left, the limit was reached, or the stop rule is checked at every step
     finished    hypothesis: it ended with EOS or reached the limit; sentence: its search is over
     limit       maximum number of tokens per hypothesis
     spec        the decisions of a search that all sentences share (`SearchSpec`)

@@ -122,7 +122,9 @@ class Scheduler:
         self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = upload(torch.tensor([spec.get_initial_scores()]), model.device)  # (1, K)
+        self.first_scores = upload(
+            torch.tensor([spec.get_initial_scores()]), model.device
+        )  # (1, K)
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 

@@ -81,7 +81,7 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     The first token of each row is the start token.
     """
     spec = SimpleNamespace(
-        token_token_token_rules=SimpleNamespace(),
+        token_rules=SimpleNamespace(),
         n_counted_start=n_counted_start,
         phrases_see_start=False,
         policy=SimpleNamespace(repetition="log_probs"),
