@@ -28,7 +28,7 @@ from onmt_lite.inference.runtime import precision_of
 from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, FinishedHypothesis
 from onmt_lite.text import markup
-from onmt_lite.text.capitals import restore_capitals
+from onmt_lite.text.casing import restore_capitals
 from onmt_lite.text.numbers import differing
 from onmt_lite.text.phrases import occurs, single_spaced
 from onmt_lite.text.tag_projection import Aligned, restore

@@ -8,7 +8,7 @@ from dataclasses import replace
 from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
-from onmt_lite.text.capitals import Spans, lower_reading, lower_words
+from onmt_lite.text.casing import Spans, lower_reading, lower_words
 from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, NO_FIELD, UNREAD, Line, in_capitals
 from onmt_lite.text.phrases import occurs
 from onmt_lite.text.placeholders import Extractor, Reading, UnknownRule

@@ -32,7 +32,7 @@ class Example:
     n_tag: int = 0  # the first of them that only say the line's language
     reading: Reading | None = None  # words and marks taken out of the line, to be put back
     in_capitals: bool = False  # its translation is written in uppercase
-    # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.capitals`
+    # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.casing`
     loud: tuple[tuple[int, int], ...] = ()
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.text.capitals import lower_words, restore_capitals
+from onmt_lite.text.casing import lower_words, restore_capitals
 from onmt_lite.text.tag_projection import Aligned
 
 LOWERED = """
