@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout that is not installed
 
 from onmt_lite import Translator
-from onmt_lite.inference.search_setup import search_config, to_sentence
+from onmt_lite.inference.search_setup import make_search_config, to_sentence
 from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import Line
 
@@ -15,8 +15,8 @@ translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 
 # %% What translate() does with a batch, here with one sentence: its Beam keeps the books
-example = translator.pipeline.examples.make(Line(0, sentence))
-config = search_config(translator.options, translator.checkpoint)
+example = translator.pipeline.preprocessor.make_example(Line(0, sentence))
+config = make_search_config(translator.options, translator.checkpoint)
 [(_, beam)] = decode(translator.model, [to_sentence(config, example)], config.spec)
 
 # %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished

@@ -64,11 +64,12 @@ def print_models(options: TranslateOptions) -> None:
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.shipped import get_model_paths
     from onmt_lite.config.files import write_text
-    from onmt_lite.inference.loading import fit, read_own
+    from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
 
-    own, options = read_own(options), options.with_models()
+    own, options = tokenizer_from_options(options), options.with_models()
     models = [
-        (fit(load_checkpoint(p), options, own), p) for p in get_model_paths(options.model.model)
+        (with_tokenizer(load_checkpoint(p), options, own), p)
+        for p in get_model_paths(options.model.model)
     ]
     write_text("\n".join(describe(model, str(path)) for model, path in models))
 

@@ -23,14 +23,14 @@ from onmt_lite.errors import (
     use_keyword_style,
 )
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.records import Added, Progress, Translation
+from onmt_lite.inference.records import ProgressDelta, ProgressTotal, Translation
 from onmt_lite.jobs.engine import Pool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcess
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.lines import Line, from_texts, growing_windows
-from onmt_lite.text.phrases import Phrases, iter_phrases, marked
+from onmt_lite.text.lines import Line, growing_windows, lines_from_texts
+from onmt_lite.text.phrases import Phrases, iter_phrases, with_phrases
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.trace.tracer import Tracer
 
@@ -194,7 +194,7 @@ class Translator:
         self,
         lines: str,
         prefixes: str | None = None,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
         **options: "Unpack[CallOptions]",
@@ -205,7 +205,7 @@ class Translator:
         self,
         lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
         **options: "Unpack[CallOptions]",
@@ -215,7 +215,7 @@ class Translator:
         self,
         lines: str | Iterable[str],
         prefixes: Iterable[str] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
         **options: "Unpack[CallOptions]",
@@ -256,7 +256,7 @@ class Translator:
         self,
         lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
         force_words: Phrases = None,
         ban_words: Phrases = None,
         **options: "Unpack[CallOptions]",
@@ -287,7 +287,7 @@ class Translator:
         return (made for window in windows for made in self._translated(window, parsed, tell))
 
     def _translated(
-        self, pairs: list[Pair], options: TranslateOptions, progress: Added
+        self, pairs: list[Pair], options: TranslateOptions, progress: ProgressDelta
     ) -> list[Translation]:
         lines = [line for line, _ in pairs]
         prefixes = [prefix for _, prefix in pairs if prefix is not None] or None
@@ -298,7 +298,7 @@ class Translator:
         self,
         src: str | Path,
         output: str | Path,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
         **options: "Unpack[FileOptions]",
     ) -> Summary:
         """Translate a file as the command line does: `output` appears when it is complete.
@@ -352,8 +352,8 @@ class Translator:
         """
         if isinstance(src_lines, str) and isinstance(tgt_lines, str):
             return self.score([src_lines], [tgt_lines])[0]
-        sources = list(from_texts(src_lines, "src_lines"))
-        targets = list(from_texts(tgt_lines, "tgt_lines"))
+        sources = list(lines_from_texts(src_lines, "src_lines"))
+        targets = list(lines_from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines but {len(targets)} target lines; give one target "
@@ -399,7 +399,7 @@ class Translator:
         idle = [name for name, value in after.items() if value and name in of_files]
         notes = [f"{name}: without effect; it is of translate_file" for name in idle]
         # The defaults of from_pretrained, too, are judged beside the options of a call
-        for note in (*options.notes, *self.backend.notes_on(options), *notes):
+        for note in (*options.notes, *self.backend.option_notices(options), *notes):
             if note not in self.warned:
                 self.warned.add(note)
                 # Reported at the line of the call
@@ -416,12 +416,12 @@ def pair_lines(
     """Pair each line, with its phrases, with its prefix.  Raises DataError if a phrase is forced
     and banned or if the numbers of entries differ, and TypeError for an entry of the wrong type."""
     beside: dict[str, Iterator[Any]] = {
-        "prefixes": repeat(None) if prefixes is None else from_texts(prefixes, "prefixes"),
+        "prefixes": repeat(None) if prefixes is None else lines_from_texts(prefixes, "prefixes"),
         "force_words": iter_phrases("force_words", forced),
         "ban_words": iter_phrases("ban_words", banned),
     }
-    rows = zip_with_lines(from_texts(lines, "lines"), beside)
-    return ((marked(line, *phrases), prefix) for line, prefix, *phrases in rows)
+    rows = zip_with_lines(lines_from_texts(lines, "lines"), beside)
+    return ((with_phrases(line, *phrases), prefix) for line, prefix, *phrases in rows)
 
 
 def zip_with_lines(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> Iterator[list[Any]]:
@@ -438,7 +438,7 @@ def zip_with_lines(lines: Iterator[Line], beside: dict[str, Iterator[Any]]) -> I
             yield [line, *row]
 
 
-def accumulate(progress: Progress | None) -> Added:
+def accumulate(progress: ProgressTotal | None) -> ProgressDelta:
     """A progress of the counts that each batch adds, from one of totals."""
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress: expected a function, got {type(progress).__name__}")

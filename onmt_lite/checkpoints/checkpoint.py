@@ -11,8 +11,8 @@ from torch import nn
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.spec import TokenRules
-from onmt_lite.text.phrases import Surfaces
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.phrases import SurfaceForms
+from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -118,7 +118,7 @@ class Checkpoint:
     banned_ids: tuple[int, ...] = ()  # what the model must not produce
     exclude_banned_from_softmax: bool = False  # as in CTranslate2; their logits are arbitrary
     lowercase_all_caps: bool = False  # translate uppercase lines in lowercase, then uppercase again
-    unknown: Unknown = Unknown()  # what becomes of characters that the model does not know
+    unknown: UnknownPolicy = UnknownPolicy()  # what to do with unknown characters
     confidence: Confidence | None = None  # how a score tells whether a translation is right
     split_longer: int = 0  # what -split_longer is if it is not given
     # An output that reaches its limit ends there with the end token, at no cost, in the searches
@@ -172,14 +172,14 @@ class Checkpoint:
         return int(known.target == "forced")
 
     @cached_property
-    def surfaces(self) -> Surfaces:
+    def surface_forms(self) -> SurfaceForms:
         """What each target token adds to a text."""
-        return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab)
+        return SurfaceForms(next(iter(self.tokenizers.values())), self.tgt_vocab)
 
     @cached_property
-    def uppercase_surfaces(self) -> Surfaces:
+    def uppercase_surfaces(self) -> SurfaceForms:
         """The same where the text is written in capitals."""
-        return Surfaces(next(iter(self.tokenizers.values())), self.tgt_vocab, str.upper)
+        return SurfaceForms(next(iter(self.tokenizers.values())), self.tgt_vocab, str.upper)
 
     @property
     def has_attention(self) -> bool:

@@ -219,7 +219,7 @@ def _read_ids(path: Path) -> dict[int, str]:
 
 
 def _vocab(tokens: list[str], path: Path) -> Vocab:
-    vocab = Vocab.named(tokens, eos=EOS, bos=START, unk=UNK)
+    vocab = Vocab.from_tokens(tokens, eos=EOS, bos=START, unk=UNK)
     if vocab.eos_id is None:
         raise CheckpointError(f"{path}: it lacks the end token {EOS}")
     return vocab

@@ -31,7 +31,7 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.table_model import TableModel, TableSource
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
-from onmt_lite.text.placeholders import Unknown, UnknownRule, is_one_word
+from onmt_lite.text.placeholders import UnknownPolicy, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -73,7 +73,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
 def update_manifest(
     path: Path,
     config: dict[str, Any],
-    unknown: Unknown,
+    unknown: UnknownPolicy,
     confidence: Confidence | None,
     split_longer: int = 0,
     pair: Sequence[str] = (),
@@ -147,11 +147,13 @@ def make_checkpoint(
 
 def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
     """The optional entries.  Raises ValueError or TypeError for values that cannot be used."""
-    unknown, confidence = Unknown(), None
+    unknown, confidence = UnknownPolicy(), None
     if manifest.get("unknown") is not None:
         entries = {"names": [], "numbers": [], "words": {}, "rare": "", **manifest["unknown"]}
         names, numbers, words = (entries.pop(name) or {} for name in ("names", "numbers", "words"))
-        unknown = Unknown(names=tuple(names), numbers=tuple(numbers), words=dict(words), **entries)
+        unknown = UnknownPolicy(
+            names=tuple(names), numbers=tuple(numbers), words=dict(words), **entries
+        )
         stand_ins = (*unknown.names, *unknown.numbers, *words, *unknown.words.values())
         if isinstance(names, str) or not all(map(is_one_word, stand_ins)):
             raise ValueError("unknown: names, numbers or words are none")

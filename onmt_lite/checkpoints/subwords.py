@@ -17,8 +17,8 @@ from onmt_lite.checkpoints.config_reader import read_json, read_limited
 from onmt_lite.errors import CheckpointError, OptionError, explain_os_error
 from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
-from onmt_lite.text.tokenizers import MarianTokenizer, PieceTokenizer, Tokenizer
-from onmt_lite.text.transforms import Cut
+from onmt_lite.text.tokenizers import AddedTokenTokenizer, MarianTokenizer, Tokenizer
+from onmt_lite.text.transforms import TokenizeFn
 
 MAX_BYTES = 256 << 20
 # File names in the model directories of the toolkits: one model per side, or a shared one
@@ -180,13 +180,13 @@ def find_tokenizer(
             return {"sentencepiece": MarianTokenizer(src, tgt)}, ()
         load_json = partial(read_json, directory / TOKENIZER_JSON)
         if found := find_subword_model(directory, load_json if has_subwords else None):
-            return {"sentencepiece": PieceTokenizer(found[1], silent=silent)}, ()
+            return {"sentencepiece": AddedTokenTokenizer(found[1], silent=silent)}, ()
     return {}, tuple(str(directories[0] / name) for name in expected) if has_subwords else ()
 
 
 def make_onmt_tokenizer(
     side: str, subword_type: str, file: SubwordFile, kwargs: dict[str, Any]
-) -> Cut:
+) -> TokenizeFn:
     """Build a tokenizer of the optional package pyonmttok, as OpenNMT-py does.
 
     Args:

@@ -12,14 +12,14 @@ from onmt_lite.inference.records import Example, Hypothesis, Pairs, SearchResult
 from onmt_lite.inference.runner import Runner
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.models.base import LAST_LAYER, HeadSelection
-from onmt_lite.text.tokenizers import word_of_each
+from onmt_lite.text.tokenizers import token_word_ids
 
 
 class Aligner:
     """Passes over examples and their results that add alignments."""
 
     def __init__(self, runner: Runner):
-        self.runner, self.renderer = runner, runner.renderer
+        self.runner, self.postprocessor = runner, runner.postprocessor
 
     def align(
         self, examples: Sequence[Example], results: Sequence[SearchResult], config: SearchConfig
@@ -27,7 +27,7 @@ class Aligner:
         """With the alignments of all hypotheses and with what replaces their unknown tokens, if the
         options need them."""
         options = config.options
-        if not options.attention.report_align and not config.unk_later:
+        if not options.attention.report_align and not config.replaces_unk_later:
             return list(results)
         pairs = [(e, hyp) for e, result in zip(examples, results) for hyp in result.hyps]
         targets = [with_target(example, hyp) for example, hyp in pairs]
@@ -35,14 +35,14 @@ class Aligner:
         for (example, hyp), sources in zip(pairs, self.sources(targets, options)):
             sources = sources[: len(hyp.ids)]
             if options.text.replace_unk:
-                hyp = self.renderer.without_unk(hyp, example, sources)
+                hyp = self.postprocessor.without_unk(hyp, example, sources)
             if options.attention.report_align:
                 words = self.by_words(example, hyp.tokens, hyp.text, sources)
                 hyp = replace(hyp, align=pairs_of(sources), word_align=words)
             aligned.append(hyp)
         hyps = iter(aligned)
         lists = [[next(hyps) for _ in result.hyps] for result in results]
-        if config.differ_late:  # some texts are equal only now
+        if config.dedups_text_later:  # some texts are equal only now
             lists = [distinct_texts(own)[: options.search.n_best] for own in lists]
         return [replace(result, hyps=own) for result, own in zip(results, lists)]
 
@@ -61,7 +61,7 @@ class Aligner:
         for i, weights in enumerate(self.weights(targets, heads, options)):
             if weights is not None and best[i].token_log_probs:
                 rows = [*best[i].tokens, "</s>"][: len(best[i].token_log_probs)]
-                table = table_of(own_tokens(examples[i]), rows, weights.tolist())
+                table = table_of(line_tokens(examples[i]), rows, weights.tolist())
                 made[i] = replace(made[i], attn_table=table)
         return made
 
@@ -72,10 +72,10 @@ class Aligner:
         options: TranslateOptions,
     ) -> list[Translation]:
         """With the alignments of references, which the output has in place of the hypotheses'."""
-        vocab, join = self.renderer.checkpoint.tgt_vocab, self.renderer.tokenizer.decode
+        vocab, join = self.postprocessor.checkpoint.tgt_vocab, self.postprocessor.tokenizer.decode
         made = []
         for e, t, sources in zip(examples, translations, self.sources(examples, options)):
-            tokens = vocab.decode(e.tgt_ids or [], e.own_words)
+            tokens = vocab.decode(e.tgt_ids or [], e.oov_words)
             sources = sources[: len(tokens)]
             words = self.by_words(e, tokens, join(tokens), sources)
             hyps = [replace(hyp, word_align=words) for hyp in t.hyps]
@@ -93,7 +93,7 @@ class Aligner:
     ) -> list[Tensor | None]:
         """For each example the weights (T + 1, S) of its line's own tokens for the T tokens of its
         target and the end token; None if either is missing."""
-        before, after = self.renderer.checkpoint.src_margins
+        before, after = self.postprocessor.checkpoint.src_margins
         made = self.runner.attend(targets, heads, options.speed.deterministic)
         own = [
             w if w is None else w[:, before + e.n_tag : w.size(1) - after]
@@ -104,12 +104,14 @@ class Aligner:
     def by_words(self, example: Example, tokens: list[str], text: str, sources: list[int]) -> Pairs:
         """The pairs, of words: of the line, as its tokens make it unless something was taken out,
         and of a translation."""
-        decode = self.renderer.tokenizer.decode
-        line = own_tokens(example)
+        decode = self.postprocessor.tokenizer.decode
+        line = line_tokens(example)
         if not sources or not text.split():
             return []
-        source = word_of_each(line, decode, example.line.text if example.reading else decode(line))
-        target = word_of_each(tokens, decode, text)
+        source = token_word_ids(
+            line, decode, example.line.text if example.masked_line else decode(line)
+        )
+        target = token_word_ids(tokens, decode, text)
         return sorted({(source[s], target[t]) for t, s in enumerate(sources)})
 
 
@@ -136,7 +138,7 @@ def pairs_of(sources: Sequence[int]) -> Pairs:
     return sorted((source, target) for target, source in enumerate(sources))
 
 
-def own_tokens(example: Example) -> list[str]:
+def line_tokens(example: Example) -> list[str]:
     """The tokens of the line itself."""
     return list(example.src_tokens[example.n_tag :])
 

@@ -22,26 +22,26 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import SUBWORD_TRANSFORMS, TextOptions, parse_kwargs
 from onmt_lite.errors import CheckpointError, Message, OptionError
 from onmt_lite.inference.preprocess import choose_languages
-from onmt_lite.inference.runtime import placed
-from onmt_lite.text.bpe import SubwordFile, join_bpe
+from onmt_lite.inference.runtime import move_to
+from onmt_lite.text.bpe import SubwordFile, detokenize_bpe
 from onmt_lite.text.tokenizers import (
     DETOKENIZERS,
     JOINER,
     SpaceTokenizer,
     Tokenizer,
-    join_joiner,
-    join_pieces,
-    join_spacer,
+    detokenize_joiner,
+    detokenize_sentencepiece,
+    detokenize_spacer,
 )
 from onmt_lite.text.transforms import (
     NEWLINE,
     Affixes,
-    Cut,
-    Join,
+    DetokenizeFn,
     Punctuation,
+    TokenizeFn,
     TransformTokenizer,
-    pieces_cutter,
-    pieces_joiner,
+    sentencepiece_decoder,
+    sentencepiece_encoder,
     uppercase,
 )
 from onmt_lite.text.vocab import Vocab
@@ -50,18 +50,23 @@ from onmt_lite.text.vocab import Vocab
 # keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
 PLAIN = ({"mode": "none"}, {"mode": "none", "spacer_annotate": True})
 
-Named = tuple[str, Tokenizer]  # with what -print_model calls it
-Parts = tuple[Checkpoint, Named | None, dict[str, str]]  # with the tokenizer and phrases of options
+NamedTokenizer = tuple[str, Tokenizer]  # with what -print_model calls it
+LoadedFiles = tuple[
+    Checkpoint, NamedTokenizer | None, dict[str, str]
+]  # with the tokenizer and phrases of options
 
 
-def read_parts(
+def load_files(
     options: TranslateOptions, device: torch.device, precision: str, release: bool = False
-) -> Parts:
+) -> LoadedFiles:
     """Read the files that the options name; the weights are on the device in that precision.
     Raises OptionError or CheckpointError."""
-    own, phrases = read_own(options), phrases_of(options)  # damaged ones are errors before a model
+    own, phrases = (
+        tokenizer_from_options(options),
+        load_phrase_table(options),
+    )  # damaged ones are errors before a model
     checkpoint = read_checkpoint(options)
-    placed(checkpoint.model, device, precision, in_place=True, release=release)
+    move_to(checkpoint.model, device, precision, in_place=True, release=release)
     return checkpoint, own, phrases
 
 
@@ -82,7 +87,7 @@ def read_checkpoint(options: TranslateOptions) -> Checkpoint:
         )
 
 
-def read_own(options: TranslateOptions) -> Named | None:
+def tokenizer_from_options(options: TranslateOptions) -> NamedTokenizer | None:
     """The tokenizer of the options themselves, if any.  CheckpointError for a damaged file."""
     text, name = options.text, options.text.tokenizer
     if text.token_transforms:
@@ -93,7 +98,9 @@ def read_own(options: TranslateOptions) -> Named | None:
     return shown, TransformTokenizer(*_cut_and_join(name, text))
 
 
-def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) -> Checkpoint:
+def with_tokenizer(
+    checkpoint: Checkpoint, options: TranslateOptions, own: NamedTokenizer | None
+) -> Checkpoint:
     """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
     around lines.  OptionError if it lacks one of these; CheckpointError if its files are missing.
     """
@@ -122,7 +129,7 @@ def fit(checkpoint: Checkpoint, options: TranslateOptions, own: Named | None) ->
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
 
 
-def _of_checkpoint(checkpoint: Checkpoint, name: str) -> Named:
+def _of_checkpoint(checkpoint: Checkpoint, name: str) -> NamedTokenizer:
     available = checkpoint.tokenizers
     if name == "auto" and checkpoint.missing_files:
         raise CheckpointError(
@@ -154,7 +161,7 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
     return fitted
 
 
-def forced_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
+def forced_prefix_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
     """The beginning of all translations if tgt_file_prefix is given without tgt: the words of
     tgt_prefix as the transform `prefix` has them before a blank line, or, without the transform, as
     tokens of the target.  OptionError for a word that is no token."""
@@ -182,7 +189,7 @@ def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformToke
     wide, controls = text.pre_replace_unicode_punct, text.post_remove_control_chars
     settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
-    def cutter(cut: Cut, lang: str) -> Cut:
+    def cutter(cut: TokenizeFn, lang: str) -> TokenizeFn:
         do: dict[str, Callable[[str], str]]
         do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
         before, after = text.text_transforms  # as text, and as tokens
@@ -224,7 +231,7 @@ def _subword_kind(text: TextOptions) -> str:
     return next((name for name in text.token_transforms if name in SUBWORD_TRANSFORMS), "")
 
 
-def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
+def _cut_and_join(kind: str, text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
     """How source and target are cut, and how output is joined."""
     src, tgt = text.subword_files()
     check_inputs(_files_used(kind, text), CheckpointError)
@@ -233,14 +240,18 @@ def _cut_and_join(kind: str, text: TextOptions) -> tuple[Cut, Cut, Join]:
     if kind == "bpe":
         codes = read_bpe_codes(*src)
         if not tgt.path:
-            return codes.encode, _no_target, join_bpe
-        return codes.encode, (codes if tgt == src else read_bpe_codes(*tgt)).encode, join_bpe
+            return codes.encode, _no_target, detokenize_bpe
+        return codes.encode, (codes if tgt == src else read_bpe_codes(*tgt)).encode, detokenize_bpe
     if kind == "sentencepiece":
         pieces = read_sentencepiece(*src)
         if not tgt.path:
-            return pieces_cutter(pieces), _no_target, join_pieces
+            return sentencepiece_encoder(pieces), _no_target, detokenize_sentencepiece
         of_target = pieces if tgt == src else read_sentencepiece(*tgt)
-        return pieces_cutter(pieces), pieces_cutter(of_target), pieces_joiner(of_target)
+        return (
+            sentencepiece_encoder(pieces),
+            sentencepiece_encoder(of_target),
+            sentencepiece_decoder(of_target),
+        )
     spaces = SpaceTokenizer()  # until the model is known
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
@@ -264,7 +275,7 @@ def _no_target(line: str) -> NoReturn:
     )
 
 
-def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
+def _of_onmt(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
     """As above, by pyonmttok's rules; its package is used only if sentencepiece is not enough."""
     src, tgt = text.subword_files()
     sides = {
@@ -280,7 +291,7 @@ def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
         )
     spaced = kind == "sentencepiece" and kwargs.get("mode") == "none"
     by_spacer = kwargs.get("spacer_annotate") or (spaced and not kwargs.get("joiner_annotate"))
-    join = join_spacer if by_spacer else join_joiner
+    join = detokenize_spacer if by_spacer else detokenize_joiner
     # These two options, one of each side, decide for both
     breaks = sides["src"][1] == "sentencepiece" and not kwargs.get("preserve_placeholders")
 
@@ -293,15 +304,15 @@ def _of_onmt(text: TextOptions) -> tuple[Cut, Cut, Join]:
     )
 
 
-def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> Cut:
+def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> TokenizeFn:
     """`breaks`: the mark of a line break is one to the tokenizer too."""
     if kind == "sentencepiece" and breaks and kwargs in PLAIN and not file.threshold:
-        return pieces_cutter(read_sentencepiece(file.path))
+        return sentencepiece_encoder(read_sentencepiece(file.path))
     cut = make_onmt_tokenizer(side, kind, file, kwargs)
     return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut
 
 
-def phrases_of(options: TranslateOptions) -> dict[str, str]:
+def load_phrase_table(options: TranslateOptions) -> dict[str, str]:
     """Replacements of unknown tokens, by source token."""
     table = options.text.phrase_table
     check_inputs([("phrase_table", table)] if table else [], CheckpointError)

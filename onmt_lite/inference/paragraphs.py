@@ -12,7 +12,7 @@ from itertools import chain, repeat
 
 from onmt_lite.inference.postprocess import confidence_in
 from onmt_lite.inference.preprocess import TAG
-from onmt_lite.inference.records import Added, Hypothesis, Pairs, Translation
+from onmt_lite.inference.records import Hypothesis, Pairs, ProgressDelta, Translation
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.lines import Line
 from onmt_lite.text.sentence_splitter import MARKS, split_sentences
@@ -61,7 +61,7 @@ class Paragraphs:
         self.prefixes = [p for p, own in zip(prefixes or (), self.parts) for _ in own]
         self.are_cut = len(self.lines) > len(lines)
 
-    def counting(self, progress: Added) -> Added:
+    def counting(self, progress: ProgressDelta) -> ProgressDelta:
         """A progress of parts, which tells the given one of as many whole lines as their share."""
         n_parts = n_told = 0
         n_whole, n_all = len(self.whole), max(1, len(self.lines))

@@ -11,41 +11,61 @@ import torch
 from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.alignment import Aligner, own_tokens
-from onmt_lite.inference.loading import Named, fit, forced_ids, phrases_of, read_own, read_parts
+from onmt_lite.inference.alignment import Aligner, line_tokens
+from onmt_lite.inference.loading import (
+    NamedTokenizer,
+    forced_prefix_ids,
+    load_files,
+    load_phrase_table,
+    tokenizer_from_options,
+    with_tokenizer,
+)
 from onmt_lite.inference.paragraphs import Paragraphs
 from onmt_lite.inference.postprocess import (
-    Renderer,
+    Postprocessor,
     assess,
-    judged,
-    model_notes,
-    unmet,
+    find_unmet_phrases,
+    model_notices,
+    with_number_warning,
     with_reference,
 )
-from onmt_lite.inference.preprocess import ExampleMaker, check_pair, choose_languages
-from onmt_lite.inference.records import NOTHING, Added, Example, SearchResult, Translation
-from onmt_lite.inference.runner import Runner, over_groups
-from onmt_lite.inference.runtime import DTYPES, Budget, choose, computing, placed, precision_of
+from onmt_lite.inference.preprocess import Preprocessor, check_language_pair, choose_languages
+from onmt_lite.inference.records import (
+    EMPTY_HYPOTHESIS,
+    Example,
+    ProgressDelta,
+    SearchResult,
+    Translation,
+)
+from onmt_lite.inference.runner import Runner, run_groups
+from onmt_lite.inference.runtime import (
+    DTYPES,
+    BatchBudget,
+    move_to,
+    precision_of,
+    resolve_device,
+    thread_settings,
+)
 from onmt_lite.inference.search_setup import (
-    WIDEST,
+    MAX_BEAM_SIZE,
     SearchConfig,
-    check_given,
-    search_config,
-    widened,
+    check_line_options,
+    make_search_config,
+    widen_beam,
 )
 from onmt_lite.text.lines import Line
 
-OF_A_LINE = ("id", "fields")  # fields that a translation takes over from its line unread
+PER_LINE_FIELDS = ("id", "fields")  # fields that a translation takes over from its line unread
 
 
-class Copies:
+class Deduplicator:
     """Examples, of which equal ones are worked on once: `distinct` has the first of each kind."""
 
     def __init__(
         self,
         examples: Sequence[Example],
         merge: bool,
-        progress: Added = lambda *added: None,
+        progress: ProgressDelta = lambda *added: None,
     ):
         """`merge`: equal examples have equal translations."""
         self.examples, self.progress = examples, progress
@@ -53,7 +73,8 @@ class Copies:
         n_lines = Counter(example.line.text for example in examples) if merge else Counter[str]()
         kinds: dict[Hashable, Example] = {}
         self.firsts = [
-            kinds.setdefault(kind_of(e) if n_lines[e.line.text] > 1 else id(e), e) for e in examples
+            kinds.setdefault(deduplication_key(e) if n_lines[e.line.text] > 1 else id(e), e)
+            for e in examples
         ]
         self.distinct = list(kinds.values())
         self.n_copies = Counter(map(id, self.firsts))
@@ -67,17 +88,17 @@ class Copies:
         """The translations of all examples, from those of the distinct ones."""
         found = dict(zip(map(id, self.distinct), made, strict=True))
         pairs = zip(self.examples, [found[id(first)] for first in self.firsts])
-        return [t if t.id == example.line.id else copied(t, example) for example, t in pairs]
+        return [t if t.id == example.line.id else copy_for(t, example) for example, t in pairs]
 
 
-def kind_of(example: Example) -> str:
+def deduplication_key(example: Example) -> str:
     """All that an example is but the number of its line and what passes through, so that whatever
     a line may be given counts.  As text, since not all of it can be a key."""
-    nothing: dict[str, Any] = dict.fromkeys(OF_A_LINE)
+    nothing: dict[str, Any] = dict.fromkeys(PER_LINE_FIELDS)
     return repr(replace(example, line=replace(example.line, **nothing)))
 
 
-def copied(translation: Translation, example: Example) -> Translation:
+def copy_for(translation: Translation, example: Example) -> Translation:
     """The translation of an equal example; lists are its own."""
     made: dict[str, Any] = {n: [*v] for n, v in vars(translation).items() if isinstance(v, list)}
     made |= {"id": example.line.id, "fields": example.line.fields}
@@ -93,7 +114,7 @@ class Pipeline:
         self,
         checkpoint: Checkpoint,
         options: TranslateOptions,
-        own: Named | None = None,
+        own: NamedTokenizer | None = None,
         phrases: dict[str, str] | None = None,
         free: int | None = None,
     ):
@@ -103,21 +124,25 @@ class Pipeline:
         `own`, `phrases`: the tokenizer of the options and their phrase table, if they have been
         read already.  `free`: bytes of main memory for its work, by default all that are free."""
         self.options = options
-        device, precision = choose(options.speed, options.is_exact)
-        with computing(options.speed, device):
-            self.model = model = placed(checkpoint.model, device, precision)
-        checkpoint = fit(replace(checkpoint, model=model), options, own or read_own(options))
+        device, precision = resolve_device(options.speed, options.is_exact)
+        with thread_settings(options.speed, device):
+            self.model = model = move_to(checkpoint.model, device, precision)
+        checkpoint = with_tokenizer(
+            replace(checkpoint, model=model), options, own or tokenizer_from_options(options)
+        )
         self.checkpoint = checkpoint
         self.direction(options)  # a missing language is an error before the first line is read
         raw_text, rule = options.text.tokenizer != "space", options.text.unknown
         if rule == "auto":
             rule = checkpoint.unknown.rule if raw_text else "model"
-        self.examples = ExampleMaker(checkpoint, checkpoint.lowercase_all_caps and raw_text, rule)
-        phrases = phrases_of(options) if phrases is None else phrases
-        self.renderer = Renderer(checkpoint, options.text.replace_unk, phrases)
-        self.tokenizer = self.renderer.tokenizer
-        budget = Budget.of(model, DTYPES.get(precision, torch.float32), device, free)
-        self.runner = Runner(checkpoint, options, device, budget, self.renderer)
+        self.preprocessor = Preprocessor(
+            checkpoint, checkpoint.lowercase_all_caps and raw_text, rule
+        )
+        phrases = load_phrase_table(options) if phrases is None else phrases
+        self.postprocessor = Postprocessor(checkpoint, options.text.replace_unk, phrases)
+        self.tokenizer = self.postprocessor.tokenizer
+        budget = BatchBudget.of(model, DTYPES.get(precision, torch.float32), device, free)
+        self.runner = Runner(checkpoint, options, device, budget, self.postprocessor)
         self.aligner = Aligner(self.runner)
         self.clock = self.runner.clock
 
@@ -126,10 +151,10 @@ class Pipeline:
         """Load the model that the options name, or the ensemble of several; `release`: see
         `placed`.  Raises OptionError or CheckpointError."""
         # A missing device is reported before anything is read
-        device, precision = choose(options.speed, options.is_exact)
+        device, precision = resolve_device(options.speed, options.is_exact)
         options = options.with_models()
-        with computing(options.speed, device):
-            checkpoint, own, phrases = read_parts(options, device, precision, release)
+        with thread_settings(options.speed, device):
+            checkpoint, own, phrases = load_files(options, device, precision, release)
             return cls(checkpoint, options, own, phrases)
 
     @property
@@ -141,15 +166,15 @@ class Pipeline:
         """Device and precision, on which results may depend."""
         return {"device": self.device.type, "precision": precision_of(self.model)}
 
-    def notes_on(self, options: TranslateOptions) -> list[str]:
+    def option_notices(self, options: TranslateOptions) -> list[str]:
         """Notes on options that change nothing with this model."""
-        return model_notes(options, self.checkpoint, self.device)
+        return model_notices(options, self.checkpoint, self.device)
 
     def direction(self, options: TranslateOptions) -> LanguagePair:
         """The languages of lines without a tag.  OptionError if one is missing or unknown."""
         given = LanguagePair(options.model.src_lang, options.model.tgt_lang)
         if self.checkpoint.languages is None:
-            check_pair(self.checkpoint, given)
+            check_language_pair(self.checkpoint, given)
         normalizes = "normalize" in options.text.transforms
         return choose_languages(self.checkpoint.languages, given, normalizes)
 
@@ -158,41 +183,41 @@ class Pipeline:
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
-        progress: Added = lambda *added: None,
+        progress: ProgressDelta = lambda *added: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Translation]:
         """One Translation per line, in order; with `tgt_lines`, their log-probabilities too.
         With `prefixes` each begins with the tokens of its prefix.  `progress` is called with what
         each batch adds."""
         options = options or self.options
-        config = search_config(options, self.checkpoint)
-        check_given(config, lines, prefixes is not None)
+        config = make_search_config(options, self.checkpoint)
+        check_line_options(config, lines, prefixes is not None)
         paragraphs = Paragraphs(lines, config, prefixes)
         has_references = tgt_lines is not None and not paragraphs.are_cut
         with self.clock.phase("tokenise"):
             nothing = [None] * len(paragraphs.lines)
             targets = tgt_lines if tgt_lines is not None and has_references else nothing
-            forced = forced_ids(self.checkpoint, options) if prefixes is None else ()
+            forced = forced_prefix_ids(self.checkpoint, options) if prefixes is None else ()
             direction, limit = self.direction(options), config.preset.max_source
-            make = partial(self.examples.make, direction=direction, max_source=limit)
+            make = partial(self.preprocessor.make_example, direction=direction, max_source=limit)
             each = zip(paragraphs.lines, targets, paragraphs.prefixes or nothing, strict=True)
             examples = [make(*sides, forced) for sides in each]
-            copies = Copies(examples, config.copies_are_equal, paragraphs.counting(progress))
-        with computing(options.speed, self.device):
+            copies = Deduplicator(examples, config.can_deduplicate, paragraphs.counting(progress))
+        with thread_settings(options.speed, self.device):
             made = self._translations(copies, config, has_references)
         whole = paragraphs.joined(copies.of_all(made))
-        whole = [judged(each, self.checkpoint, direction) for each in whole]
+        whole = [with_number_warning(each, self.checkpoint, direction) for each in whole]
         if tgt_lines is None or has_references:
             return whole
         # References are of whole lines
-        with computing(options.speed, self.device):
+        with thread_settings(options.speed, self.device):
             examples = [make(*sides) for sides in zip(lines, tgt_lines, strict=True)]
             notes = [tuple(n for n in e.notes if n.startswith("tgt-")) for e in examples]
             noted = [replace(t, notes=t.notes + own) for t, own in zip(whole, notes)]
             return self._score(examples, noted, options)
 
     def _translations(
-        self, copies: Copies, config: SearchConfig, has_references: bool
+        self, copies: Deduplicator, config: SearchConfig, has_references: bool
     ) -> list[Translation]:
         """The passes over examples and their results, in order."""
         examples, options, aligner = copies.distinct, config.options, self.aligner
@@ -213,7 +238,7 @@ class Pipeline:
 
     # ---- passes ----
 
-    def _search(self, copies: Copies, config: SearchConfig) -> list[SearchResult]:
+    def _search(self, copies: Deduplicator, config: SearchConfig) -> list[SearchResult]:
         """Search, group by group, and tell of each group that is done."""
 
         def work(group: list[Example], n_slots: int) -> list[SearchResult]:
@@ -227,9 +252,14 @@ class Pipeline:
         examples = copies.distinct
         copies.tell([e for e in examples if not e.src_ids])
         groups = self.runner.groups([e for e in examples if e.src_ids], config)
-        made = over_groups(examples, groups, work)
-        passed = [e.reading.plain if e.reading and e.reading.passes else "" for e in examples]
-        return [f or SearchResult([replace(NOTHING, text=text)]) for f, text in zip(made, passed)]
+        made = run_groups(examples, groups, work)
+        passed = [
+            e.masked_line.plain if e.masked_line and e.masked_line.passes else "" for e in examples
+        ]
+        return [
+            f or SearchResult([replace(EMPTY_HYPOTHESIS, text=text)])
+            for f, text in zip(made, passed)
+        ]
 
     def _widen(
         self, group: list[Example], n_slots: int, found: list[SearchResult], config: SearchConfig
@@ -247,8 +277,8 @@ class Pipeline:
             return not each.note and len(each.hyps) < n_best
 
         short = [i for i, each in enumerate(found) if lacks(each)]
-        while short and config.spec.beam_size < WIDEST:
-            narrow, config = config.spec.beam_size, widened(config)
+        while short and config.spec.beam_size < MAX_BEAM_SIZE:
+            narrow, config = config.spec.beam_size, widen_beam(config)
             n_slots = max(1, n_slots * narrow // config.spec.beam_size)  # as many rows as before
             try:
                 again = self.runner.search([group[i] for i in short], n_slots, config)
@@ -290,7 +320,7 @@ class Pipeline:
             trace=result.trace,
             calibrated=bool(hyps) and self.checkpoint.confidence is not None,
             fields=line.fields,
-            src_tokens=own_tokens(example) if aligned else None,
+            src_tokens=line_tokens(example) if aligned else None,
             n_forced=len(line.forced) if hyps else 0,
-            unmet=unmet(hyps[0].text, line.forced) if hyps else (),
+            unmet=find_unmet_phrases(hyps[0].text, line.forced) if hyps else (),
         )

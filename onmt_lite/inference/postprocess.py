@@ -23,19 +23,29 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint, Confidence, LanguagePai
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import Message
 from onmt_lite.inference.preprocess import read_tag
-from onmt_lite.inference.records import NOTHING, Example, Hypothesis, SearchResult, Translation
+from onmt_lite.inference.records import (
+    EMPTY_HYPOTHESIS,
+    Example,
+    Hypothesis,
+    SearchResult,
+    Translation,
+)
 from onmt_lite.inference.runtime import precision_of
-from onmt_lite.inference.search_setup import SearchConfig, cannot_end, is_outgrown
+from onmt_lite.inference.search_setup import (
+    SearchConfig,
+    min_length_exceeds_limit,
+    prefix_reaches_limit,
+)
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, FinishedHypothesis
 from onmt_lite.text import markup
-from onmt_lite.text.casing import restore_capitals
-from onmt_lite.text.numbers import differing
-from onmt_lite.text.phrases import occurs, single_spaced
-from onmt_lite.text.tag_projection import Aligned, restore
+from onmt_lite.text.casing import restore_uppercase
+from onmt_lite.text.numbers import find_number_mismatch
+from onmt_lite.text.phrases import collapse_spaces, contains_phrase
+from onmt_lite.text.tag_projection import AlignedText, restore_spans
 from onmt_lite.text.tokenizers import word_log_probs
 
 
-class Renderer:
+class Postprocessor:
     """Makes the text of hypotheses for one model, with its first tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint, replaces_unk: bool, phrases: dict[str, str]):
@@ -59,10 +69,10 @@ class Renderer:
             tokens = hyp.ids, hyp.ended, finished.token  # one of several end tokens
             key = {"text": hyp.text, "tokens": tokens, "copies": len(hyps)}
             hyps.setdefault(key[beam.spec.policy.distinct], hyp)
-        found = sorted(hyps.values(), key=lambda hyp: len(unmet(hyp.text, forced)))
+        found = sorted(hyps.values(), key=lambda hyp: len(find_unmet_phrases(hyp.text, forced)))
         n_complete = len(beam.finished)
         if n_complete and not found:  # none is without a banned phrase
-            return SearchResult([NOTHING], SEARCH_EMPTY, n_complete=n_complete)
+            return SearchResult([EMPTY_HYPOTHESIS], SEARCH_EMPTY, n_complete=n_complete)
         return SearchResult(found[:n], beam.warning, n_complete=n_complete)
 
     def _hypothesis(
@@ -71,7 +81,7 @@ class Renderer:
         """As text; None if a banned phrase is in it."""
         ids, log_probs = beam.backtrack(finished)
         words = ids[:-1] if finished.ended else ids
-        tokens = self.checkpoint.tgt_vocab.decode(words, example.own_words)
+        tokens = self.checkpoint.tgt_vocab.decode(words, example.oov_words)
         unk_id = self.checkpoint.tgt_vocab.unk_id
         n_unk = words.count(unk_id) if self.replaces_unk and unk_id is not None else 0
         replaces, sources = n_unk > 0 and not later, list[int]()
@@ -85,8 +95,8 @@ class Renderer:
             tokens = self._without_unk(words, tokens, sources, example)
         text, is_empty = self._text(tokens, sources, example)
         if holds_banned(text, example):  # words put back from the source may be banned
-            tokens, n_unk = self.checkpoint.tgt_vocab.decode(words, example.own_words), 0
-            text, is_empty = self._text(tokens, [], replace(example, reading=None))
+            tokens, n_unk = self.checkpoint.tgt_vocab.decode(words, example.oov_words), 0
+            text, is_empty = self._text(tokens, [], replace(example, masked_line=None))
             if holds_banned(text, example):
                 return None
         return Hypothesis(
@@ -101,7 +111,7 @@ class Renderer:
             has_empty_markup=is_empty,
         )
 
-    def by_words(self, translation: Translation) -> Translation:
+    def with_word_log_probs(self, translation: Translation) -> Translation:
         """With the log-probability of each word too, for hypotheses that the model has made."""
         hyps = []
         for hyp in translation.hyps:
@@ -125,16 +135,20 @@ class Renderer:
 
         sources  the token of the line for each, if words are put back
         """
-        text, reading = self.tokenizer.decode(tokens), example.reading
-        aligned = Aligned(example.src_tokens, tokens, sources) if reading or example.loud else None
-        if aligned and example.loud and sources:
-            text = restore_capitals(text, aligned, example.loud)
-        case = str.upper if example.in_capitals else str
-        if not (reading and aligned):
+        text, masked_line = self.tokenizer.decode(tokens), example.masked_line
+        aligned = (
+            AlignedText(example.src_tokens, tokens, sources)
+            if masked_line or example.uppercase_spans
+            else None
+        )
+        if aligned and example.uppercase_spans and sources:
+            text = restore_uppercase(text, aligned, example.uppercase_spans)
+        case = str.upper if example.is_uppercase else str
+        if not (masked_line and aligned):
             return case(text), False
         if not (example.prefix_ids or example.line.forced):
-            text = reading.capitalized(text)
-        return restore(reading, self.tokenizer.encode, aligned, text, case)
+            text = masked_line.capitalized(text)
+        return restore_spans(masked_line, self.tokenizer.encode, aligned, text, case)
 
     def _without_unk(
         self, ids: list[int], tokens: list[str], sources: list[int], example: Example
@@ -146,15 +160,15 @@ class Renderer:
         return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]
 
 
-def unmet(text: str, phrases: tuple[str, ...]) -> tuple[str, ...]:
+def find_unmet_phrases(text: str, phrases: tuple[str, ...]) -> tuple[str, ...]:
     """The phrases that a text does not hold."""
-    return tuple(phrase for phrase in phrases if not occurs(text, phrase, alone=True))
+    return tuple(phrase for phrase in phrases if not contains_phrase(text, phrase, alone=True))
 
 
 def holds_banned(text: str, example: Example) -> bool:
     """Whether a text holds a phrase that is banned for the line, however it is spaced."""
     banned = example.line.banned
-    return bool(banned) and any(occurs(single_spaced(text), phrase) for phrase in banned)
+    return bool(banned) and any(contains_phrase(collapse_spaces(text), phrase) for phrase in banned)
 
 
 # -- notes ----------------------------------------------------------------------------------------
@@ -192,11 +206,11 @@ def assess(
     if result.hyps:
         best = result.hyps[0]
         is_cut = not best.ended and not result.note
-        repeats = loops(best.text, example.line.text)
+        repeats = has_repetition(best.text, example.line.text)
         confidence = confidence_in([best], config.checkpoint.confidence, is_cut or repeats)
         flags |= {
-            "prefix-over-limit": is_outgrown(config, example),
-            "min-length-over-limit": cannot_end(config, example),
+            "prefix-over-limit": prefix_reaches_limit(config, example),
+            "min-length-over-limit": min_length_exceeds_limit(config, example),
             "unfinished": is_cut,
             "unsure": confidence is not None and confidence < 0.5,
             "repeats": repeats,
@@ -206,14 +220,14 @@ def assess(
     return (*example.notes, *(name for name, holds in flags.items() if holds)), confidence
 
 
-def loops(text: str, source: str) -> bool:
+def has_repetition(text: str, source: str) -> bool:
     """Return True if words of `text` come three times running or more, and more often than in
     `source`, or if characters repeat for longer than in `source`."""
     text, source = TAG.sub(" ", text), TAG.sub(" ", source)
     runs = zip(char_runs(text), char_runs(source))
     if any(n >= LONG_LOOP and n > SAME_LENGTH * n_source for n, n_source in runs):
         return True
-    n_times, n_source_times = times_running(text), times_running(source)
+    n_times, n_source_times = max_consecutive_repeats(text), max_consecutive_repeats(source)
     in_a_word = n_source_times < LOOP and char_runs(source)[0] > 0  # hahahaha may be ha ha ha ha
     return n_times >= LOOP and n_times > n_source_times and not in_a_word
 
@@ -229,7 +243,7 @@ def char_runs(text: str) -> tuple[int, int]:
     return longest[0], longest[1]
 
 
-def times_running(text: str) -> int:
+def max_consecutive_repeats(text: str) -> int:
     """How often the same words come in a row at most, whatever their case; numbers do not count."""
     words = WORD.findall(text.casefold())
     best = 1
@@ -242,22 +256,22 @@ def times_running(text: str) -> int:
     return best
 
 
-def judged(
+def with_number_warning(
     translation: Translation, checkpoint: Checkpoint, direction: LanguagePair
 ) -> Translation:
     """With the note `numbers` if the best hypothesis says other ones than the line."""
-    hyp = translation.hyps[0] if translation.hyps else NOTHING
+    hyp = translation.hyps[0] if translation.hyps else EMPTY_HYPOTHESIS
     if not hyp.token_log_probs:  # the model did not make it
         return translation
     text, direction = read_tag(translation.src, checkpoint.languages, direction)
     codes = direction if any(direction) else checkpoint.language_pair
-    differs = differing(text, hyp.text, *codes)
+    differs = find_number_mismatch(text, hyp.text, *codes)
     return replace(translation, notes=(*translation.notes, "numbers")) if differs else translation
 
 
 def with_reference(translation: Translation, gold: list[float] | None) -> Translation:
     """With the log-probabilities of the reference's tokens, if they are numbers."""
-    log_prob = total(gold)
+    log_prob = reference_log_prob(gold)
     known = gold if log_prob is not None else None
     return replace(
         translation,
@@ -269,13 +283,13 @@ def with_reference(translation: Translation, gold: list[float] | None) -> Transl
     )
 
 
-def total(gold: list[float] | None) -> float | None:
+def reference_log_prob(gold: list[float] | None) -> float | None:
     """The log-probability of a reference, which may be -inf; None if there is none, or it is NaN or
     infinity."""
     return sum(gold) if gold is not None and sum(gold) < math.inf else None
 
 
-def model_notes(
+def model_notices(
     options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
 ) -> list[str]:
     """Notes on options that change nothing with this model, on this device."""

@@ -8,22 +8,30 @@ from dataclasses import replace
 from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
-from onmt_lite.text.casing import Spans, lower_reading, lower_words
-from onmt_lite.text.lines import CAPITALS, INVALID, LINE_BREAKS, NO_FIELD, UNREAD, Line, in_capitals
-from onmt_lite.text.phrases import occurs
-from onmt_lite.text.placeholders import Extractor, Reading, UnknownRule
+from onmt_lite.text.casing import Spans, lower_masked_line, lower_uppercase_words
+from onmt_lite.text.lines import (
+    CAPITALS,
+    INVALID_JSON,
+    LINE_BREAKS,
+    NO_TEXT_FIELD,
+    WITHOUT_TEXT,
+    Line,
+    is_all_uppercase,
+)
+from onmt_lite.text.phrases import contains_phrase
+from onmt_lite.text.placeholders import LineMasker, MaskedLine, UnknownRule
 from onmt_lite.text.tokenizers import SPACER
 from onmt_lite.text.vocab import Vocab
 
 # Notes that a reference or prefix may have too
-OF_READING = (INVALID, NO_FIELD, "invalid-utf8")
+OF_READING = (INVALID_JSON, NO_TEXT_FIELD, "invalid-utf8")
 NEITHER = LanguagePair()  # of a model that has no languages
 # >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
 TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
 N_NEAR = 3  # codes that are shown for one that is unknown
 
 
-class ExampleMaker:
+class Preprocessor:
     """Makes examples for one model, with its first tokenizer."""
 
     def __init__(
@@ -34,7 +42,7 @@ class ExampleMaker:
         self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
-        self.extractor = None
+        self.masker = None
         if rule == "model":
             return
         if SPACER not in "".join(self.tokenizer.encode("a a")):
@@ -46,9 +54,9 @@ class ExampleMaker:
         unknown = checkpoint.unknown
         if rule == "drop":
             unknown = replace(unknown, names=(), numbers=())
-        self.extractor = Extractor(self.tokenizer.encode, checkpoint.src_vocab.lacks, unknown)
+        self.masker = LineMasker(self.tokenizer.encode, checkpoint.src_vocab.lacks, unknown)
 
-    def make(
+    def make_example(
         self,
         line: Line,
         tgt: Line | None = None,
@@ -70,32 +78,38 @@ class ExampleMaker:
         max_source = min(self.max_positions, max_source or self.max_positions)
         own = other.notes if other else ()
         notes = (*line.notes, *(f"tgt-{note}" for note in own if note in OF_READING))
-        if prefix is not None and any(occurs(prefix.text, phrase) for phrase in line.banned):
+        if prefix is not None and any(
+            contains_phrase(prefix.text, phrase) for phrase in line.banned
+        ):
             prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         frame = checkpoint.get_special_tokens(direction)
-        reading, capitals, loud = self._read(text)
-        tokens = self.tokenizer.encode(reading.text)
-        is_changed = reading.items or reading.head
-        plain = self.tokenizer.encode(reading.head + reading.plain) if is_changed else tokens
+        masked_line, capitals, uppercase_spans = self._read(text)
+        tokens = self.tokenizer.encode(masked_line.text)
+        is_changed = masked_line.items or masked_line.head
+        plain = (
+            self.tokenizer.encode(masked_line.head + masked_line.plain) if is_changed else tokens
+        )
         # Of the line's start, if it is too long
         n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[:max_source]))
-        if reading.passes:
-            whole, n = Reading(text, (text,), passes=True), len(self.tokenizer.encode(text))
+        if masked_line.passes:
+            whole, n = MaskedLine(text, (text,), passes=True), len(self.tokenizer.encode(text))
             notes = (*line.notes, "unknown-script")
-            return Example(line, [], n, n_unknown, notes=notes, reading=whole)
+            return Example(line, [], n, n_unknown, notes=notes, masked_line=whole)
         before, after = [*frame.src_start], [*frame.src_end]
         room = max_source - len(before + after)
-        tokens, n_tag, notes = self._fitted(tokens, frame.text, reading, room, notes)
+        tokens, n_tag, notes = self._fitted(tokens, frame.text, masked_line, room, notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
-        copy_ids, own_words = self._copying(tokens, before, after)
+        copy_ids, oov_words = self._copying(tokens, before, after)
         tgt_room = self.max_positions - len(frame.start)
-        tgt_ids = self._target_ids(tgt, reading, capitals, bool(loud), own_words)
+        tgt_ids = self._target_ids(tgt, masked_line, capitals, bool(uppercase_spans), oov_words)
         if tgt_ids is not None:
             tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
             if len(tgt_ids) > tgt_room or is_cut(tgt):
                 tgt_ids, notes = None, (*notes, "tgt-too-long")
-        prefix_ids = self._target_ids(prefix, reading, capitals, bool(loud), own_words) or []
+        prefix_ids = (
+            self._target_ids(prefix, masked_line, capitals, bool(uppercase_spans), oov_words) or []
+        )
         notes += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
         prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
         if len(prefix_ids) > tgt_room or is_cut(prefix):
@@ -106,51 +120,56 @@ class ExampleMaker:
             n_src_tokens=len(ids),
             n_unknown=n_unknown,
             tgt_ids=tgt_ids,
-            notes=(*notes, CAPITALS) if capitals or loud else notes,
+            notes=(*notes, CAPITALS) if capitals or uppercase_spans else notes,
             copy_ids=copy_ids,
-            own_words=own_words,
+            oov_words=oov_words,
             start=frame.start,
             prefix_ids=tuple(prefix_ids[:tgt_room]),
             src_tokens=tuple(tokens),
             n_tag=n_tag,
-            reading=self._kept(reading),
-            in_capitals=capitals,
+            masked_line=self._kept(masked_line),
+            is_uppercase=capitals,
             # Phrases are matched as the model writes them
-            loud=() if line.forced or line.banned else loud,
+            uppercase_spans=() if line.forced or line.banned else uppercase_spans,
         )
 
-    def _read(self, text: str) -> tuple[Reading, bool, Spans]:
+    def _read(self, text: str) -> tuple[MaskedLine, bool, Spans]:
         """Take the items out of a line, and lowercase what is in uppercase.
 
         Returns:
             The line, whether all of it was in uppercase, and otherwise the words that were.
         """
-        reading = (self.extractor.extract(text) if self.extractor else None) or Reading(
+        masked_line = (self.masker.extract(text) if self.masker else None) or MaskedLine(
             text, (text,)
         )
         if not self.lowers_capitals:
-            return reading, False, ()
-        if in_capitals("".join(reading.parts)):
-            return reading.lower(), True, ()
-        reading, loud = lower_reading(reading, self.tokenizer.encode)
-        return reading, False, loud
+            return masked_line, False, ()
+        if is_all_uppercase("".join(masked_line.parts)):
+            return masked_line.lower(), True, ()
+        masked_line, uppercase_spans = lower_masked_line(masked_line, self.tokenizer.encode)
+        return masked_line, False, uppercase_spans
 
-    def _kept(self, reading: Reading) -> Reading | None:
+    def _kept(self, masked_line: MaskedLine) -> MaskedLine | None:
         """What is put back into the translation: everything, or by the rule `drop` the head."""
         if self.rule == "drop":
-            reading = replace(reading, items=())
-        return reading if reading.items or reading.head else None
+            masked_line = replace(masked_line, items=())
+        return masked_line if masked_line.items or masked_line.head else None
 
     def _fitted(
-        self, tokens: list[str], tag: str, reading: Reading, room: int, notes: tuple[str, ...]
+        self,
+        tokens: list[str],
+        tag: str,
+        masked_line: MaskedLine,
+        room: int,
+        notes: tuple[str, ...],
     ) -> tuple[list[str], int, tuple[str, ...]]:
         """The tokens that the model takes, with the tag of the line's language; the number that
         the tag takes; the notes, one of which says why a line is blank."""
         n_tag = 0
         if not tokens:
-            return [], 0, notes if UNREAD & {*notes} else (*notes, "empty")
+            return [], 0, notes if WITHOUT_TEXT & {*notes} else (*notes, "empty")
         if tag:
-            tagged = self.tokenizer.encode(tag + reading.text)
+            tagged = self.tokenizer.encode(tag + masked_line.text)
             tokens, n_tag = tagged, len(tagged) - len(tokens)
         if len(tokens) > room and "truncated" not in notes:
             notes = (*notes, "truncated")
@@ -167,42 +186,44 @@ class ExampleMaker:
             [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(ids)]
             for ids in (before, after)
         ]
-        ids, own_words = tgt.encode_copied(tokens)
-        return around[0] + ids + around[1], tuple(own_words)
+        ids, oov_words = tgt.encode_copied(tokens)
+        return around[0] + ids + around[1], tuple(oov_words)
 
     def _target_ids(
         self,
         line: Line | None,
-        reading: Reading,
+        masked_line: MaskedLine,
         capitals: bool,
         some_capitals: bool,
-        own_words: Sequence[str],
+        oov_words: Sequence[str],
     ) -> list[int] | None:
         """Ids of a line in the target language; capitals: whether its source is in uppercase;
         some_capitals: whether words of it are."""
-        if line is None or UNREAD & {*line.notes}:
+        if line is None or WITHOUT_TEXT & {*line.notes}:
             return None
         text = LINE_BREAKS.sub(" ", line.text)
         if not text.strip():
             return []
-        text = text.lower() if capitals and in_capitals(text) else text
-        text = lower_words(text, self.tokenizer.encode_target)[0] if some_capitals else text
-        text = reading.of_target(text)
+        text = text.lower() if capitals and is_all_uppercase(text) else text
+        text = (
+            lower_uppercase_words(text, self.tokenizer.encode_target)[0] if some_capitals else text
+        )
+        text = masked_line.of_target(text)
         tokens = self.tokenizer.encode_target(text)
-        return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", own_words)
+        return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", oov_words)
 
 
 def is_cut(line: Line | None) -> bool:
     """Whether a reference or prefix that is used has lost its end when it was read."""
-    return line is not None and "truncated" in line.notes and not UNREAD & {*line.notes}
+    return line is not None and "truncated" in line.notes and not WITHOUT_TEXT & {*line.notes}
 
 
 def encode(
-    vocab: Vocab, tokens: list[str], line: Line, side: str = "", own_words: Sequence[str] = ()
+    vocab: Vocab, tokens: list[str], line: Line, side: str = "", oov_words: Sequence[str] = ()
 ) -> list[int]:
     """Ids of a line's tokens; a DataError says which line it is."""
     try:
-        return vocab.encode(tokens, own_words)
+        return vocab.encode(tokens, oov_words)
     except DataError as error:
         raise DataError(f"{side}line {line.id + 1}: {error}") from None
 
@@ -210,7 +231,7 @@ def encode(
 # -- languages -------------------------------------------------------------------------------------
 
 
-def check_pair(checkpoint: Checkpoint, given: LanguagePair) -> None:
+def check_language_pair(checkpoint: Checkpoint, given: LanguagePair) -> None:
     """Raise OptionError for a language that a model without a choice of languages does not have, as
     far as its files say."""
     pair = checkpoint.language_pair

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from onmt_lite.text.lines import Line
-from onmt_lite.text.placeholders import Reading
+from onmt_lite.text.placeholders import MaskedLine
 
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
-Progress = Callable[[int, int], object]  # is told how many lines and target tokens are done
-Added = Callable[[int, int], object]  # is told how many lines and target tokens were added
+ProgressTotal = Callable[[int, int], object]  # is told how many lines and target tokens are done
+ProgressDelta = Callable[[int, int], object]  # is told how many lines and target tokens were added
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Example:
     notes: tuple[str, ...] = ()
     # For a model that copies (`Vocab.encode_copied`): source ids as those of the target vocabulary
     copy_ids: list[int] | None = None
-    own_words: tuple[str, ...] = ()  # which follow that vocabulary
+    oov_words: tuple[str, ...] = ()  # which follow that vocabulary
     start: tuple[int, ...] = ()  # tokens that the decoder reads before the first one
     prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
     src_tokens: tuple[str, ...] = ()
     n_tag: int = 0  # the first of them that only say the line's language
-    reading: Reading | None = None  # words and marks taken out of the line, to be put back
-    in_capitals: bool = False  # its translation is written in uppercase
+    masked_line: MaskedLine | None = None  # words and marks taken out of the line, to be put back
+    is_uppercase: bool = False  # its translation is written in uppercase
     # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.casing`
-    loud: tuple[tuple[int, int], ...] = ()
+    uppercase_spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def needs_alignment(self) -> bool:
         """Return True if attention places parts of the text of its translation."""
-        return bool(self.loud or self.reading is not None and self.reading.items)
+        return bool(self.uppercase_spans or self.masked_line is not None and self.masked_line.items)
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Hypothesis:
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the JSONL record."""
         inner = ("word_align", "ids", "n_replaced", "has_empty_markup")
-        return {n: finite(v) for n, v in vars(self).items() if n not in inner and v is not None}
+        return {n: json_safe(v) for n, v in vars(self).items() if n not in inner and v is not None}
 
 
-NOTHING = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a blank line
+EMPTY_HYPOTHESIS = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a blank line
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Ending:
+class TracedHypothesis:
     """A hypothesis that finished in a search that was traced: at `step`, from 1, in the row `row`.
     Its log_prob is divided by `norm`, a number for its length."""
 
@@ -152,9 +152,11 @@ class Trace:
     # Rows of each step: the K new rows, then hypotheses that finished beside them
     steps: list[list[Continuation]] = field(default_factory=list)
     # Of each step, the best continuations that did not become rows
-    others: list[list[Continuation]] = field(default_factory=list)
+    pruned: list[list[Continuation]] = field(default_factory=list)
     path: list[int] = field(default_factory=list)  # the best hypothesis' row at each of its steps
-    endings: list[Ending] = field(default_factory=list)  # the finished hypotheses, best first
+    hypotheses: list[TracedHypothesis] = field(
+        default_factory=list
+    )  # the finished hypotheses, best first
     stop: str = ""  # why the search was over
     # From each token of the best hypothesis to each of src_tokens, if the model has attention
     attention: list[list[float]] = field(default_factory=list)
@@ -245,13 +247,13 @@ class Translation:
             value = self.confidence
             record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
-            record["gold_log_prob"] = finite(self.gold_log_prob)  # None for a blank line
-            record["gold_token_log_probs"] = finite(self.gold_token_log_probs)
+            record["gold_log_prob"] = json_safe(self.gold_log_prob)  # None for a blank line
+            record["gold_token_log_probs"] = json_safe(self.gold_token_log_probs)
         return record
 
 
-def finite(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """The value, with None for infinite numbers and NaN in it: JSON has no words for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return [finite(item) for item in value] if isinstance(value, list) else value
+    return [json_safe(item) for item in value] if isinstance(value, list) else value

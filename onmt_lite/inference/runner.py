@@ -14,9 +14,9 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.loading import read_checkpoint
-from onmt_lite.inference.postprocess import Renderer, total
-from onmt_lite.inference.records import NOTHING, Example, SearchResult
-from onmt_lite.inference.runtime import Budget, Room, placed
+from onmt_lite.inference.postprocess import Postprocessor, reference_log_prob
+from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Example, SearchResult
+from onmt_lite.inference.runtime import BatchBudget, OomRetry, move_to
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
 from onmt_lite.models.base import AnyModel, EncoderDecoder, HeadSelection
 from onmt_lite.models.cuda_graphs import CudaGraphCapture, release_graphs_on_oom, use_cuda_graphs
@@ -49,19 +49,19 @@ class Runner:
     observe  called for each batch that has traced lines, with the Renderer and its examples
     """
 
-    observe: Callable[[Renderer, Sequence[Example]], Observer] | None = None
+    observe: Callable[[Postprocessor, Sequence[Example]], Observer] | None = None
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         options: TranslateOptions,
         device: torch.device,
-        budget: Budget,
-        renderer: Renderer,
+        budget: BatchBudget,
+        postprocessor: Postprocessor,
     ):
         self.options = options
         self.checkpoint, self.device, self.budget = checkpoint, device, budget
-        self.renderer = renderer
+        self.postprocessor = postprocessor
         self.model: EncoderDecoder = checkpoint.model
         self.searched: AnyModel = self.model  # as searches run it: a GPU records its steps
         if device.type == "cuda":
@@ -70,9 +70,9 @@ class Runner:
         # that shrink (docs/design.md)
         self.refills = device.type == "cuda"
         self.needs_log_softmax = needs_log_softmax(options, checkpoint)
-        self.room = Room("lower beam_size or max_length")
-        self.score_room = Room("shorten its target")
-        self.align_room = Room("leave report_align out")
+        self.room = OomRetry("lower beam_size or max_length")
+        self.score_room = OomRetry("shorten its target")
+        self.align_room = OomRetry("leave report_align out")
         timed_gpu = options.information.report_time and device.type == "cuda"
         self.clock = Clock(torch.cuda.synchronize) if timed_gpu else Clock()
 
@@ -82,7 +82,7 @@ class Runner:
         there is no room beside the other."""
         released = getattr(self.model, "released", False)
         model = read_checkpoint(self.options).model if released else self.model
-        return placed(model, self.device, "fp32", in_place=released)
+        return move_to(model, self.device, "fp32", in_place=released)
 
     # ---- search ----
 
@@ -96,7 +96,7 @@ class Runner:
             size = limit.tokens if kind == "tokens" else limit.sentences
             most = limit.sentences
         batches = make_batches(examples, size, kind, max_sentences=most)
-        return join_batches(batches, self._joins(config))
+        return merge_batches(batches, self._joins(config))
 
     def search(
         self, group: list[Example], n_slots: int, config: SearchConfig
@@ -113,7 +113,7 @@ class Runner:
 
     def _retry(self, example: Example, config: SearchConfig) -> SearchResult:
         """Search in fp32 for an example alone; blank if that fails as well."""
-        blank = SearchResult([NOTHING], NOT_A_NUMBER)
+        blank = SearchResult([EMPTY_HYPOTHESIS], NOT_A_NUMBER)
         try:
             (found,) = self._search(self.exact_model, [example], 1, config)
         except MemoryExhausted:
@@ -145,7 +145,7 @@ class Runner:
             for start, part in parts_of(group, n_joint):
                 observer = on_step = None
                 if self.observe is not None and any(example.line.traced for example in part):
-                    observer = self.observe(self.renderer, part)
+                    observer = self.observe(self.postprocessor, part)
                     # It knows sentences by their numbers in one batch
                     on_step, n_batches = observer.on_step, 1
                 sentences = [to_sentence(config, example) for example in part]
@@ -153,7 +153,9 @@ class Runner:
                     model, sentences, spec, n_slots, on_step, n_batches, self.clock
                 ):
                     with self.clock.phase("tokenise"):
-                        found = self.renderer.found(beam, part[i], config.n_kept, config.unk_later)
+                        found = self.postprocessor.found(
+                            beam, part[i], config.n_returned, config.replaces_unk_later
+                        )
                         if observer is not None:
                             found = observer.add_trace(i, beam, found)
                     yield start + i, found
@@ -166,7 +168,9 @@ class Runner:
         room, work = self.score_room, partial(self._score, self.model)
         made = self._over_targets(examples, alone, room, work)
         return [
-            self._rescore(example) if scores is not None and total(scores) is None else scores
+            self._rescore(example)
+            if scores is not None and reference_log_prob(scores) is None
+            else scores
             for example, scores in zip(examples, made)
         ]
 
@@ -207,7 +211,7 @@ class Runner:
         self,
         examples: Sequence[Example],
         alone: bool,
-        room: Room,
+        room: OomRetry,
         work: Callable[[list[Example]], list[R]],
     ) -> list[R | None]:
         """The results of `work` on batches of the examples; None if an example lacks a side."""
@@ -219,12 +223,12 @@ class Runner:
         full = [e for e in examples if e.src_ids and e.tgt_ids is not None]
         most = 1 if alone else self.budget.scored_tokens
         groups = [(group, len(group)) for group in make_batches(full, most, "tokens", longer_side)]
-        return over_groups(
+        return run_groups(
             examples, groups, lambda group, n: room.run(group, n, longer_side, in_room)
         )
 
 
-def over_groups(
+def run_groups(
     examples: Sequence[Example],
     groups: Sequence[Group],
     work: Callable[[list[Example], int], list[R]],
@@ -282,7 +286,7 @@ def make_batches(
     return batches
 
 
-def join_batches(
+def merge_batches(
     batches: list[list[Example]], refills: bool = True
 ) -> list[tuple[list[Example], int]]:
     """Join batches to buckets for a search that refills: the sentences of each bucket, and the

@@ -30,7 +30,7 @@ DTYPES = {
 }
 
 
-def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, str]:
+def resolve_device(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, str]:
     """Device and precision of the model; the precision may still be `auto`, see `placed`.
 
     exact  whether `auto` is float32 on a CPU, whatever the processor
@@ -63,7 +63,7 @@ def choose(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, st
     return device, "fp32" if precision == "auto" and exact else precision
 
 
-def placed(
+def move_to(
     model: EncoderDecoder,
     device: torch.device,
     precision: str,
@@ -119,13 +119,13 @@ def precision_of(model: EncoderDecoder) -> str:
     return next((name for name, dtype in DTYPES.items() if dtypes == {dtype}), "fp32")
 
 
-def threads_of_each(speed: SpeedOptions, n: int) -> int:
+def threads_per_process(speed: SpeedOptions, n: int) -> int:
     """CPU threads of each of n processes: as many as are asked for, or its share of the cores."""
     return speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
 
 
 @contextlib.contextmanager
-def computing(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
+def thread_settings(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
     """Let torch compute as the options say, and then as before."""
     n_threads = 1 if speed.deterministic else speed.threads
     ordered = speed.deterministic and device.type == "cuda"
@@ -160,22 +160,22 @@ OUT_OF_MEMORY = re.compile(
 # figures for GPUs have not been measured.
 TOKENS = {"cpu": 3072, "cuda": 16384}
 ROWS = {"cpu": 320, "cuda": 2560}
-BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
+MAX_BATCH_BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
 LEAST_BYTES = 16 << 20
 SCORED_TOKENS = 1024  # in a batch whose references are scored
 LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
 
 
-def bytes_at_once(device: str, free: int | None) -> int:
+def batch_bytes(device: str, free: int | None) -> int:
     """Bytes that one batch may take if so many are free; None: unknown, and taken as enough."""
-    most = BYTES[device]
+    most = MAX_BATCH_BYTES[device]
     while free is not None and 2 * most > free and most > LEAST_BYTES:
         most //= 2
     return most
 
 
 @dataclass(frozen=True)
-class Size:
+class MemoryEstimate:
     """Numbers that the memory of a batch is made of, for all models of an ensemble together."""
 
     n_models: int  # each makes logits of its own
@@ -187,7 +187,7 @@ class Size:
     n_bytes: int = 4  # of a number; logits have 4
 
     @classmethod
-    def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "Size":
+    def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "MemoryEstimate":
         """The sizes of models with a `cfg`; a table model needs next to no memory."""
         cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
         past = sum(2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
@@ -212,32 +212,34 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Limit:
+class BatchLimit:
     """How large a batch may be: in padded source tokens, and in sentences."""
 
     tokens: int
     sentences: int
 
-    def bytes(self, size: Size, beam_size: int) -> int:
+    def bytes(self, size: MemoryEstimate, beam_size: int) -> int:
         """Of the largest batch: one of many short lines, or of few long ones."""
         widest = min(self.tokens, size.longest)
         short = size.bytes(self.sentences, max(1, self.tokens // self.sentences), beam_size)
         return max(short, size.bytes(max(1, self.tokens // widest), widest, beam_size))
 
 
-LEAST = Limit(64, 1)
+SMALLEST_BATCH = BatchLimit(64, 1)
 
 
 @dataclass(frozen=True)
-class Budget:
+class BatchBudget:
     """The largest batches of a model on a device that take at most n_bytes."""
 
-    size: Size
+    size: MemoryEstimate
     device: str
     n_bytes: int
 
     @classmethod
-    def of(cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None) -> "Budget":
+    def of(
+        cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None
+    ) -> "BatchBudget":
         """The budget of a model, or of an ensemble.  `free`: bytes of main memory that it may use,
         by default all that are free."""
         if device.type == "cuda":  # torch keeps some for later
@@ -245,23 +247,23 @@ class Budget:
             free = torch.cuda.mem_get_info(device)[0] + kept
         elif free is None:
             free = free_memory()
-        size = Size.of(getattr(model, "members", [model]), dtype.itemsize)
-        return cls(size, device.type, bytes_at_once(device.type, free))
+        size = MemoryEstimate.of(getattr(model, "members", [model]), dtype.itemsize)
+        return cls(size, device.type, batch_bytes(device.type, free))
 
-    def limit(self, beam_size: int) -> Limit:
+    def limit(self, beam_size: int) -> BatchLimit:
         """The batch that is fast, or the half, a quarter ... of it that takes at most n_bytes.
 
         With the kernels in C 32 to 128 sentences at once take the same time (tiny; the shipped
         model is 3 % slower with 48 than with 64 to 128).  Two workers of tiny hold 500 MB with 64.
         """
-        most = Limit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
-        while most != LEAST and most.bytes(self.size, beam_size) > self.n_bytes:
-            most = Limit(max(64, most.tokens // 2), max(1, most.sentences // 2))
+        most = BatchLimit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
+        while most != SMALLEST_BATCH and most.bytes(self.size, beam_size) > self.n_bytes:
+            most = BatchLimit(max(64, most.tokens // 2), max(1, most.sentences // 2))
         return most
 
     def notes(self, beam_size: int) -> list[str]:
         """A note that memory is short, if batches are smaller for it."""
-        usual = replace(self, n_bytes=BYTES[self.device]).limit(beam_size)
+        usual = replace(self, n_bytes=MAX_BATCH_BYTES[self.device]).limit(beam_size)
         if (limit := self.limit(beam_size)) == usual:
             return []
         return [
@@ -281,7 +283,7 @@ class Budget:
         return self.n_bytes // (LOGIT_BYTES * self.size.n_models)
 
 
-class Room:
+class OomRetry:
     """Halves the batch after an out-of-memory error and remembers the size that failed."""
 
     def __init__(self, remedy: str):

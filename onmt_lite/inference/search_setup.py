@@ -21,7 +21,7 @@ from onmt_lite.text.lines import Line
 from onmt_lite.text.phrases import PhraseAutomaton
 
 UNLIMITED = 1 << 30
-WIDEST = 1000  # the largest beam_size that options take
+MAX_BEAM_SIZE = 1000  # the largest beam_size that options take
 
 
 @dataclass(frozen=True)
@@ -32,46 +32,52 @@ class SearchConfig:
     checkpoint: Checkpoint
     preset: Preset
     spec: SearchSpec  # what the loop and its beams do
-    n_kept: int  # hypotheses that are read from a beam
-    unk_later: bool = False  # unknown tokens are replaced after the search, by chosen heads
-    differ_late: bool = False  # texts must differ, and are known only after that
+    n_returned: int  # hypotheses that are read from a beam
+    replaces_unk_later: bool = (
+        False  # unknown tokens are replaced after the search, by chosen heads
+    )
+    dedups_text_later: bool = False  # texts must differ, and are known only after that
     # Phrases of lines as the search follows them, shared by lines that have the same
     automata: dict[tuple[Any, ...], PhraseAutomaton] = field(
         default_factory=dict, compare=False, repr=False
     )
 
     @property
-    def copies_are_equal(self) -> bool:
+    def can_deduplicate(self) -> bool:
         """Whether equal lines have equal translations."""
         return self.spec.sampling is None and not self.spec.policy.depends_on_batch
 
 
-def search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchConfig:
+def make_search_config(options: TranslateOptions, checkpoint: Checkpoint) -> SearchConfig:
     """The search that the options ask for.  OptionError if the model lacks what they need."""
     check_attention(options, checkpoint)
     preset = PRESETS[options.search.search]
     spec = search_spec(options, checkpoint, preset)
-    unk_later = options.text.replace_unk and options.attention.uses_alignment
-    differ_late = unk_later and spec.policy.distinct == "text"
-    if differ_late:  # all hypotheses are read, since no one knows yet which texts are equal
+    replaces_unk_later = options.text.replace_unk and options.attention.uses_alignment
+    dedups_text_later = replaces_unk_later and spec.policy.distinct == "text"
+    if dedups_text_later:  # all hypotheses are read, since no one knows yet which texts are equal
         spec = replace(spec, policy=replace(spec.policy, distinct="tokens"))
-    aligns = options.text.replace_unk and not unk_later and checkpoint.tgt_vocab.unk_id is not None
+    aligns = (
+        options.text.replace_unk
+        and not replaces_unk_later
+        and checkpoint.tgt_vocab.unk_id is not None
+    )
     return SearchConfig(
         options,
         checkpoint,
         preset,
         replace(spec, track_attention=aligns),
-        UNLIMITED if differ_late else options.search.n_best,
-        unk_later,
-        differ_late,
+        UNLIMITED if dedups_text_later else options.search.n_best,
+        replaces_unk_later,
+        dedups_text_later,
     )
 
 
-def widened(config: SearchConfig) -> SearchConfig:
+def widen_beam(config: SearchConfig) -> SearchConfig:
     """The same search with twice the beam.  It goes on until as many hypotheses are complete as the
     beam has room for: some stop rules hold earlier, whatever the texts are."""
     spec = config.spec
-    beam_size = min(WIDEST, 2 * spec.beam_size)
+    beam_size = min(MAX_BEAM_SIZE, 2 * spec.beam_size)
     spec = replace(
         spec,
         beam_size=beam_size,
@@ -101,7 +107,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     blocks = sampling is None or sampling.blocks_ngrams
     of_n_best = sampling is not None and sampling.n_chains == "n_best"
     policy, stop = choose_policy(options, preset, sampling, separate_greedy)
-    rules = rules_about_tokens(options, checkpoint, preset)
+    rules = select_token_rules(options, checkpoint, preset)
     eos_ids = rules.eos_ids or (checkpoint.eos_id,)
     if sampling and sampling.mode == "beam":
         sampling = replace(
@@ -153,7 +159,7 @@ def search_spec(options: TranslateOptions, checkpoint: Checkpoint, preset: Prese
     )
 
 
-def rules_about_tokens(
+def select_token_rules(
     options: TranslateOptions, checkpoint: Checkpoint, preset: Preset
 ) -> TokenRules:
     """The rules of the model's files.  OptionError if the search cannot follow them."""
@@ -234,7 +240,7 @@ def check_attention(options: TranslateOptions, checkpoint: Checkpoint) -> None:
         raise OptionError(f"{', '.join(names)}: the model has no attention; leave it out")
 
 
-def check_given(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool) -> None:
+def check_line_options(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool) -> None:
     """OptionError for prefixes or phrases of lines if the search cannot follow them."""
     search, known = config.options.search.search, config.preset.options
     if has_prefixes and "tgt_file_prefix" not in known:
@@ -252,11 +258,11 @@ def check_given(config: SearchConfig, lines: Sequence[Line], has_prefixes: bool)
 
 def to_sentence(config: SearchConfig, example: Example) -> Sentence:
     """An example as the search takes it."""
-    limits, phrases = limits_of(config, example), _phrases(config, example)
+    limits, phrases = sentence_limits(config, example), _phrases(config, example)
     return Sentence(example.src_ids, limits, example.copy_ids, phrases)
 
 
-def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
+def sentence_limits(config: SearchConfig, example: Example) -> SentenceLimits:
     """The limits that the options set for a line."""
     search, preset, spec = config.options.search, config.preset, config.spec
     prefix, n_apart = example.prefix_ids, 0
@@ -274,15 +280,15 @@ def limits_of(config: SearchConfig, example: Example) -> SentenceLimits:
     )
 
 
-def is_outgrown(config: SearchConfig, example: Example) -> bool:
+def prefix_reaches_limit(config: SearchConfig, example: Example) -> bool:
     """Whether the line's prefix leaves no room for more."""
     n = len(example.prefix_ids)
     return n > 0 and not config.preset.prefix_outside_limits and n >= _most_tokens(config, example)
 
 
-def cannot_end(config: SearchConfig, example: Example) -> bool:
+def min_length_exceeds_limit(config: SearchConfig, example: Example) -> bool:
     """Whether the line's limit comes before `min_length` lets a translation end."""
-    limits = limits_of(config, example)
+    limits = sentence_limits(config, example)
     return config.options.search.min_length > 0 and limits.min_eos_step > limits.max_steps
 
 
@@ -306,9 +312,9 @@ def _phrases(config: SearchConfig, example: Example) -> PhraseAutomaton | None:
     line = example.line
     if not (line.forced or line.banned):
         return None
-    key = line.forced, line.banned, example.own_words, example.in_capitals
+    key = line.forced, line.banned, example.oov_words, example.is_uppercase
     if key not in config.automata:
         known = config.checkpoint
-        surfaces = known.uppercase_surfaces if example.in_capitals else known.surfaces
-        config.automata[key] = PhraseAutomaton(surfaces, *key[:3])
+        surface_forms = known.uppercase_surfaces if example.is_uppercase else known.surface_forms
+        config.automata[key] = PhraseAutomaton(surface_forms, *key[:3])
     return config.automata[key]

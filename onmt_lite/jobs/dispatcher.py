@@ -14,7 +14,7 @@ from queue import Queue
 from typing import Any
 
 from onmt_lite.errors import WorkerLost
-from onmt_lite.inference.records import Added
+from onmt_lite.inference.records import ProgressDelta
 from onmt_lite.jobs.tasks import Engine
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import raise_pending
@@ -65,7 +65,7 @@ class Crew(Engine):
         """Wait, a second at most, for the input and the hands; yield what happens."""
         raise NotImplementedError
 
-    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
         """As of all engines; WorkerLost if several hands have died of one task."""
         source = TaskSource(tasks, self._read_ahead)
         try:
@@ -107,7 +107,7 @@ class Crew(Engine):
             hand.n_lines, hand.n_tokens = 0, 0
             self.give(hand)
 
-    def take_in(self, hand: Any, what: str, value: Any, progress: Added) -> Iterator[Any]:
+    def take_in(self, hand: Any, what: str, value: Any, progress: ProgressDelta) -> Iterator[Any]:
         """Take in an event; yield a result."""
         if what == "ready":
             hand.ready = True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Added, Translation
+from onmt_lite.inference.records import ProgressDelta, Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.jobs.reports import DETAIL
 from onmt_lite.jobs.tasks import Engine, InProcess
@@ -78,11 +78,11 @@ class Call:
             return "in a call without lines"
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
 
-    def do(self, place: InProcess, progress: Added) -> tuple[int, Sequence[Any]]:
+    def do(self, place: InProcess, progress: ProgressDelta) -> tuple[int, Sequence[Any]]:
         """The number of the part, and the result of each of its lines."""
         pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
         if self.method == "notes_on":
-            return self.number, pipeline.notes_on(self.options)
+            return self.number, pipeline.option_notices(self.options)
         more = self.options, progress, self.prefixes
         return self.number, pipeline.translate_lines(lines, tgt_lines, *more)
 
@@ -109,7 +109,7 @@ class Pool(Engine):
     def translate_lines(self, lines: Sequence[Line], *more: Any) -> list[Translation]:
         return self._joined("translate_lines", lines, *more)
 
-    def notes_on(self, options: TranslateOptions) -> list[str]:
+    def option_notices(self, options: TranslateOptions) -> list[str]:
         return self._joined("notes_on", [], None, options)
 
     def _joined(
@@ -118,7 +118,7 @@ class Pool(Engine):
         lines: Sequence[Line],
         tgt_lines: Sequence[Line] | None = None,
         options: TranslateOptions | None = None,
-        progress: Added = lambda *added: None,
+        progress: ProgressDelta = lambda *added: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Any]:
         """The results of all lines, in order, each part of which is a Call."""
@@ -135,7 +135,7 @@ class Pool(Engine):
             parts = dict(results)
         return [each for number in sorted(parts) for each in parts[number]]
 
-    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
         """ValueError if the workers have ended, or from the progress callback of a call."""
         if not self._end.alive:
             raise ValueError("this Translator is closed")

@@ -18,7 +18,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, wrap_os_errors
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.system.byte_stream import STANDARD_INPUT, text_stream
-from onmt_lite.text.lines import MAX_LINE_BYTES, max_bytes_of
+from onmt_lite.text.lines import MAX_LINE_BYTES, max_window_bytes
 
 Role = str  # of an input: src, tgt, force_words or ban_words
 
@@ -187,10 +187,10 @@ def with_streams(options: TranslateOptions) -> Inputs:
 def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Survey]:
     """Cut the files of src as `bucket_lines` says, which depends on their lines."""
     most = bucket_lines(options, None)
-    surveys = [survey(path, repeat(most), max_bytes_of(most)) for path in sources]
+    surveys = [survey(path, repeat(most), max_window_bytes(most)) for path in sources]
     fair = bucket_lines(options, sum(each.n_lines for each in surveys))
     if fair < most and all(each.n_bytes <= SMALL for each in surveys):
-        surveys = [survey(path, repeat(fair), max_bytes_of(fair)) for path in sources]
+        surveys = [survey(path, repeat(fair), max_window_bytes(fair)) for path in sources]
     return surveys
 
 

@@ -26,7 +26,7 @@ from onmt_lite.config.files import (
 )
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError, wrap_os_errors
-from onmt_lite.inference.records import Progress, Trace
+from onmt_lite.inference.records import ProgressTotal, Trace
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
 from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
@@ -47,7 +47,7 @@ Choose = Callable[[TranslateOptions, int | None], Engine]
 
 
 def run_job(
-    options: TranslateOptions, engine: Engine | None = None, progress: Progress | None = None
+    options: TranslateOptions, engine: Engine | None = None, progress: ProgressTotal | None = None
 ) -> Summary:
     """Translate -src to -output.  Raises an OnmtLiteError; then -output is as it was before, and
     if the error `goes_on`, the same job with -resume continues.  With an `engine` that has the
@@ -75,7 +75,7 @@ class Run:
         options: TranslateOptions,
         sources: Sequence[str],
         resumable: bool,
-        progress: Progress | None = None,
+        progress: ProgressTotal | None = None,
     ):
         """`sources`: the files of src, in order.  `resumable`: another run can go on."""
         self.options, self.sources, self.resumable = options, sources, resumable

@@ -14,9 +14,9 @@ import yaml
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import Untranslated
-from onmt_lite.inference.records import NOTHING, Hypothesis, Translation
+from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Hypothesis, Translation
 from onmt_lite.system.log import LOG
-from onmt_lite.text.lines import INVALID, LINE_BREAKS, NO_FIELD
+from onmt_lite.text.lines import INVALID_JSON, LINE_BREAKS, NO_TEXT_FIELD
 
 DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
 
@@ -24,7 +24,8 @@ JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not
 SHOWN = 5  # numbers of lines with a note
 DOUBTS = ("unsure", "numbers")  # notes whose first lines the summary quotes
 QUOTED, QUOTE_WIDTH = 3, 60  # lines, and characters of a source or translation
-UNTRANSLATED = ("not-a-number", INVALID, NO_FIELD)  # notes of lines that are blank for this reason
+# Warnings of lines that have an empty translation for this reason
+UNTRANSLATED = ("not-a-number", INVALID_JSON, NO_TEXT_FIELD)
 LACKS_SACREBLEU = (
     "report_bleu: sacrebleu 2 or newer is not installed, or one that is too new, and nothing is "
     "scored; run: pip install sacrebleu==2.6.0"
@@ -53,7 +54,7 @@ def by_row(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> Format:
 
     def rows(translation: Translation, options: DataOptions, n_best: int) -> str:
         aligned = None if translation.src_tokens is None else list[tuple[int, int]]()
-        nothing = replace(NOTHING, word_align=aligned)
+        nothing = replace(EMPTY_HYPOTHESIS, word_align=aligned)
         hyps = translation.hyps + [nothing] * (n_best - len(translation.hyps))
         lines = (row(translation.id, rank, hyp, options) for rank, hyp in enumerate(hyps))
         return "".join(f"{line}\n" for line in lines)
@@ -192,7 +193,7 @@ class Summary:
             summary.n_lines += 1
             for note in dict.fromkeys(line.notes):
                 quote = f"{quoted(line.src)} -> {quoted(line.text)}" if note in DOUBTS else ""
-                if note == NO_FIELD:
+                if note == NO_TEXT_FIELD:
                     quote = lacking(text_field, line.fields)
                 noted = Noted(1, line.n_unknown, [line.id + 1], [quote])
                 summary.notes.setdefault(note, Noted()).join(noted)
@@ -236,7 +237,7 @@ class Summary:
             s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
             problem = f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} "
             problem += "blank in the output, which is complete"
-            if lacks := self.notes.get(NO_FIELD):
+            if lacks := self.notes.get(NO_TEXT_FIELD):
                 problem += f"; line {lacks.first[0]} {lacks.quotes[0]}"
             raise Untranslated(problem)
 

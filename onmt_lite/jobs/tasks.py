@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, wrap_os_errors
-from onmt_lite.inference.records import Added, Trace, Translation
+from onmt_lite.inference.records import ProgressDelta, Trace, Translation
 from onmt_lite.jobs import inputs, reports
 from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
 from onmt_lite.jobs.reports import Summary
@@ -26,15 +26,15 @@ from onmt_lite.system.resources import importing
 from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.lines import (
     BOM,
-    NO_FIELD,
-    UNREAD,
+    NO_TEXT_FIELD,
+    WITHOUT_TEXT,
     Line,
     LineReader,
-    object_line,
-    raw_lines,
-    to_line,
+    decode_line,
+    iter_raw_lines,
+    line_from_json,
 )
-from onmt_lite.text.phrases import marked, parse_phrases
+from onmt_lite.text.phrases import parse_phrases, with_phrases
 
 if TYPE_CHECKING:
     from onmt_lite.inference.pipeline import Pipeline
@@ -59,7 +59,7 @@ def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
     """A bucket of the lines of all inputs.  DataError for phrases that cannot be."""
     lines = columns["src"]
     phrases = [phrases_of(columns, role, len(lines)) for role in ("force_words", "ban_words")]
-    lines = [marked(*row) for row in zip(lines, *phrases)]
+    lines = [with_phrases(*row) for row in zip(lines, *phrases)]
     return Bucket(number, lines, columns.get("tgt"))
 
 
@@ -77,10 +77,10 @@ def phrases_of(columns: dict[Role, list[Line]], role: Role, n: int) -> list[tupl
 def parse_of(data: DataOptions, role: Role, path: str) -> Parse:
     """How the lines of an input are parsed: as JSON objects, or as text."""
     if role in ("force_words", "ban_words"):
-        return to_line
+        return decode_line
     # -input_format speaks of src; a tgt of objects has a name that says so
     is_jsonl = (role == "src" and data.input_format == "jsonl") or data.is_jsonl(path)
-    return partial(object_line, field=data.text_field) if is_jsonl else to_line
+    return partial(line_from_json, field=data.text_field) if is_jsonl else decode_line
 
 
 class Reader:
@@ -116,7 +116,7 @@ class Reader:
                 left, crc = left - len(chunk), zlib.crc32(chunk, crc)
                 return chunk
 
-            for raw, is_cut in raw_lines(ByteStream(read, lambda: True)):
+            for raw, is_cut in iter_raw_lines(ByteStream(read, lambda: True)):
                 assert raw is not None  # such a stream never pauses
                 if span.start == 0 and not lines:
                     raw = raw.removeprefix(BOM)
@@ -145,7 +145,7 @@ def check_phrases(ranges: list[Range]) -> None:
     by_line = any(ranges[-1].spans[role].start for role in roles)
     with contextlib.closing(Reader()) as reader:
         for each in ranges if by_line else ranges[:1]:
-            columns = {role: reader.lines(each, role, to_line) for role in roles}
+            columns = {role: reader.lines(each, role, decode_line) for role in roles}
             columns["src"] = [Line(each.first + i, "") for i in range(each.n_lines)]
             make_bucket(each.number, columns)
 
@@ -155,14 +155,14 @@ def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
     as the first that has it.  FileError."""
     for role, path in [*(("src", path) for path in sources), *roles_of(options)[1:]]:
         parse, lacking = parse_of(options.data, role, path), None
-        if parse is to_line:
+        if parse is decode_line:
             continue
         with inputs.open_input(path) as fd:
             for line in LineReader(fd, path, parse=parse).lines():
-                if not UNREAD & {*line.notes}:
+                if not WITHOUT_TEXT & {*line.notes}:
                     lacking = None
                     break
-                if lacking is None and NO_FIELD in line.notes:
+                if lacking is None and NO_TEXT_FIELD in line.notes:
                     lacking = line
         if lacking is not None:
             problem = reports.lacking(options.data.text_field, lacking.fields)
@@ -231,7 +231,7 @@ class Task:
     def where(self) -> str:
         return self.work.where
 
-    def do(self, place: "InProcess", progress: Added) -> Done:
+    def do(self, place: "InProcess", progress: ProgressDelta) -> Done:
         """Read, translate and keep the bucket."""
         bucket = self.work
         if isinstance(bucket, Range):
@@ -252,7 +252,7 @@ class Task:
 
 
 def translate_bucket(
-    pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: Added
+    pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: ProgressDelta
 ) -> Done:
     """Translate the lines of a bucket and format them as the options say."""
     data = options.data
@@ -261,7 +261,7 @@ def translate_bucket(
         gold_lines, prefixes = None, bucket.tgt_lines
     translations = pipeline.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
     if data.token_scores and data.format == "jsonl":
-        translations = [*map(pipeline.renderer.by_words, translations)]
+        translations = [*map(pipeline.postprocessor.with_word_log_probs, translations)]
     writer = reports.build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
@@ -308,7 +308,7 @@ class Engine:
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
         """Yield what the tasks return, in any order; raise what one raises when all before it are
         done.  `progress` is told what is added, batch by batch."""
         yield from ()
@@ -328,7 +328,7 @@ class InProcess(Engine):
             self.given = Pipeline.load(self.options, release=True)
         self.pipeline = pipeline = self.given
         self.machine = pipeline.machine
-        self.notes = pipeline.notes_on(self.options)
+        self.notes = pipeline.option_notices(self.options)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
             self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
         return self
@@ -336,7 +336,7 @@ class InProcess(Engine):
     def __exit__(self, *error: Any) -> None:
         self.reader.close()
 
-    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
         for task in tasks:
             raise_pending()
             yield task.do(self, progress)

@@ -23,9 +23,9 @@ import torch
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, WorkerLost
-from onmt_lite.inference.loading import Parts, read_parts
+from onmt_lite.inference.loading import LoadedFiles, load_files
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.runtime import choose, placed, threads_of_each
+from onmt_lite.inference.runtime import move_to, resolve_device, threads_per_process
 from onmt_lite.jobs.tasks import InProcess
 from onmt_lite.system.resources import free_memory, give_back_memory
 
@@ -69,19 +69,19 @@ class Shared:
     """What the workers have in common; models in main memory."""
 
     options: TranslateOptions
-    parts: Parts
+    parts: LoadedFiles
     machines: list[Machine]  # device and precision of each worker
     free: int | None  # bytes of memory for each
 
 
 def load(options: TranslateOptions, n: int) -> Shared:
     """For n workers.  Raises what a Pipeline raises."""
-    speed = replace(options.speed, threads=threads_of_each(options.speed, n))
+    speed = replace(options.speed, threads=threads_per_process(options.speed, n))
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
     machines = choose_machines(options)
     _, precision = machines[0]
-    parts = read_parts(options, torch.device("cpu"), precision, release=True)
+    parts = load_files(options, torch.device("cpu"), precision, release=True)
     give_back_memory()  # what loading has used
     free = free_memory()
     return Shared(options, parts, machines * n, None if free is None else free // n)
@@ -96,7 +96,7 @@ def choose_machines(options: TranslateOptions) -> list[Machine]:
         speed = options.speed
         try:
             speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
-            there.send([choose(each, options.is_exact) for each in speeds])
+            there.send([resolve_device(each, options.is_exact) for each in speeds])
         except Exception as error:
             there.send(error)
             raise
@@ -181,7 +181,7 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
 def pipeline_of(shared: Shared, place: int) -> Pipeline:
     """The Pipeline of a worker: on a CPU, with the weights that all share."""
     (device, precision), (checkpoint, own, phrases) = shared.machines[place], shared.parts
-    placed(checkpoint.model, device, precision, in_place=True)
+    move_to(checkpoint.model, device, precision, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
     return Pipeline(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
-from onmt_lite.inference.records import Added
+from onmt_lite.inference.records import ProgressDelta
 from onmt_lite.jobs.dispatcher import MAX_DEATHS, Crew, Event, Hand, TaskSource
 from onmt_lite.models.kernels.build import find_library
 from onmt_lite.system.terminal import SIGNALS, raise_pending
@@ -90,7 +90,7 @@ class Workers(Crew):
             worker.pipe.close()
         self.hands = []
 
-    def run(self, tasks: Iterable[Any], progress: Added) -> Generator[Any, None, None]:
+    def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
         """As of a Crew; however it ends, other tasks can be run then."""
         self._renew()
         try:

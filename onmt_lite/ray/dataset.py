@@ -9,11 +9,11 @@ from ray.data import ActorPoolStrategy, Dataset
 from onmt_lite.config.options import OPTIONS as TRANSLATE
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.records import NOTHING, Hypothesis
+from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Hypothesis
 from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.ray.cluster import where_we_are
 from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
-from onmt_lite.text.lines import Line, shorten, to_line
+from onmt_lite.text.lines import Line, decode_line, truncate_line
 
 MADE = {  # columns that a translation adds
     "translation": pyarrow.string(),
@@ -81,7 +81,9 @@ class TranslateRows:
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         check_columns(table.schema, self.column)
         made = self.pipeline.translate_lines(lines_of(table, self.column), None, self.options)
-        best = [translation.hyps[0] if translation.hyps else NOTHING for translation in made]
+        best = [
+            translation.hyps[0] if translation.hyps else EMPTY_HYPOTHESIS for translation in made
+        ]
         values = {
             "translation": [hyp.text for hyp in best],
             "score": [hyp.score if is_scored(hyp) else None for hyp in best],
@@ -125,5 +127,5 @@ def lines_of(table: pyarrow.Table, column: str) -> list[Line]:
         texts = texts.cast(texts.type.value_type)
     # As bytes: Arrow does not promise that they are UTF-8
     values = texts.cast(pyarrow.large_binary()).to_pylist()
-    cut = [shorten(value or b"", False) for value in values]
-    return [to_line(raw, number, is_cut) for number, (raw, is_cut) in enumerate(cut)]
+    cut = [truncate_line(value or b"", False) for value in values]
+    return [decode_line(raw, number, is_cut) for number, (raw, is_cut) in enumerate(cut)]

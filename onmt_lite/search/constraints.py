@@ -22,7 +22,7 @@ from onmt_lite.search.beam import CandidateList
 from onmt_lite.search.slots import Slot
 from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.topk import Candidates, TokenScores, is_eos
-from onmt_lite.text.phrases import Effects, PhraseAutomaton, State
+from onmt_lite.text.phrases import PhraseAutomaton, PhraseEffects, PhraseState
 
 # A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
 # tokens make no word, but a way around the ban
@@ -116,12 +116,13 @@ class Constraints:
         """phrases: of each sentence of the search, None if it has none.
         n_words: V, and words of the sentences' own."""
         self.spec, self.phrases, self.device = spec, phrases, device
-        self.states: dict[int, list[State | None]] = {}  # by the sentence's number; None: no row
+        # By sentence number; None: no such row
+        self.states: dict[int, list[PhraseState | None]] = {}
         self.best: dict[int, int] = {}  # the row with the highest score
         some = next(each for each in phrases if each is not None)
         goes_on = torch.zeros(2, n_words, dtype=torch.bool)
         goes_on[1] = True  # words of the sentences' own begin a word unless they are joined
-        known = torch.tensor(some.surfaces.goes_on)[:, :n_words]
+        known = torch.tensor(some.surface_forms.goes_on)[:, :n_words]
         goes_on[:, : known.size(1)] = known
         self.goes_on = goes_on.to(device)
         # If no row can be spared, or forbidden tokens make the others more likely, no word
@@ -138,7 +139,9 @@ class Constraints:
             if phrases is None or step <= len(slot.beam.limits.prefix):
                 continue
             states = self._states(slot, phrases)
-            found = [Effects() if state is None else phrases.effects(state) for state in states]
+            found = [
+                PhraseEffects() if state is None else phrases.effects(state) for state in states
+            ]
             spare = any(s and not e.goes_on for s, e in zip(states, found))
             for row, (state, effects) in enumerate(zip(states, found)):
                 tokens = [*effects.forbidden]
@@ -173,7 +176,7 @@ class Constraints:
         parts = torch.split(upload(torch.cat(flat), self.device), [*map(len, flat)])
         return [part.view(-1, width) for part, width in zip(parts, widths)]
 
-    def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[State | None]:
+    def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[PhraseState | None]:
         """Of the rows of a sentence; at first they have read its prefix."""
         if slot.number not in self.states:
             state = phrases.start
@@ -190,7 +193,7 @@ class Constraints:
             if phrases is None or n_steps <= slot.started:  # others read start tokens
                 continue
             old = self._states(slot, phrases)
-            states: list[State | None] = []
+            states: list[PhraseState | None] = []
             for k, (parent, token) in enumerate(zip(rows.parent, rows.token)):
                 alive = rows.exists(k) and not rows.ended[k]
                 # A row that does not exist may name a token that there is not

@@ -160,6 +160,6 @@ def written(piece: str, last: bool) -> str:
     return piece if last else piece + SEPARATOR
 
 
-def join_bpe(tokens: list[str]) -> str:
+def detokenize_bpe(tokens: list[str]) -> str:
     """Join pieces to words with spaces between them."""
     return re.sub("@@( |$)", "", " ".join(tokens))

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from onmt_lite.text.placeholders import Reading
-from onmt_lite.text.sentence_splitter import abbreviations
-from onmt_lite.text.tag_projection import Aligned, n_places, texts_of
+from onmt_lite.text.placeholders import MaskedLine
+from onmt_lite.text.sentence_splitter import load_abbreviations
+from onmt_lite.text.tag_projection import AlignedText, count_nonspace, token_texts
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_START = re.compile(r"[.!?…:]\W*$")
@@ -43,7 +43,7 @@ def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
     spelling = lower if is_lower else word[0] + lower[1:]
     if n >= n_upper or n_letters < 2:
         return Respelled(start, end, word, False, False)
-    if word in abbreviations().acronyms:  # MIT may be the institute or the preposition
+    if word in load_abbreviations().acronyms:  # MIT may be the institute or the preposition
         return Respelled(start, end, spelling, False, n_lower == 1)
     # Subwords of a word have more letters than those of an acronym
     is_common = n_letters > 2 and (n == 1 or n_letters >= (2.5 if n_letters < 5 else 1.6) * n)
@@ -51,7 +51,7 @@ def respelled(text: str, start: int, end: int, encode: Encode) -> Respelled:
     return Respelled(start, end, spelling, is_common, may_be)
 
 
-def lower_words(text: str, encode: Encode) -> tuple[str, Spans]:
+def lower_uppercase_words(text: str, encode: Encode) -> tuple[str, Spans]:
     """Lowercase the words in uppercase, but not acronyms; return the text, of equal length, and
     the spans of these words."""
     runs: list[list[Respelled]] = [[]]
@@ -68,22 +68,24 @@ def lower_words(text: str, encode: Encode) -> tuple[str, Spans]:
     return text, tuple((each.start, each.end) for each in words)
 
 
-def lower_reading(reading: Reading, encode: Encode) -> tuple[Reading, Spans]:
+def lower_masked_line(masked_line: MaskedLine, encode: Encode) -> tuple[MaskedLine, Spans]:
     """Lowercase the words of a line around its stand-ins; return the line, and the places of the
     words as numbers of characters without spaces."""
-    text, spans = lower_words(reading.text, encode)
+    text, spans = lower_uppercase_words(masked_line.text, encode)
     parts, at = list[str](), 0
-    for part, name in zip(reading.parts, [*(item.stand_in for item in reading.items), ""]):
+    for part, name in zip(
+        masked_line.parts, [*(item.placeholder for item in masked_line.items), ""]
+    ):
         parts.append(text[at : at + len(part)])
         at += len(part) + len(name)
 
     def place(index: int) -> int:
-        return n_places("".join(texts_of(encode(text[:index]))))
+        return count_nonspace("".join(token_texts(encode(text[:index]))))
 
-    return replace(reading, parts=tuple(parts)), tuple((place(a), place(b)) for a, b in spans)
+    return replace(masked_line, parts=tuple(parts)), tuple((place(a), place(b)) for a, b in spans)
 
 
-def restore_capitals(text: str, aligned: Aligned, loud: Spans) -> str:
+def restore_uppercase(text: str, aligned: AlignedText, uppercase_spans: Spans) -> str:
     """Uppercase the words of a translation that translate words in uppercase.
 
     Args:
@@ -92,7 +94,7 @@ def restore_capitals(text: str, aligned: Aligned, loud: Spans) -> str:
         loud: places of the words in uppercase in the source.
     """
     source, target = aligned.source, aligned.target
-    units = {u for a, b in loud for u in range(source.at(a), source.at(b - 1) + 1)}
+    units = {u for a, b in uppercase_spans for u in range(source.at(a), source.at(b - 1) + 1)}
     chars, places = list(text), [i for i, char in enumerate(text) if not char.isspace()]
     is_loud, stops = False, {*target.stops}
     for j, (start, end, vote) in enumerate(zip(target.starts, target.ends, aligned.votes)):

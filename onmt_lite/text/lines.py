@@ -18,9 +18,11 @@ BOM = b"\xef\xbb\xbf"
 # Characters that some programs take for the end of a line
 LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CAPITALS = "capitals"  # the note of a line that was read in small letters
-INVALID = "invalid-json"  # the note of a line that is no object with a text
-NO_FIELD = "no-text-field"  # the note of a line that is an object without the field of the text
-UNREAD = {INVALID, NO_FIELD}
+INVALID_JSON = "invalid-json"  # the note of a line that is no object with a text
+NO_TEXT_FIELD = (
+    "no-text-field"  # the note of a line that is an object without the field of the text
+)
+WITHOUT_TEXT = {INVALID_JSON, NO_TEXT_FIELD}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class LineReader:
     ):
         """`name` is the input's name in messages; `parse` makes a line of its bytes, its number
         and whether it is cut, by default `to_line`."""
-        self.name, self.window_lines, self.parse = name, window_lines, parse or to_line
+        self.name, self.window_lines, self.parse = name, window_lines, parse or decode_line
         self.n_lines = 0
         self._lines = self._parsed(fd)
 
@@ -65,7 +67,7 @@ class LineReader:
 
         Raises FileError if reading fails, DataError for an input that is not text.
         """
-        max_bytes = max_bytes_of(self.window_lines)
+        max_bytes = max_window_bytes(self.window_lines)
         lines: list[Line] = []
         n_bytes = 0
         for line, size in self._lines:
@@ -85,7 +87,7 @@ class LineReader:
 
     def _parsed(self, fd: int) -> Iterator[tuple[Line | None, int]]:
         """Yield lines and their bytes; None at a pause."""
-        for raw, cut in raw_lines(text_stream(fd, self.name)):
+        for raw, cut in iter_raw_lines(text_stream(fd, self.name)):
             if raw is None:
                 yield None, 0
                 continue
@@ -94,7 +96,7 @@ class LineReader:
             yield line, len(raw)
 
 
-def max_bytes_of(n_lines: int) -> int:
+def max_window_bytes(n_lines: int) -> int:
     """The bytes at which a window of so many lines ends early."""
     return max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * n_lines)
 
@@ -115,13 +117,13 @@ def growing_windows(
         yield window
 
 
-def raw_lines(stream: ByteStream) -> Iterator[tuple[bytes | None, bool]]:
+def iter_raw_lines(stream: ByteStream) -> Iterator[tuple[bytes | None, bool]]:
     """Yield (bytes of a line without line feed, whether it is cut); bytes None at a pause."""
     pending, cut = b"", False
     while chunk := stream.read(CHUNK):
         *complete, rest = chunk.split(b"\n")
         for part in complete:
-            yield shorten(pending + part, cut)
+            yield truncate_line(pending + part, cut)
             pending, cut = b"", False
         pending += rest
         if len(pending) > MAX_LINE_BYTES + 1:  # one more for a carriage return
@@ -129,10 +131,10 @@ def raw_lines(stream: ByteStream) -> Iterator[tuple[bytes | None, bool]]:
         if not stream.waits():
             yield None, False
     if pending:
-        yield shorten(pending, cut)
+        yield truncate_line(pending, cut)
 
 
-def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
+def truncate_line(raw: bytes, cut: bool) -> tuple[bytes, bool]:
     """Cut a line to MAX_LINE_BYTES, not counting a final carriage return.
 
     Returns the bytes and whether any are lost, which `cut` says of the bytes given.
@@ -141,7 +143,7 @@ def shorten(raw: bytes, cut: bool) -> tuple[bytes, bool]:
     return raw[:room], cut or len(raw) > room
 
 
-def to_line(raw: bytes, number: int, cut: bool = False) -> Line:
+def decode_line(raw: bytes, number: int, cut: bool = False) -> Line:
     """Decode a line, without a byte order mark on line 0 and without a final carriage return."""
     return with_breaks(decoded(raw, number, cut))
 
@@ -167,13 +169,13 @@ def decoded(raw: bytes, number: int, cut: bool) -> Line:
         return Line(number, raw.decode("utf-8", "replace"), (*notes, "invalid-utf8"))
 
 
-def from_text(text: str, number: int) -> Line:
+def line_from_text(text: str, number: int) -> Line:
     """Make a line of a string.  Lone surrogates, which UTF-8 cannot encode, are replaced."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
     return with_breaks(Line(number, valid, () if valid == text else ("invalid-utf8",)))
 
 
-def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
+def lines_from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
     """Make lines of the strings in a list, a generator, a column or an open file.
 
     A final line feed is removed.  Raises TypeError for anything but a string; `name` is the name of
@@ -184,7 +186,7 @@ def from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
         got = "one string" if isinstance(texts, str) else type(texts).__name__
         raise TypeError(f"{name}: expected a list of lines, got {got}")
     return (
-        from_text(_checked(text, f"{name}[{i}]").removesuffix("\n").removesuffix("\r"), i)
+        line_from_text(_checked(text, f"{name}[{i}]").removesuffix("\n").removesuffix("\r"), i)
         for i, text in enumerate(texts)
     )
 
@@ -196,7 +198,7 @@ def _checked(text: object, place: str) -> str:
     raise TypeError(f"{place}: expected a line of text, got {shown} ({type(text).__name__})")
 
 
-def in_capitals(text: str) -> bool:
+def is_all_uppercase(text: str) -> bool:
     """Whether a line of at least four letters is all capitals: GUTEN TAG, but not ABC.
 
     ß is hardly ever written as a capital, and may be a part of such a line: GROßE STRAßE.
@@ -211,7 +213,7 @@ MAX_DEPTH = 200  # arrays and objects in one another; not all readers take 1,000
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # a lone surrogate, which no encoding has
 
 
-def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text") -> Line:
+def line_from_json(raw: bytes, number: int, cut: bool = False, field: str = "text") -> Line:
     """Make a line of a JSON object: its text is that of `field`, its `fields` are the others.
 
     An object without the field has no text, and the note `no-text-field`.
@@ -221,20 +223,20 @@ def object_line(raw: bytes, number: int, cut: bool = False, field: str = "text")
     read.
     """
     line = decoded(raw, number, cut)
-    text, fields, note = None, "{}", INVALID
+    text, fields, note = None, "{}", INVALID_JSON
     try:
         record = parse_json(line.text, unique=False, max_depth=MAX_DEPTH + 1)
         if isinstance(record, dict):
             is_there = field in record
             value = record.pop(field, None)
             fields = json.dumps(record, ensure_ascii=False, allow_nan=False)
-            text, note = value, INVALID if is_there else NO_FIELD
+            text, note = value, INVALID_JSON if is_there else NO_TEXT_FIELD
     except ValueError:
         pass
     # Half a character becomes \\udXXX, its escape in JSON too
     fields = fields.encode("utf-8", "backslashreplace").decode("utf-8")
     if cut or not isinstance(text, str):
-        return Line(number, "", (*line.notes, INVALID if cut else note), fields)
+        return Line(number, "", (*line.notes, INVALID_JSON if cut else note), fields)
     whole = HALF_A_CHARACTER.sub("\ufffd", text)
     notes = line.notes if whole == text else (*line.notes, "invalid-utf8")
     return with_breaks(Line(number, whole, notes, fields))

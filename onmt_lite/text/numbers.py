@@ -37,7 +37,7 @@ NUMBERED_ENTITY = re.compile(r"&#\w+;")  # a character: &#8222;
 CLOCK = re.compile(r"\buhr\b|\bo.?clock\b|\b[ap]\.? ?m\b|\d:\d\d\b", re.IGNORECASE)
 MINUS = re.compile(r"(?<!\S)(?<!\d )[-−]\d+")
 NEGATIVE = re.compile(r"[-−–] ?\d|\b(?:minus|below|unter|negativ)", re.IGNORECASE)
-LONG = 20  # characters of a number, and words in one, that are computed with
+MAX_NUMBER_LENGTH = 20  # characters of a number, and words in one, that are computed with
 SMALL = 20  # up to this, numbers are often words
 
 
@@ -119,13 +119,13 @@ def shown(value: Fraction) -> str:
 
 
 @lru_cache(1 << 12)
-def of_word(text: str, code: str) -> tuple[Number, ...]:
+def parse_word(text: str, code: str) -> tuple[Number, ...]:
     """The number that a word says, or may say, in a language."""
     word, words = text.lower(), words_of(code)
     if word in words.known:
         return (words.known[word]._replace(text=text),)
     stems, end = list[Number](), 0
-    while len(stems) < LONG and (stem := words.stem.match(word, end)):
+    while len(stems) < MAX_NUMBER_LENGTH and (stem := words.stem.match(word, end)):
         stems += [words.known[stem[0]]] if stem[0] in words.known else []
         end = stem.end()
     found = sums(stems, glued=True)
@@ -176,7 +176,7 @@ def numbers_of(text: str, code: str, free: bool) -> list[Number]:
     found, run, words = list[Number](), list[Number](), words_of(code)
     for match in TOKEN.finditer(text):
         is_word = match.lastgroup == "word"
-        said = of_word(match[0], code) if is_word else of_mark(match, words.decimal, free)
+        said = parse_word(match[0], code) if is_word else of_mark(match, words.decimal, free)
         if not said:
             continue
         start, end = match.span()
@@ -251,7 +251,7 @@ def goes_on(run: Sequence[Number], new: Number, gap: str, words: Words) -> bool:
     """Whether a word or fraction goes on with the number before it."""
     old = run[-1]
     is_number = old.kind != "hint" and old.values[0][0].isdigit() or old.values == ("1",)
-    if len(run) == LONG or not is_number:
+    if len(run) == MAX_NUMBER_LENGTH or not is_number:
         return False
     if new.kind == "fraction":
         return gap in ("", " ") and old.values[0].isdigit()
@@ -263,7 +263,7 @@ def goes_on(run: Sequence[Number], new: Number, gap: str, words: Words) -> bool:
 
 def spelled(run: Sequence[Number], text: str) -> Iterator[Number]:
     """Words in a row, or digits and words, as the numbers that they say."""
-    if len(run) < 2 or len(run[0].values[0]) > LONG:
+    if len(run) < 2 or len(run[0].values[0]) > MAX_NUMBER_LENGTH:
         yield from run
         return
     rest = iter(run)
@@ -286,7 +286,9 @@ def joined(text: str) -> str:
 Sides = tuple[list[Number], list[Number]]  # of the line and of its translation
 
 
-def differing(source: str, translation: str, src_lang: str = "", tgt_lang: str = "") -> str:
+def find_number_mismatch(
+    source: str, translation: str, src_lang: str = "", tgt_lang: str = ""
+) -> str:
     """What only one side says, such as "899,00 → 899,000"; "" if both say the same.  A language is
     what the model calls it, and "" if nobody knows."""
     source, translation = NUMBERED_ENTITY.sub(" ", source), NUMBERED_ENTITY.sub(" ", translation)
@@ -408,7 +410,7 @@ def symbols() -> re.Pattern[str]:
 
 
 @lru_cache
-def amounts() -> re.Pattern[str]:
+def amount_pattern() -> re.Pattern[str]:
     """Find a number with such a unit, which is the group `unit`; 60s are no seconds."""
     unit = re.sub(r"\?P<(?:prefix|base|plain)>", "?:", symbols().pattern)
     return re.compile(
@@ -438,5 +440,7 @@ def lost_sign(source: str, translation: str) -> str:
     """The first minus, or sign of a unit, that has no form in the translation."""
     if (minus := MINUS.search(source)) and not NEGATIVE.search(translation):
         return minus[0]
-    found = (match["unit"] for each in (signs(), amounts()) for match in each.finditer(source))
+    found = (
+        match["unit"] for each in (signs(), amount_pattern()) for match in each.finditer(source)
+    )
     return next((u for u in dict.fromkeys(found) if not unit_forms(u).search(translation)), "")

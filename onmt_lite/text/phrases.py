@@ -19,7 +19,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from onmt_lite.errors import DataError
-from onmt_lite.text.lines import Line, from_text, from_texts
+from onmt_lite.text.lines import Line, line_from_text, lines_from_texts
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -67,7 +67,7 @@ def ended(text: str, phrase: str, alone: bool = False) -> bool:
     return False
 
 
-def occurs(text: str, phrase: str, alone: bool = False) -> bool:
+def contains_phrase(text: str, phrase: str, alone: bool = False) -> bool:
     """Whether a phrase stands in a whole text; see `ended`."""
     return ended(f" {text} ", phrase, alone)
 
@@ -80,29 +80,29 @@ def ends_with(text: str, words: str) -> bool:
 
 def parse_phrases(line: str) -> tuple[str, ...]:
     """The phrases of a line of -force_words or -ban_words, TAB between them; each of them once."""
-    phrases = (single_spaced(part).strip() for part in line.split("\t"))
+    phrases = (collapse_spaces(part).strip() for part in line.split("\t"))
     return tuple(dict.fromkeys(filter(None, phrases)))
 
 
 def iter_phrases(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
     """Yield the phrases of each line; `name` is the name of the argument in a TypeError."""
     if isinstance(phrases, str | None):
-        return repeat(parse_phrases(from_text(phrases or "", 0).text))
-    return (parse_phrases(line.text) for line in from_texts(phrases, name))
+        return repeat(parse_phrases(line_from_text(phrases or "", 0).text))
+    return (parse_phrases(line.text) for line in lines_from_texts(phrases, name))
 
 
-def single_spaced(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     return SPACES.sub(" ", text)
 
 
 # -- rows of a search ------------------------------------------------------------------------------
 
 
-def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:
+def with_phrases(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:
     """The line with its phrases.  DataError for one that is forced and banned."""
     for phrase in forced:
         for other in banned:
-            if occurs(phrase, other):
+            if contains_phrase(phrase, other):
                 inside = "" if phrase == other else f", of which {other[:50]!r} is a part"
                 raise DataError(
                     f"line {line.id + 1}: {phrase[:50]!r} is forced{inside}, and banned; take it "
@@ -111,7 +111,7 @@ def marked(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line
     return replace(line, forced=forced, banned=banned) if forced or banned else line
 
 
-class Surfaces:
+class SurfaceForms:
     """The text that each token of a vocabulary adds, whatever the tokenizer.
 
     A space stands between two tokens unless one of them is glued to the other: to its left as `s`
@@ -126,7 +126,7 @@ class Surfaces:
         self.parts = [self._look_at(token) for token in vocab.tokens]
         texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
         self.any_glued = any(glued for _, glued, _ in texts)  # to its left
-        self.cores = [single_spaced(core).strip() for core, _, _ in self.parts]
+        self.cores = [collapse_spaces(core).strip() for core, _, _ in self.parts]
         self.in_order = sorted((core, i) for i, core in enumerate(self.cores))
         # Inside of these a word may end
         self.several = [i for i, core in enumerate(self.cores) if not all(map(is_word, core[1:]))]
@@ -235,10 +235,10 @@ class Surfaces:
             piece, joined = self.piece(token, joined)
             text += piece
         text += ANCHOR if joined else f" {ANCHOR}"
-        return text[1:-1].strip() == phrase and occurs(text, phrase)
+        return text[1:-1].strip() == phrase and contains_phrase(text, phrase)
 
 
-class State(NamedTuple):
+class PhraseState(NamedTuple):
     """The longest end of the text of a row that a phrase begins with, and the character before.
 
     So few states occur that what follows from each is kept.
@@ -249,7 +249,7 @@ class State(NamedTuple):
     matched: tuple[int, ...]  # of each forced phrase: how many tokens the row ends with, or MET
 
 
-class Effects(NamedTuple):
+class PhraseEffects(NamedTuple):
     """Tokens that may follow a state, and their effect on phrases."""
 
     forbidden: Sequence[int] = ()
@@ -269,38 +269,38 @@ class PhraseAutomaton:
 
     def __init__(
         self,
-        surfaces: Surfaces,
+        surface_forms: SurfaceForms,
         forced: Sequence[str],
         banned: Sequence[str],
-        own_words: Sequence[str] = (),
+        oov_words: Sequence[str] = (),
     ):
         """own_words: of the line, which a model that copies may say; see `Example`."""
-        self.surfaces, self.forced, self.banned = surfaces, forced, banned
-        self.own_words, self.n_tokens = own_words, len(surfaces.parts)
-        self.paths = [surfaces.spelt(phrase) for phrase in forced]
+        self.surface_forms, self.forced, self.banned = surface_forms, forced, banned
+        self.oov_words, self.n_tokens = oov_words, len(surface_forms.parts)
+        self.paths = [surface_forms.spelt(phrase) for phrase in forced]
         self.beginnings = {p[:n] for p in (*forced, *banned) for n in range(1, len(p) + 1)}
         self.longest = max(map(len, self.beginnings), default=0)
-        self.start = State(" ", True, (0,) * len(forced))
+        self.start = PhraseState(" ", True, (0,) * len(forced))
         self.after = lru_cache(CACHED)(self._after)
         self.effects = lru_cache(CACHED)(self._effects)
 
-    def _after(self, state: State, token: int) -> State:
+    def _after(self, state: PhraseState, token: int) -> PhraseState:
         """The state of a row that goes on with a token."""
         text, joined = self._extended(state, token)
         matched = [self._matched(i, state, token, text) for i in range(len(self.forced))]
         starts = range(max(1, len(text) - self.longest), len(text))
         tails = (i for i in starts if text[i:] in self.beginnings and borders(text[i - 1], text[i]))
-        return State(text[next(tails, len(text)) - 1 :], joined, tuple(matched))
+        return PhraseState(text[next(tails, len(text)) - 1 :], joined, tuple(matched))
 
-    def _extended(self, state: State, token: int) -> tuple[str, bool]:
+    def _extended(self, state: PhraseState, token: int) -> tuple[str, bool]:
         """The end of the text with a token, and whether this joins the next one."""
-        word = token if token < self.n_tokens else self.own_words[token - self.n_tokens]
-        piece, joined = self.surfaces.piece(word, state.joined)
+        word = token if token < self.n_tokens else self.oov_words[token - self.n_tokens]
+        piece, joined = self.surface_forms.piece(word, state.joined)
         # If no token is glued to its left, a space follows: the word has ended
-        space = "" if joined or self.surfaces.any_glued else " "
-        return single_spaced(state.tail + piece + space), joined
+        space = "" if joined or self.surface_forms.any_glued else " "
+        return collapse_spaces(state.tail + piece + space), joined
 
-    def _matched(self, i: int, state: State, token: int, text: str) -> int:
+    def _matched(self, i: int, state: PhraseState, token: int, text: str) -> int:
         """How many tokens of forced phrase i a row ends with after a token, or MET."""
         path, n = self.paths[i], state.matched[i]
         if n == MET or ended(text, self.forced[i]):
@@ -312,7 +312,7 @@ class PhraseAutomaton:
                 return m if m > 1 or apart else 0
         return 0
 
-    def _bank(self, state: State) -> int:
+    def _bank(self, state: PhraseState) -> int:
         """How many tokens of forced phrases a row holds.
 
         The end of the text counts for one phrase alone: with "cat" and "category" a row would else
@@ -321,7 +321,7 @@ class PhraseAutomaton:
         met = sum(len(path) for path, n in zip(self.paths, state.matched) if n == MET)
         return met + max((*state.matched, 0))
 
-    def _effects(self, state: State) -> Effects:
+    def _effects(self, state: PhraseState) -> PhraseEffects:
         """The effects of tokens that may follow a state."""
         forbidden, completing = [], []
         for token in self._critical(state.tail):
@@ -341,17 +341,17 @@ class PhraseAutomaton:
                 wanted.append((token, then))
         goes_on = True if at_end else False if any(complete) else None
         may_end = not at_end and all(complete)
-        return Effects(forbidden, completing, goes_on, may_end, bank, wanted)
+        return PhraseEffects(forbidden, completing, goes_on, may_end, bank, wanted)
 
     def _critical(self, tail: str) -> list[int]:
         """Tokens after which a banned phrase may be complete."""
         if not self.banned:
             return []
-        found = set(range(self.n_tokens, self.n_tokens + len(self.own_words)))
+        found = set(range(self.n_tokens, self.n_tokens + len(self.oov_words)))
         for phrase in self.banned:
-            cores = self.surfaces.cores
-            found.update(i for i in self.surfaces.several if phrase in cores[i])
+            cores = self.surface_forms.cores
+            found.update(i for i in self.surface_forms.several if phrase in cores[i])
             for n in range(len(phrase)):
                 if n == 0 or ends_with(tail, phrase[:n]):
-                    found.update(self.surfaces.beginning(phrase[n:].lstrip()))
+                    found.update(self.surface_forms.beginning(phrase[n:].lstrip()))
         return sorted(found)

@@ -36,7 +36,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
-from onmt_lite.text.lines import in_capitals
+from onmt_lite.text.lines import is_all_uppercase
 from onmt_lite.text.markup import (
     ENTITY,
     HINT,
@@ -50,7 +50,7 @@ from onmt_lite.text.markup import (
     head_of,
     inside_items,
 )
-from onmt_lite.text.numbers import amounts
+from onmt_lite.text.numbers import amount_pattern
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
 
 UnknownRule = Literal["copy", "drop", "model"]
@@ -105,7 +105,7 @@ MASK = "\ufffc"  # the character for an object, in place of an item
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownPolicy:
     """Handling of unknown characters, from the description of a model."""
 
     rule: UnknownRule = "model"
@@ -124,11 +124,11 @@ def is_one_word(text: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Item:
+class MaskedSpan:
     """An item that was taken out of a line."""
 
     text: str
-    stand_in: str  # a word that the model reads in its place; "" for a mark
+    placeholder: str  # a word that the model reads in its place; "" for a mark
     # "left": it follows the translation of the word before it; "right": it precedes that of the
     # word after it; or it stays at the "start" or the "end" of the line, or before the marks with
     # which the line "closes"
@@ -139,28 +139,28 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MaskedLine:
     """A line as the model reads it: `parts` of text and, between each two of them, an item."""
 
     plain: str  # the line before anything was taken out
     parts: tuple[str, ...]
-    items: tuple[Item, ...] = ()
+    items: tuple[MaskedSpan, ...] = ()
     passes: bool = False  # it is not to be translated but passed through
     head: str = ""  # marks at the start of the line, which are not in `plain` and `parts`
 
     @property
     def text(self) -> str:
-        stand_ins = [item.stand_in for item in self.items]
+        stand_ins = [item.placeholder for item in self.items]
         return "".join(part + name for part, name in zip(self.parts, [*stand_ins, ""]))
 
     def of_target(self, text: str) -> str:
         """A translation as it would be without the items: a reference, or its beginning."""
         text = text.removeprefix(self.head)
         for item in self.items:
-            text = text.replace(item.text, item.stand_in or " " * item.joins, 1)
+            text = text.replace(item.text, item.placeholder or " " * item.joins, 1)
         return text
 
-    def lower(self) -> "Reading":
+    def lower(self) -> "MaskedLine":
         """In small letters, but for the stand-ins."""
         return replace(self, parts=tuple(part.lower() for part in self.parts))
 
@@ -174,7 +174,7 @@ class Reading:
     def encloses_text(self, i: int) -> bool:
         """Return True if item i opens a pair around words."""
         stop = self.items[i].partner or i
-        has_stand_in = any(item.stand_in for item in self.items[i:stop])
+        has_stand_in = any(item.placeholder for item in self.items[i:stop])
         return has_stand_in or any(map(str.isalnum, "".join(self.parts[i + 1 : stop + 1])))
 
 
@@ -203,14 +203,14 @@ def _unescaped(mark: str) -> str:
     return html.unescape(mark) if mark[-1] == ";" else mark
 
 
-class Extractor:
+class LineMasker:
     """Takes unknown characters, markup and placeholders out of lines."""
 
     def __init__(
         self,
         encode: Callable[[str], list[str]],
         lacks: Callable[[str], bool],
-        unknown: Unknown,
+        unknown: UnknownPolicy,
     ):
         """encode cuts text into tokens; lacks says whether the model does not know a token."""
         self.encode, self.lacks, self.unknown = encode, lacks, unknown
@@ -225,7 +225,7 @@ class Extractor:
             return False
         return char not in self.unknown.rare and unicodedata.category(char) != "Cf"
 
-    def extract(self, line: str) -> Reading | None:
+    def extract(self, line: str) -> MaskedLine | None:
         """Take the items out of a line; None for a line without items."""
         has_words = any(map(str.isalnum, line))
         language, start = LANGUAGE.match(line), 0
@@ -233,7 +233,7 @@ class Extractor:
             start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
         head = head_of(line, start)
         line = line[:start] + line[start + len(head) :]
-        hinted = head or HINT.search(line) or self.unknown.numbers and amounts().search(line)
+        hinted = head or HINT.search(line) or self.unknown.numbers and amount_pattern().search(line)
         if has_words and all(map(self.knows, set(line))) and not hinted:
             return None
         if not has_words and not self.encode(line):  # blank
@@ -250,12 +250,12 @@ class Extractor:
         unknown = sum(char.isalpha() and not self.knows(char) for char in line)
         known = sum(char.isalpha() for part in parts for char in part)
         passes = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
-        return Reading(line, tuple(parts), tuple(items), passes, head)
+        return MaskedLine(line, tuple(parts), tuple(items), passes, head)
 
     def _plain(self, line: str) -> str:
         """Replace unknown characters by known plain equivalents, but inside items."""
         words = self.unknown.words
-        if words and in_capitals(PATTERNS.sub("", line)):
+        if words and is_all_uppercase(PATTERNS.sub("", line)):
             words = {mark: word.upper() for mark, word in words.items()}
         line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
         line = _replaced(ENTITY_OF_TEXT, self._character, line)
@@ -311,7 +311,7 @@ class Extractor:
         classes = list(map(self._class, line))
         for span in spans:
             classes[span.start : span.end] = "#" * (span.end - span.start)
-        for match in amounts().finditer(line) if self.unknown.numbers else ():
+        for match in amount_pattern().finditer(line) if self.unknown.numbers else ():
             if "#" not in classes[match.start() : match.end()]:  # 10 KBps
                 spans.append(Span(*match.span(), True))
                 classes[match.start() : match.end()] = "#" * len(match[0])
@@ -392,17 +392,17 @@ def _pair(line: str, spans: list[Span]) -> None:
             opened.append((closing, i))
 
 
-def _stand_ins(line: str, spans: Sequence[Span], unknown: Unknown) -> list[str]:
+def _stand_ins(line: str, spans: Sequence[Span], unknown: UnknownPolicy) -> list[str]:
     """A stand-in for each word, while there are some that the line does not hold; "" for others."""
     lower = line.lower()
     names = (name for name in unknown.names if name.lower() not in lower)
     numbers = chain((name for name in unknown.numbers if name not in lower), names)
     texts = [span.of(line) for span in spans]
-    free = [numbers if NUMBER.match(t) or amounts().fullmatch(t) else names for t in texts]
+    free = [numbers if NUMBER.match(t) or amount_pattern().fullmatch(t) else names for t in texts]
     return [next(left, "") if span.is_word else "" for left, span in zip(free, spans)]
 
 
-def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item:
+def _item(line: str, span: Span, placeholder: str, before: int, after: int) -> MaskedSpan:
     """Make the item of a span; before, after: classes of `_fillings` on either side."""
     text, glued, opens = span.of(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
@@ -421,18 +421,18 @@ def _item(line: str, span: Span, stand_in: str, before: int, after: int) -> Item
         side = "right"
     elif after == 1 and not (any(glued) or span.closes or follows_number):
         side = "closes"
-    return Item(text, stand_in, side, spaced, joins, span.partner)
+    return MaskedSpan(text, placeholder, side, spaced, joins, span.partner)
 
 
-def _respaced(parts: list[str], items: Sequence[Item]) -> list[str]:
+def _respaced(parts: list[str], items: Sequence[MaskedSpan]) -> list[str]:
     """Parts with the spaces that stand-ins need, without spaces that marks leave over."""
     parts, last = [*parts], ""
     for i, item in enumerate(items):
         last = parts[i][-1:] or last
-        if item.stand_in:
+        if item.placeholder:
             parts[i] += " " * last.isalnum()
             parts[i + 1] = " " * parts[i + 1][:1].isalnum() + parts[i + 1]
-            last = item.stand_in
+            last = item.placeholder
         elif item.joins:
             parts[i + 1] = " " * bool(last and not last.isspace()) + parts[i + 1]
         elif not last or last.isspace():

@@ -71,7 +71,7 @@ class Abbreviations(NamedTuple):
 
 
 @lru_cache
-def abbreviations() -> Abbreviations:
+def load_abbreviations() -> Abbreviations:
     """Load abbreviations.yaml."""
     data = yaml.safe_load(DATA.read_bytes())
     words = {name: " ".join(data[name].values()).split() for name in ("number", "last", "never")}
@@ -104,7 +104,7 @@ def is_abbreviation(word: str, before: str, following: str, one_case: bool) -> b
 
 def _type(word: str, one_case: bool) -> str:
     """Return the list that has a word, "" if none has."""
-    known = abbreviations()
+    known = load_abbreviations()
     if one_case or word.isupper() and len(word) > 1 and word not in known.types:
         return known.lowercase.get(word.lower(), "")
     return known.types.get(word, "")
@@ -117,7 +117,7 @@ def _guess(word: str) -> str:
     if not word.isalpha() or len(word) == 1:
         return "never"
     is_short = len(word) <= 4 and not VOWEL.search(word)
-    is_last = word.lower().endswith(abbreviations().suffixes) or ROMAN.fullmatch(word)
+    is_last = word.lower().endswith(load_abbreviations().suffixes) or ROMAN.fullmatch(word)
     return "last" if is_short or is_last else ""
 
 
@@ -127,4 +127,4 @@ def _starts(word: str) -> bool:
     if first is None:
         return False
     loud = first[0].isupper() and len(first[0]) > 1
-    return (first[0].capitalize() if loud else first[0]) in abbreviations().starts
+    return (first[0].capitalize() if loud else first[0]) in load_abbreviations().starts

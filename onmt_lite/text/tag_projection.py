@@ -12,7 +12,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 from unicodedata import category
 
-from onmt_lite.text.placeholders import CLOSING, Item, Reading
+from onmt_lite.text.placeholders import CLOSING, MaskedLine, MaskedSpan
 from onmt_lite.text.tokenizers import SPACER
 
 Span = tuple[int, int]  # from one place or index to another
@@ -22,11 +22,11 @@ STOPS = (".", "!", "?")  # ends of sentences
 UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
 
-class Units:
+class TextUnits:
     """Words and punctuation marks in the text of some tokens, with their places."""
 
     def __init__(self, tokens: Sequence[str]):
-        texts = texts_of(tokens)
+        texts = token_texts(tokens)
         text = "".join(texts)
         # Characters without spaces, before each character
         n_before = [0, *accumulate(not char.isspace() for char in text)]
@@ -45,7 +45,7 @@ class Units:
         for added in texts:
             # Further bytes of a character go with its first
             self.of_token.append(self.at(at) if added else self.of_token[-1])
-            at += n_places(added)
+            at += count_nonspace(added)
 
     def at(self, place: int) -> int:
         """Index of the unit at a place, or of the last unit before; -1 if there is none."""
@@ -56,7 +56,7 @@ class Units:
         return bisect_left(self.stops, unit)
 
 
-def texts_of(tokens: Sequence[str]) -> list[str]:
+def token_texts(tokens: Sequence[str]) -> list[str]:
     """The text that each token adds; of a character that bytes spell, the first byte adds all.
 
     Bytes that spell nothing are a mark each, as sentencepiece has them.
@@ -73,11 +73,11 @@ def texts_of(tokens: Sequence[str]) -> list[str]:
     return texts
 
 
-def n_places(text: str) -> int:
+def count_nonspace(text: str) -> int:
     return sum(not char.isspace() for char in text)
 
 
-class Aligned:
+class AlignedText:
     """Units of a source and of a translation, and which of them correspond.
 
     Sentences keep their order, though attention often takes one full stop for another: if both
@@ -86,7 +86,7 @@ class Aligned:
 
     def __init__(self, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int]):
         """sources  index of the source token for each token of the translation"""
-        self.source, self.target = source, target = Units(src_tokens), Units(tokens)
+        self.source, self.target = source, target = TextUnits(src_tokens), TextUnits(tokens)
         paired = source.marks == target.marks
         stops = dict(zip(target.stops, source.stops)) if paired else {}
         # For each unit of the translation: the source units that its tokens attend to
@@ -197,7 +197,9 @@ def keep_apart(spans: dict[int, list[Span]]) -> None:
 class Editor:
     """Puts the items of one source back into one translation of it."""
 
-    def __init__(self, items: Sequence[Item], places: Sequence[int], aligned: Aligned, text: str):
+    def __init__(
+        self, items: Sequence[MaskedSpan], places: Sequence[int], aligned: AlignedText, text: str
+    ):
         """places  of the items in the source"""
         self.items, self.places, self.aligned, self.text = items, places, aligned, text
         self.full = [i for i, char in enumerate(text) if not char.isspace()]
@@ -278,12 +280,12 @@ class Editor:
                 self.edits_of[number] = [(index, stop, new)]
         return rooms
 
-    def _alone(self, item: Item, place: int, room: Span) -> list[Edit]:
+    def _alone(self, item: MaskedSpan, place: int, room: Span) -> list[Edit]:
         """Edits for an item that has no partner, or whose partner was cut off."""
-        if not item.stand_in:
+        if not item.placeholder:
             return [self._insertion(item, clamp(self._index(item, place), room))]
         # With a letter or two more it would be a form of the name, such as a genitive
-        name = re.compile(rf"(?<!\w){re.escape(item.stand_in)}\w{{0,2}}(?!\w)", re.IGNORECASE)
+        name = re.compile(rf"(?<!\w){re.escape(item.placeholder)}\w{{0,2}}(?!\w)", re.IGNORECASE)
         spans = [match.span() for match in name.finditer(self.text)]
         if not spans:
             index = clamp(self._after(self.aligned.after(place + 1)), room)
@@ -293,7 +295,7 @@ class Editor:
             edits.append((start - self.text[start - 1 : start].isspace(), end, ""))
         return edits
 
-    def _index(self, item: Item, place: int) -> int:
+    def _index(self, item: MaskedSpan, place: int) -> int:
         if item.side == "left":
             return self._after(self.aligned.after(place))
         if item.side == "right":
@@ -309,7 +311,7 @@ class Editor:
     def _before(self, place: int) -> int:
         return self.full[place] if place < len(self.full) else len(self.text)
 
-    def _insertion(self, item: Item, index: int) -> Edit:
+    def _insertion(self, item: MaskedSpan, index: int) -> Edit:
         """Insert the item with the spaces it had in the source, if there are none yet."""
         before, after = self.text[index - 1 : index] if index else "", self.text[index : index + 1]
         ahead = item.side in ("start", "right")
@@ -321,10 +323,10 @@ class Editor:
         return index, index, spaces[0] + item.text + spaces[1]
 
 
-def restore(
-    reading: Reading,
+def restore_spans(
+    masked_line: MaskedLine,
     encode: Callable[[str], list[str]],
-    aligned: Aligned,
+    aligned: AlignedText,
     text: str,
     case: Callable[[str], str] = str,
 ) -> tuple[str, bool]:
@@ -338,22 +340,22 @@ def restore(
         The translation, and whether a pair that encloses words in the source encloses none in it.
     """
     places, at = [], 0
-    for part, item in zip(reading.parts, reading.items):
-        at += n_places("".join(texts_of(encode(part))))
+    for part, item in zip(masked_line.parts, masked_line.items):
+        at += count_nonspace("".join(token_texts(encode(part))))
         places.append(at)
-        at += n_places(item.stand_in)
-    pieces, end = [reading.head], 0
+        at += count_nonspace(item.placeholder)
+    pieces, end = [masked_line.head], 0
     n_filled, filled_before = 0, dict[int, int]()  # pieces with words before each item
-    for i, (start, stop, new) in Editor(reading.items, places, aligned, text).edits():
+    for i, (start, stop, new) in Editor(masked_line.items, places, aligned, text).edits():
         between = case(text[end:start])
         pieces += [between, new]
         n_filled += any(map(str.isalnum, between))
         filled_before[i] = n_filled
-        n_filled += bool(reading.items[i].stand_in and new)
+        n_filled += bool(masked_line.items[i].placeholder and new)
         end = max(end, start, stop)
     empty = any(
-        filled_before[i] == filled_before.get(item.partner) and reading.encloses_text(i)
-        for i, item in enumerate(reading.items)
+        filled_before[i] == filled_before.get(item.partner) and masked_line.encloses_text(i)
+        for i, item in enumerate(masked_line.items)
         if item.partner is not None and i in filled_before
     )
     return "".join([*pieces, case(text[end:])]), empty

@@ -8,7 +8,7 @@ from typing import Protocol
 import sentencepiece as spm
 
 from onmt_lite.errors import CheckpointError
-from onmt_lite.text.bpe import join_bpe
+from onmt_lite.text.bpe import detokenize_bpe
 from onmt_lite.text.lines import LINE_BREAKS
 from onmt_lite.text.vocab import AddedToken
 
@@ -49,7 +49,7 @@ class SpaceTokenizer:
         return " ".join(tokens)
 
 
-def pieces_of(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
+def encode_subwords(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
     """Cut text.  Raises CheckpointError if the model is damaged as only a line brings to light."""
     try:
         return processor.encode(text, out_type=str)
@@ -64,7 +64,7 @@ class SentencePieceTokenizer:
         self.processor = processor
 
     def encode(self, text: str) -> list[str]:
-        return pieces_of(self.processor, text)
+        return encode_subwords(self.processor, text)
 
     encode_target = encode
 
@@ -113,7 +113,7 @@ def _cut_out(text: str, tokens: dict[str, AddedToken]) -> list[str]:
     return [*parts, text[end:]] if end < len(text) else parts
 
 
-class PieceTokenizer(SentencePieceTokenizer):
+class AddedTokenTokenizer(SentencePieceTokenizer):
     """Pieces of a sentencepiece model, between added tokens."""
 
     def __init__(
@@ -201,11 +201,11 @@ class MarianTokenizer:
             language = None if isinstance(part, AddedToken) else LANGUAGE.match(part)
             rest = part[language.end() :] if language else part
             tokens += [language[0]] if language else []
-            tokens += [part] if isinstance(part, AddedToken) else pieces_of(self.source, rest)
+            tokens += [part] if isinstance(part, AddedToken) else encode_subwords(self.source, rest)
         return tokens
 
     def encode_target(self, text: str) -> list[str]:
-        return pieces_of(self.target, text)
+        return encode_subwords(self.target, text)
 
     def decode(self, tokens: list[str]) -> str:
         """Join pieces.  Those that the model lacks keep their mark of a space."""
@@ -226,12 +226,12 @@ PLACEHOLDER = "｟"  # begins a token that is kept as it is
 CAPITALS_BEGIN, CAPITALS_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
 
 
-def join_pieces(tokens: list[str]) -> str:
+def detokenize_sentencepiece(tokens: list[str]) -> str:
     """Join pieces of sentencepiece, without its model."""
     return "".join(tokens).replace(SPACER, " ").strip()
 
 
-def join_joiner(tokens: list[str]) -> str:
+def detokenize_joiner(tokens: list[str]) -> str:
     """Join tokens with spaces, except on a side where a token has a joiner."""
     text, glued = "", True
     for token in restore_case(tokens, JOINER):
@@ -241,7 +241,7 @@ def join_joiner(tokens: list[str]) -> str:
     return text
 
 
-def join_spacer(tokens: list[str]) -> str:
+def detokenize_spacer(tokens: list[str]) -> str:
     """Join tokens, with a space before each that begins with a spacer, except the first."""
     cased = restore_case(tokens, SPACER)
     text = "".join(" " + t[1:] if t.startswith(SPACER) else t for t in cased)
@@ -275,10 +275,10 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
 # Tokenizer (pyonmttok 1.38.1), with its marks for capitals
 DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
     "space": " ".join,
-    "bpe": join_bpe,  # Mor@@ gen ! -> Morgen !
-    "sentencepiece": join_pieces,  # ▁Mor gen ! -> Morgen!
-    "joiner": join_joiner,  # Mor￭ gen ￭! -> Morgen!
-    "spacer": join_spacer,  # Mor gen ! ▁Ja -> Morgen! Ja
+    "bpe": detokenize_bpe,  # Mor@@ gen ! -> Morgen !
+    "sentencepiece": detokenize_sentencepiece,  # ▁Mor gen ! -> Morgen!
+    "joiner": detokenize_joiner,  # Mor￭ gen ￭! -> Morgen!
+    "spacer": detokenize_spacer,  # Mor gen ! ▁Ja -> Morgen! Ja
 }
 
 
@@ -288,7 +288,7 @@ DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
 Decode = Callable[[list[str]], str]
 
 
-def word_of_each(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
+def token_word_ids(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
     """For each token the number of its word in `text`, from 0: `▁Gu ten ▁Tag !` has 0 0 1 1.
 
     A word stands between white space.  A token that says nothing by itself, such as a mark for a
@@ -316,7 +316,7 @@ def word_log_probs(
     """
     sums = [0.0] * len(text.split())
     if sums:
-        for word, log_prob in zip(word_of_each(tokens, decode, text), log_probs):
+        for word, log_prob in zip(token_word_ids(tokens, decode, text), log_probs):
             sums[word] += log_prob
     return sums
 

@@ -27,8 +27,8 @@ from onmt_lite.text.lines import LINE_BREAKS
 
 NEWLINE = "｟newline｠"  # a line break of the text inside a line
 
-Cut = Callable[[str], list[str]]
-Join = Callable[[list[str]], str]
+TokenizeFn = Callable[[str], list[str]]
+DetokenizeFn = Callable[[list[str]], str]
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class TransformTokenizer:
     `encode` returns the tokens of the line without token affixes, which `src` and `tgt` have.
     """
 
-    cut: Cut
-    cut_target: Cut
-    join: Join
+    cut: TokenizeFn
+    cut_target: TokenizeFn
+    join: DetokenizeFn
     src: Affixes = Affixes()
     tgt: Affixes = Affixes()
 
@@ -84,11 +84,11 @@ class TransformTokenizer:
         return LINE_BREAKS.sub(" ", text)
 
 
-def pieces_cutter(pieces: spm.SentencePieceProcessor) -> Cut:
+def sentencepiece_encoder(pieces: spm.SentencePieceProcessor) -> TokenizeFn:
     return lambda text: pieces.encode(text.replace(NEWLINE, "\n"), out_type=str)
 
 
-def pieces_joiner(pieces: spm.SentencePieceProcessor) -> Join:
+def sentencepiece_decoder(pieces: spm.SentencePieceProcessor) -> DetokenizeFn:
     return lambda tokens: pieces.decode(tokens).replace("\n", NEWLINE)
 
 

@@ -47,7 +47,7 @@ class Vocab:
         return ids
 
     @classmethod
-    def named(cls, tokens: list[str], **special: str | None) -> "Vocab":
+    def from_tokens(cls, tokens: list[str], **special: str | None) -> "Vocab":
         """Make a vocabulary whose special tokens are found by text: `named(tokens, eos="</s>")`."""
         ids = cls(tokens).ids
         found: dict[str, Any] = {
@@ -73,13 +73,13 @@ class Vocab:
             return i in (None, self.unk_id)
         return self.is_special(i)
 
-    def encode(self, tokens: list[str], own_words: Sequence[str] = ()) -> list[int]:
+    def encode(self, tokens: list[str], oov_words: Sequence[str] = ()) -> list[int]:
         """Ids of text tokens.
 
         Tokens that the vocabulary lacks become unk, or, if they are in `own_words`, get ids after
         the vocabulary's.  Raises DataError if a token must become unk and the vocabulary has none.
         """
-        extension = {word: len(self) + i for i, word in enumerate(own_words)}
+        extension = {word: len(self) + i for i, word in enumerate(oov_words)}
         ids = []
         for token in tokens:
             i = extension.get(token, self.unk_id) if self.lacks(token) else self.ids[token]
@@ -97,9 +97,9 @@ class Vocab:
         Own words are all that the vocabulary lacks: a copied word that equals the end token must
         not end a translation.
         """
-        own_words = list(dict.fromkeys(filter(self.lacks, tokens)))
-        return self.encode(tokens, own_words), own_words
+        oov_words = list(dict.fromkeys(filter(self.lacks, tokens)))
+        return self.encode(tokens, oov_words), oov_words
 
-    def decode(self, ids: list[int], own_words: Sequence[str] = ()) -> list[str]:
+    def decode(self, ids: list[int], oov_words: Sequence[str] = ()) -> list[str]:
         n = len(self)
-        return [self.tokens[i] if i < n else own_words[i - n] for i in ids]
+        return [self.tokens[i] if i < n else oov_words[i - n] for i in ids]

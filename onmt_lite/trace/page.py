@@ -17,7 +17,7 @@ from itertools import accumulate, takewhile
 from operator import itemgetter
 from string import Formatter
 
-from onmt_lite.inference.records import Continuation, Trace, finite
+from onmt_lite.inference.records import Continuation, Trace, json_safe
 
 # OpenNMT-py's keys, and what a row has there
 KEYS = {
@@ -38,7 +38,7 @@ def to_json(traces: Sequence[Trace]) -> str:
     made room for a row follow them.  A row that does not exist has "" and null.
     """
     columns = {
-        key: [[[finite(getattr(row, name)) for row in rows] for rows in t.steps] for t in traces]
+        key: [[[json_safe(getattr(row, name)) for row in rows] for rows in t.steps] for t in traces]
         for key, name in KEYS.items()
     }
     return json.dumps(columns, ensure_ascii=False, allow_nan=False) + "\n"
@@ -49,8 +49,8 @@ def to_html(traces: Sequence[Trace]) -> str:
     lines = []
     for i, trace in enumerate(traces):
         result, body = Html(" (not translated)"), Html()
-        if trace.endings:
-            result, body = render_block("result", best=trace.endings[0]), render_body(trace)
+        if trace.hypotheses:
+            result, body = render_block("result", best=trace.hypotheses[0]), render_body(trace)
         parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
         lines.append(render_block("line", open=" open" * (i == 0), **parts))
     style = "\n".join(BLOCKS[name] for name in ("colours", "style", "drawing style"))
@@ -114,7 +114,7 @@ def render_body(trace: Trace) -> Html:
             row=make_anchor(trace, ending.step - 1, ending.row),
             cut_off="" if ending.ended else " (cut off)",
         )
-        for rank, ending in enumerate(trace.endings, 1)
+        for rank, ending in enumerate(trace.hypotheses, 1)
     ]
     width = max(map(len, trace.steps))
     heads = [f"row {k + 1}" for k in range(trace.beam_size)]
@@ -136,7 +136,7 @@ def render_body(trace: Trace) -> Html:
 def render_attention(trace: Trace) -> Html:
     """A heat map of the winner: a row for each of its tokens, a column for each of the source."""
     rows = []
-    for token, weights in zip(trace.endings[0].tokens, trace.attention):
+    for token, weights in zip(trace.hypotheses[0].tokens, trace.attention):
         percent = [f"{100 * weight:.0f}" if weight >= 0.005 else "" for weight in weights]
         depth = [min(1.0, max(0.0, weight)) * 0.6 for weight in weights]
         cells = [render_block("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
@@ -156,7 +156,7 @@ KINDS = ("pale", "kept", "best")  # of nodes and lines, in the order in which li
 
 def render_drawing(trace: Trace) -> Html:
     """A search as SVG: a column for each step, a node for each row, lines to their parents."""
-    ranks = {(e.step - 1, e.row): rank for rank, e in enumerate(trace.endings)}
+    ranks = {(e.step - 1, e.row): rank for rank, e in enumerate(trace.hypotheses)}
     kinds = {place: "kept" for t, k in ranks for place in walk_back(trace, t, k)}
     kinds |= dict.fromkeys(enumerate(trace.path), "best")
     size, lanes = trace.beam_size, range(max(map(len, trace.steps)))
@@ -208,7 +208,7 @@ def render_node(trace: Trace, t: int, k: int, rank: int | None, kind: str, **pla
     if row.why:
         told.append(row.why)
     if rank is not None:
-        ending, kind = trace.endings[rank], f"{kind} ranked"
+        ending, kind = trace.hypotheses[rank], f"{kind} ranked"
         score = f"#{rank + 1} {format_value(ending.score)}"
         end = "finished" if ending.ended else "cut off"
         told.append(f"{end}, rank {rank + 1} with the score {format_value(ending.score)}")
@@ -239,7 +239,7 @@ def text_width(text: str) -> int:
 
 def render_step(trace: Trace, t: int, width: int) -> Html:
     """A step: its rows, the hypotheses that finished beside them, the dropped continuations."""
-    others = trace.others[t]
+    others = trace.pruned[t]
     n_blocked = sum(other.state == "blocked" for other in others)
     n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
     items = [
@@ -280,9 +280,9 @@ def make_anchor(trace: Trace, t: int, k: int) -> str:
 
 def explain_second_best(trace: Trace) -> list[Html]:
     """In sentences for somebody who has never seen a beam search."""
-    if len(trace.endings) < 2:
+    if len(trace.hypotheses) < 2:
         return [render_block("only one")]
-    best, second = trace.endings[:2]
+    best, second = trace.hypotheses[:2]
     two, gap = dict(best=best, second=second), best.score - second.score
     winner = [render_block("winner", gap=gap, **two), *[render_block("tie")] * (gap == 0)]
     # The sums, and the effect of dividing them by the length

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onmt_lite.inference.postprocess import Renderer
-from onmt_lite.inference.records import Continuation, Ending, Example, SearchResult, Trace
+from onmt_lite.inference.postprocess import Postprocessor
+from onmt_lite.inference.records import Continuation, Example, SearchResult, Trace, TracedHypothesis
 from onmt_lite.search.beam import SEARCH_EMPTY, Beam, CandidateList, FinishedHypothesis
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.slots import Slot
@@ -30,8 +30,8 @@ class Step(NamedTuple):
 class Tracer:
     """Records the searches of the traced lines of a batch: an Observer of `Runner`."""
 
-    def __init__(self, renderer: Renderer, examples: Sequence[Example]):
-        self.renderer, self.examples = renderer, examples
+    def __init__(self, postprocessor: Postprocessor, examples: Sequence[Example]):
+        self.postprocessor, self.examples = postprocessor, examples
         self.steps = {i: list[Step]() for i, e in enumerate(examples) if e.line.traced}
 
     def on_step(self, batch: BeamBatch, chosen: ChosenRows) -> None:
@@ -53,7 +53,7 @@ class Tracer:
             for t, step in enumerate(steps, 1)
         ]
         # Each row once: OpenNMT-py of 2018 fills its list up with rows that it has already
-        endings = dict[tuple[int, int], Ending]()
+        endings = dict[tuple[int, int], TracedHypothesis]()
         for hyp in hyps:
             ending = self._ending(hyp, steps, example, beam, found)
             endings.setdefault((ending.step, ending.row), ending)
@@ -72,7 +72,9 @@ class Tracer:
             path,
             list(endings.values()),
             explain_stop(beam, len(steps)),
-            self._attention(example, steps, path) if self.renderer.checkpoint.has_attention else [],
+            self._attention(example, steps, path)
+            if self.postprocessor.checkpoint.has_attention
+            else [],
         )
         return replace(found, trace=trace)
 
@@ -87,7 +89,7 @@ class Tracer:
         return replace(row, text=text, why=why)
 
     def _tokens(self, ids: list[int], example: Example) -> list[str]:
-        return self.renderer.checkpoint.tgt_vocab.decode(ids, example.own_words)
+        return self.postprocessor.checkpoint.tgt_vocab.decode(ids, example.oov_words)
 
     def _ending(
         self,
@@ -96,22 +98,25 @@ class Tracer:
         example: Example,
         beam: Beam,
         found: SearchResult,
-    ) -> Ending:
+    ) -> TracedHypothesis:
         ids, log_probs = beam.backtrack(hyp)
         tokens, key = self._tokens(ids, example), (hyp.score, sum(log_probs))
         # A hypothesis of the output has the text that its tokens became in the end
         text = next((h.text for h in found.hyps if (h.score, h.log_prob) == key), None)
         if text is None:
-            text = self.renderer.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
+            text = self.postprocessor.tokenizer.decode(tokens[:-1] if hyp.ended else tokens)
         length = hyp.step + (beam.offset if hyp.ended else beam.open_offset)
         norm = beam.spec.compute_length_norm(length)
         rows = [made.key if made.exists else None for made in steps[hyp.step - 1].rows]
         row = rows.index((hyp.row, hyp.token))
-        return Ending(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
+        return TracedHypothesis(text, tokens, log_probs, hyp.score, norm, hyp.ended, hyp.step, row)
 
     def _attention(self, example: Example, steps: list[Step], path: list[int]) -> list[list[float]]:
         """From each token of a path to the tokens of the line."""
-        before, late = self.renderer.checkpoint.src_margins[0], self.renderer.checkpoint.aligns_late
+        before, late = (
+            self.postprocessor.checkpoint.src_margins[0],
+            self.postprocessor.checkpoint.aligns_late,
+        )
         columns = slice(before, before + len(example.src_tokens))
         rows = [steps[t].rows[k].parent for t, k in enumerate(path)]
         made = [steps[t].attn[k, columns].tolist() for t, k in enumerate(rows)]

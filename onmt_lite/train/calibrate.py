@@ -39,9 +39,9 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
 from onmt_lite.jobs.reports import has_sacrebleu
-from onmt_lite.text.lines import Line, from_texts
+from onmt_lite.text.lines import Line, lines_from_texts
 from onmt_lite.text.placeholders import is_one_word
-from onmt_lite.text.tag_projection import Units
+from onmt_lite.text.tag_projection import TextUnits
 from onmt_lite.train.data import read_pairs
 
 USAGE = """\
@@ -119,9 +119,9 @@ def calibrate(options: CalibrateOptions) -> None:
     pairs, joined = [*chain(*files)], [*chain(*map(join_neighbors, files))]
     checkpoint = apply_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
-    made = pipeline.translate_lines(list(from_texts((src for src, _ in pairs), "lines")))
+    made = pipeline.translate_lines(list(lines_from_texts((src for src, _ in pairs), "lines")))
     config, n_found, n_shared = find_alignment_head(pipeline, made)
-    made += pipeline.translate_lines(list(from_texts((src for src, _ in joined), "lines")))
+    made += pipeline.translate_lines(list(lines_from_texts((src for src, _ in joined), "lines")))
     points = [
         Point(
             hyp.log_prob / len(hyp.token_log_probs),
@@ -259,9 +259,9 @@ def find_alignment_head(
     found: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
     for translation in made:
-        example = pipeline.examples.make(Line(translation.id, translation.src))
+        example = pipeline.preprocessor.make_example(Line(translation.id, translation.src))
         tokens = translation.hyps[0].tokens
-        source, target = Units(example.src_tokens), Units(tokens)
+        source, target = TextUnits(example.src_tokens), TextUnits(tokens)
         shared = source.unique.keys() & target.unique.keys()
         places = find_attended_tokens(pipeline, example, tokens) if shared else []
         for word in shared:

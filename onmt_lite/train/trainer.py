@@ -24,14 +24,14 @@ from onmt_lite.config.job_options import JobOptions, SpeedOptions
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import FileError, MemoryExhausted, OptionError, wrap_os_errors
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.runtime import DTYPES, choose, is_out_of_memory
+from onmt_lite.inference.runtime import DTYPES, is_out_of_memory, resolve_device
 from onmt_lite.jobs.progress import add_log_file, console_width, log_start, logging_to
 from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, noted_signals
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import lines_from_texts
 from onmt_lite.train import data, network, run_directory
 from onmt_lite.train.chart import HAS_MATPLOTLIB, draw_training_chart
 from onmt_lite.train.forecast import RunSpeed, forecast, measure_speed
@@ -100,7 +100,7 @@ def translate_greedily(
     options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
     model.eval()
     pipeline = Pipeline(native.make_checkpoint(model, sp), options)
-    translations = pipeline.translate_lines(list(from_texts(lines, "lines")))
+    translations = pipeline.translate_lines(list(lines_from_texts(lines, "lines")))
     model.train()
     return [translation.hyps[0].text for translation in translations]
 
@@ -117,7 +117,7 @@ class Trainer:
         files, learning = options.data, options.learning
         run_directory.check_files(options)
         speed = SpeedOptions(device=learning.device, precision=learning.precision)
-        self.device, precision = choose(speed, exact=True)
+        self.device, precision = resolve_device(speed, exact=True)
         self.dtype = DTYPES[precision]
         if learning.threads is not None:
             torch.set_num_threads(learning.threads)

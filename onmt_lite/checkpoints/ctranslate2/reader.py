@@ -141,7 +141,7 @@ def _read_vocabularies(
     bos = START if zero_start else config.get("bos_token")
     special = {"eos": config.get_str("eos_token"), "unk": config.get_str("unk_token")}
     special |= {"bos": bos} if isinstance(bos, str) else {}
-    source, target = (Vocab.named(tokens, **special) for tokens in (src, tgt))
+    source, target = (Vocab.from_tokens(tokens, **special) for tokens in (src, tgt))
     if target.eos_id is None:
         raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
     if not config.get_bool("add_source_eos", None):

@@ -43,7 +43,7 @@ from onmt_lite.checkpoints.weights import Weights
 from onmt_lite.errors import CheckpointError, Message
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.search.spec import TokenRules
-from onmt_lite.text.tokenizers import PieceTokenizer, SpaceTokenizer, Tokenizer
+from onmt_lite.text.tokenizers import AddedTokenTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import AddedToken, Vocab
 
 LanguageCheck = Callable[[Languages | None], object]
@@ -297,7 +297,7 @@ class TokenizerReader:
         added: Sequence[AddedToken],
         silent: Sequence[str] = (),
         keeps_spaces: bool = False,
-    ) -> PieceTokenizer:
+    ) -> AddedTokenTokenizer:
         """Return the tokenizer of lines.
 
         Args:
@@ -307,7 +307,7 @@ class TokenizerReader:
             keeps_spaces: see `PieceTokenizer`.
         """
         to_target = [token for token in added if not vocab.is_special(vocab.ids[token])]
-        return PieceTokenizer(self.processor, added, to_target, silent, keeps_spaces)
+        return AddedTokenTokenizer(self.processor, added, to_target, silent, keeps_spaces)
 
 
 def find_language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:

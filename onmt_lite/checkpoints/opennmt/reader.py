@@ -141,7 +141,7 @@ def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     if stored.get("src_feats"):
         raise CheckpointError(f"{path}: a model with word features, which is not supported")
     src, tgt = (
-        Vocab.named(tokens, pad=PAD, bos=BOS, eos=EOS, unk=UNK)
+        Vocab.from_tokens(tokens, pad=PAD, bos=BOS, eos=EOS, unk=UNK)
         for tokens in (_find_tokens(stored[side], path) for side in ("src", "tgt"))
     )
     start = stored.get("decoder_start_token", BOS)

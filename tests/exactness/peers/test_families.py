@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import lines_from_texts
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
@@ -60,8 +60,8 @@ def test_n_best_lists(name, seed):
         ROOT / name, device="cpu", precision="fp32", threads=1, tgt_lang=recorded["target"]
     )
     pipeline = translator.pipeline
-    make, direction = pipeline.examples.make, pipeline.direction(translator.options)
-    ids = [make(line, direction=direction).src_ids for line in from_texts(LINES, "lines")]
+    make, direction = pipeline.preprocessor.make_example, pipeline.direction(translator.options)
+    ids = [make(line, direction=direction).src_ids for line in lines_from_texts(LINES, "lines")]
     if OLD:
         tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / name, use_fast=False)
         assert ids == [tokenizer(line)["input_ids"] for line in LINES]

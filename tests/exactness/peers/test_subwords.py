@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.loading import read_own
-from onmt_lite.text.tokenizers import join_joiner, join_spacer
+from onmt_lite.inference.loading import tokenizer_from_options
+from onmt_lite.text.tokenizers import detokenize_joiner, detokenize_spacer
 
 HERE = Path(__file__).parents[2] / "data" / "transforms"
 CODES, PIECES = str(HERE / "src.codes"), str(HERE / "src.model")
@@ -16,7 +16,7 @@ LINES = st.text(st.sampled_from("derhunaltg xÄ.,'é￭▁@\u3000\t0/\u0301"), m
 
 
 def own(**options):
-    _, tokenizer = read_own(TranslateOptions.of(share_vocab=True, **options))
+    _, tokenizer = tokenizer_from_options(TranslateOptions.of(share_vocab=True, **options))
     return tokenizer
 
 
@@ -37,7 +37,10 @@ def test_onmt_tokenize_by_sentencepiece_alone(line):
 @given(LINES)
 def test_marks_are_joined(line):
     pyonmttok = pytest.importorskip("pyonmttok")
-    for mark, join in (("joiner_annotate", join_joiner), ("spacer_annotate", join_spacer)):
+    for mark, join in (
+        ("joiner_annotate", detokenize_joiner),
+        ("spacer_annotate", detokenize_spacer),
+    ):
         theirs = pyonmttok.Tokenizer("aggressive", case_markup=True, **{mark: True})
         tokens = theirs(line)
         assert join(tokens) == theirs.detokenize(tokens)

@@ -16,9 +16,9 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
-from onmt_lite.inference.search_setup import search_config, to_sentence
+from onmt_lite.inference.search_setup import make_search_config, to_sentence
 from onmt_lite.search.beam_search import decode
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import lines_from_texts
 from tests.support.files import change
 from tests.support.sweeps import swept
 
@@ -92,8 +92,8 @@ def test_n_best_lists_are_those_of_transformers(translators, name, i):
 def sources_of(translator, lines):
     direction = translator.pipeline.direction(translator.options)
     made = (
-        translator.pipeline.examples.make(line, direction=direction)
-        for line in from_texts(lines, "x")
+        translator.pipeline.preprocessor.make_example(line, direction=direction)
+        for line in lines_from_texts(lines, "x")
     )
     return [example.src_ids for example in made]
 
@@ -255,10 +255,10 @@ class TestLanguages:
         options = translator.options.updated(search="transformers", max_length=12)
         direction = translator.pipeline.direction(options)
         group = [
-            translator.pipeline.examples.make(x, direction=direction)
-            for x in from_texts(lines, "x")
+            translator.pipeline.preprocessor.make_example(x, direction=direction)
+            for x in lines_from_texts(lines, "x")
         ]
-        config = search_config(options, translator.checkpoint)
+        config = make_search_config(options, translator.checkpoint)
         sentences = [to_sentence(config, example) for example in group]
         found = [dict(decode(translator.model, sentences, config.spec, n)) for n in (5, 2)]
         best = [

@@ -12,7 +12,7 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.positions import make_sinusoids
-from onmt_lite.text.lines import from_texts
+from onmt_lite.text.lines import lines_from_texts
 from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of
 
 MARIAN = DATA / "hf" / "marian"
@@ -235,8 +235,8 @@ class TestLanguages:
     def source_ids(self, path, *lines, **options):
         translator = Translator.from_pretrained(path, device="cpu", threads=1, **options)
         direction = translator.pipeline.direction(translator.options)
-        make, vocab = translator.pipeline.examples.make, translator.checkpoint.src_vocab
-        made = (make(line, direction=direction) for line in from_texts(lines, "x"))
+        make, vocab = translator.pipeline.preprocessor.make_example, translator.checkpoint.src_vocab
+        made = (make(line, direction=direction) for line in lines_from_texts(lines, "x"))
         return [" ".join(vocab.decode(example.src_ids)) for example in made]
 
     @pytest.mark.parametrize("tokenizer, mark", [("auto", ""), ("space", "▁")])

@@ -11,7 +11,7 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.runtime import placed
+from onmt_lite.inference.runtime import move_to
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 from tests.support import random_models, tiny
@@ -77,14 +77,14 @@ def test_a_model_that_is_loaded_for_one_translator_is_not_copied(
 
 def test_a_copy_on_another_device():
     model = tiny.make_model()
-    moved = placed(model, torch.device("meta"), "fp32")
+    moved = move_to(model, torch.device("meta"), "fp32")
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
 def test_a_copy_shares_what_its_original_shares():
     model = tiny.make_model(share_embeddings=True, tie_output=True)
-    halved = placed(model, torch.device("cpu"), "bf16")
+    halved = move_to(model, torch.device("cpu"), "bf16")
     assert halved.output.weight is halved.src_embedding.token.weight
 
 
@@ -116,4 +116,4 @@ def test_a_model_that_does_not_fit(monkeypatch, in_place):
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
     with pytest.raises(MemoryExhausted, match="out of memory: the model does not fit on cpu; give"):
-        placed(tiny.make_model(), torch.device("cpu"), "bf16", in_place)
+        move_to(tiny.make_model(), torch.device("cpu"), "bf16", in_place)

@@ -13,8 +13,8 @@ import pytest
 
 from onmt_lite.checkpoints.subwords import read_bpe_codes
 from onmt_lite.errors import CheckpointError
-from onmt_lite.text.bpe import BytePairEncoder, join_bpe, parse_codes, parse_vocabulary
-from onmt_lite.text.tokenizers import DETOKENIZERS, join_pieces
+from onmt_lite.text.bpe import BytePairEncoder, detokenize_bpe, parse_codes, parse_vocabulary
+from onmt_lite.text.tokenizers import DETOKENIZERS, detokenize_sentencepiece
 
 STORED = json.loads((Path(__file__).parents[2] / "data" / "subwords.json").read_text("utf-8"))
 
@@ -49,7 +49,7 @@ class TestBytePairEncoder:
 
     def test_join_bpe_inverts_encode(self, encoder, case):
         for line in ("der hund sieht die katzenhunde", "aaaaaaabababab x 😀é"):
-            assert join_bpe(encoder.encode(line)) == line
+            assert detokenize_bpe(encoder.encode(line)) == line
 
     def test_encode_long_word_takes_linear_time(self, encoder, case):
         words = ["katzenhundeaaabab" * n for n in (100, 400)]
@@ -57,7 +57,7 @@ class TestBytePairEncoder:
             count_executed_lines(lambda word=word: encoder.encode(word)) for word in words
         )
         assert long < 5 * short
-        assert join_bpe(encoder.encode(words[1])) == words[1]
+        assert detokenize_bpe(encoder.encode(words[1])) == words[1]
 
 
 VERSION_2 = [case for case in STORED["bpe"] if case["codes"].startswith("#version: 0.2")]
@@ -131,9 +131,9 @@ def test_parse_codes_malformed_file_reports_line(text, line):
 
 def test_join_misplaced_subword_markers_are_kept():
     """A model may stop inside a word or produce a marker in the wrong position."""
-    assert join_bpe(["a@@", "b", "c@@"]) == "ab c"
-    assert join_bpe(["a@@b", "@@", "c"]) == "a@@b c"
-    assert join_pieces(["▁a", "b", "▁", "▁c"]) == "ab  c"
+    assert detokenize_bpe(["a@@", "b", "c@@"]) == "ab c"
+    assert detokenize_bpe(["a@@b", "@@", "c"]) == "a@@b c"
+    assert detokenize_sentencepiece(["▁a", "b", "▁", "▁c"]) == "ab  c"
 
 
 @pytest.mark.parametrize("name", ["joiner", "spacer"])

@@ -436,10 +436,10 @@ def test_of_training(line, idle):
 def test_model_notes_of_a_gpu(monkeypatch):
     import torch
 
-    from onmt_lite.inference.postprocess import model_notes
+    from onmt_lite.inference.postprocess import model_notices
 
     options = TranslateOptions.of(threads=2)
     checkpoint = load_checkpoint(TOY)
-    assert model_notes(options, checkpoint, torch.device("cpu")) == []
-    (note,) = model_notes(options, checkpoint, torch.device("cuda:0"))
+    assert model_notices(options, checkpoint, torch.device("cpu")) == []
+    (note,) = model_notices(options, checkpoint, torch.device("cuda:0"))
     assert note == "threads: without effect; the model runs on cuda:0"

@@ -11,7 +11,14 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference import runtime as budget
-from onmt_lite.inference.runtime import BYTES, LEAST, Budget, Limit, Size, bytes_at_once
+from onmt_lite.inference.runtime import (
+    MAX_BATCH_BYTES,
+    SMALLEST_BATCH,
+    BatchBudget,
+    BatchLimit,
+    MemoryEstimate,
+    batch_bytes,
+)
 from onmt_lite.jobs import worker
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
@@ -21,36 +28,36 @@ from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 GIB, MIB = 1 << 30, 1 << 20
-BASE = Size(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)
+BASE = MemoryEstimate(1, 32_000, past=2 * 6 * 512, source=2 * 6 * 512 + 7168, heads=16, longest=512)
 RANGES = [(1, 4), (5, 300_000), (0, 100_000), (0, 100_000), (0, 32), (1, 5_000)]
 SIZES = st.builds(
-    Size, *(st.integers(*least_most) for least_most in RANGES), st.sampled_from([2, 4])
+    MemoryEstimate, *(st.integers(*least_most) for least_most in RANGES), st.sampled_from([2, 4])
 )
 
 
 @given(SIZES, st.integers(1, 64), st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB))
 def test_a_batch_is_the_usual_one_or_a_half_of_it_again_and_again(size, beam, device, free):
-    n_bytes = bytes_at_once(device, free)
-    limit = Budget(size, device, n_bytes).limit(beam)
-    most = Budget(size, device, 1 << 60).limit(beam)
+    n_bytes = batch_bytes(device, free)
+    limit = BatchBudget(size, device, n_bytes).limit(beam)
+    most = BatchBudget(size, device, 1 << 60).limit(beam)
     halves = [most]
-    while halves[-1] != LEAST:
+    while halves[-1] != SMALLEST_BATCH:
         before = halves[-1]
-        halves.append(Limit(max(64, before.tokens // 2), max(1, before.sentences // 2)))
+        halves.append(BatchLimit(max(64, before.tokens // 2), max(1, before.sentences // 2)))
     assert limit in halves
-    assert limit == LEAST or limit.bytes(size, beam) <= n_bytes
+    assert limit == SMALLEST_BATCH or limit.bytes(size, beam) <= n_bytes
     if limit != most:  # twice as many would not fit
         assert halves[halves.index(limit) - 1].bytes(size, beam) > n_bytes
-    usual = Budget(size, device, bytes_at_once(device, None))
-    assert bool(Budget(size, device, n_bytes).notes(beam)) == (limit != usual.limit(beam))
+    usual = BatchBudget(size, device, batch_bytes(device, None))
+    assert bool(BatchBudget(size, device, n_bytes).notes(beam)) == (limit != usual.limit(beam))
 
 
 @given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB))
 def test_free_memory_matters_only_where_it_is_short(device, free, more):
-    n_bytes, rich = bytes_at_once(device, free), bytes_at_once(device, free + more)
-    assert n_bytes <= rich <= bytes_at_once(device, None) == BYTES[device]
-    if free >= 2 * BYTES[device]:
-        assert n_bytes == BYTES[device]
+    n_bytes, rich = batch_bytes(device, free), batch_bytes(device, free + more)
+    assert n_bytes <= rich <= batch_bytes(device, None) == MAX_BATCH_BYTES[device]
+    if free >= 2 * MAX_BATCH_BYTES[device]:
+        assert n_bytes == MAX_BATCH_BYTES[device]
     elif free >= 32 * MIB:
         assert free / 4 < n_bytes <= free / 2
     assert n_bytes & (n_bytes - 1) == 0  # so that it stays while memory comes and goes a little
@@ -63,10 +70,10 @@ def test_a_worked_example():
     """
     mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 101 * 6144 + 48 * 13_312 + 48 * 48 * 16)
     assert BASE.bytes(1, 48, 5) == mine
-    assert Budget(BASE, "cpu", 2 * GIB).limit(5) == Limit(3072, 64)
-    assert Budget(BASE, "cpu", 64 * mine - 1).limit(5) == Limit(1536, 32)
-    assert Budget(BASE, "cpu", 2 * GIB).limit(1) == Limit(3072, 320)
-    assert Budget(BASE, "cpu", 0).limit(5) == LEAST
+    assert BatchBudget(BASE, "cpu", 2 * GIB).limit(5) == BatchLimit(3072, 64)
+    assert BatchBudget(BASE, "cpu", 64 * mine - 1).limit(5) == BatchLimit(1536, 32)
+    assert BatchBudget(BASE, "cpu", 2 * GIB).limit(1) == BatchLimit(3072, 320)
+    assert BatchBudget(BASE, "cpu", 0).limit(5) == SMALLEST_BATCH
 
 
 @pytest.mark.parametrize("vocab, d, n_layers", [(8000, 16, 1), (60, 64, 3)])
@@ -93,7 +100,7 @@ def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
     found = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     found.sort(key=lambda e: e.start_ns())
     most = max(accumulate(event.nbytes() for event in found))
-    estimate = Size.of([model]).bytes(n, width, beam)
+    estimate = MemoryEstimate.of([model]).bytes(n, width, beam)
     assert estimate / 6 < most < estimate
 
 
@@ -130,7 +137,7 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
 
 
 def test_workers_share_the_free_memory(monkeypatch):
-    monkeypatch.setattr(worker, "read_parts", lambda *args, **more: None)
+    monkeypatch.setattr(worker, "load_files", lambda *args, **more: None)
     for free, share in ((6 * GIB, 2 * GIB), (None, None)):
         monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
         shared = worker.load(TranslateOptions.of(device="cpu"), 3)

@@ -23,7 +23,7 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
 from onmt_lite.jobs.reports import quoted, to_jsonl
 from onmt_lite.text.lines import Line
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.train.calibrate import (
     Point,
     find_alignment_head,
@@ -50,7 +50,7 @@ def model(tiny_checkpoint, tmp_path):
     shutil.copytree(tiny_checkpoint, path)
     made = Translator.from_pretrained(path, device="cpu").translate(tiny.SENTENCES)
     middle = statistics.median(t.hyps[0].log_prob / len(t.hyps[0].token_log_probs) for t in made)
-    native.update_manifest(path, {}, Unknown(), Confidence(-2.0 * middle, 2.0))
+    native.update_manifest(path, {}, UnknownPolicy(), Confidence(-2.0 * middle, 2.0))
     return path
 
 
@@ -248,7 +248,7 @@ def test_older_descriptions_still_load(model):
     (model / native.MANIFEST).write_text("{}", encoding="utf-8")
     changed(model, **manifest)
     checkpoint = native.load(model)
-    assert (checkpoint.unknown, checkpoint.confidence) == (Unknown(), None)
+    assert (checkpoint.unknown, checkpoint.confidence) == (UnknownPolicy(), None)
 
 
 class TestCalibrate:
@@ -287,7 +287,7 @@ class TestCalibrate:
         assert out.startswith(
             f"confidence: 12 lines, 6 joined; {n_right} of 18 are right, half of "
         )
-        assert checkpoint.unknown == Unknown("copy", ("Tom", "Ann"), (), {"&": "und"})
+        assert checkpoint.unknown == UnknownPolicy("copy", ("Tom", "Ann"), (), {"&": "und"})
         assert (path / native.WEIGHTS).read_bytes() == weights
         # What is not given stays
         run(load_calibrate_options(argv.split()[:4])[0])
@@ -322,7 +322,9 @@ class TestCalibrate:
     def test_where_each_head_of_each_layer_looks(self):
         """Of a model of several layers, with kernels that return weights where they are wanted."""
         pipeline = Translator.from_pretrained(device="cpu", threads=1).pipeline
-        (example,) = (pipeline.examples.make(Line(0, "Tom wohnt mit Maria in Boston.")),)
+        (example,) = (
+            pipeline.preprocessor.make_example(Line(0, "Tom wohnt mit Maria in Boston.")),
+        )
         tokens = ["▁Tom", "▁lives", "▁in", "▁Boston"]
         found = find_attended_tokens(pipeline, example, tokens)
         cfg = pipeline.model.cfg

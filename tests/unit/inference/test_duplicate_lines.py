@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.inference.pipeline import OF_A_LINE, Copies, kind_of
+from onmt_lite.inference.pipeline import PER_LINE_FIELDS, Deduplicator, deduplication_key
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.lines import Line
@@ -119,18 +119,22 @@ class TestKinds:
         example = Example(Line(0, "a"), [1], 1)
         others = {"line": Line(0, "b"), "src_ids": [2], "tgt_ids": [1], "copy_ids": [1]}
         other = replace(example, **{name: others.get(name, ("other",))})
-        assert kind_of(other) != kind_of(example)
+        assert deduplication_key(other) != deduplication_key(example)
 
     @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Line)])
     def test_all_of_a_line_but_its_number_and_what_passes_through(self, name):
         example = Example(Line(0, "a"), [1], 1)
         other = replace(example, line=replace(example.line, **{name: "other"}))
-        assert (kind_of(other) == kind_of(example)) == (name in OF_A_LINE) == (name in "id fields")
+        assert (
+            (deduplication_key(other) == deduplication_key(example))
+            == (name in PER_LINE_FIELDS)
+            == (name in "id fields")
+        )
 
     def test_values_of_any_shape_can_be_compared(self):
         values = [[1, [2]], ((1, 2), [3]), {"a": [1]}, {1, 2}, None]
         examples = [Example(Line(i, "a"), value, 1) for i, value in enumerate(values * 2)]
-        copies = Copies(examples, merge=True)
+        copies = Deduplicator(examples, merge=True)
         assert copies.distinct == examples[:5]
         assert copies.firsts == examples[:5] * 2
 
@@ -191,7 +195,7 @@ class TestJobs:
     def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
         words = JOBS[words]
         found, n_merged = run(words), sum(decoded)
-        monkeypatch.setattr(SearchConfig, "copies_are_equal", False)
+        monkeypatch.setattr(SearchConfig, "can_deduplicate", False)
         decoded.clear()
         assert found == run(words.replace("-workers 2", "-workers 1"))
         assert found["out"].count("\n") >= len(LINES)

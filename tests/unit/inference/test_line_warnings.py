@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.postprocess import loops, times_running
-from onmt_lite.text.lines import Line, to_line
+from onmt_lite.inference.postprocess import has_repetition, max_consecutive_repeats
+from onmt_lite.text.lines import Line, decode_line
 from tests.support.tables import WORDS, make_checkpoint, make_source
 
 
@@ -32,9 +32,9 @@ def plainly(text: str) -> int:
 @settings(max_examples=300)
 @given(st.text(st.sampled_from("aAb1 .-"), max_size=14))
 def test_words_in_a_row_are_counted_as_by_trying_all(text):
-    assert (times_running(text) >= 3) == (plainly(text) >= 3)
+    assert (max_consecutive_repeats(text) >= 3) == (plainly(text) >= 3)
     if plainly(text) >= 3:
-        assert times_running(text) == plainly(text)
+        assert max_consecutive_repeats(text) == plainly(text)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_words_in_a_row_are_counted_as_by_trying_all(text):
     ],
 )
 def test_loops(text, source, expected):
-    assert loops(text, source) is expected
+    assert has_repetition(text, source) is expected
 
 
 def of_table(source, **options):
@@ -128,7 +128,9 @@ def test_unknown_tokens_are_counted(translator):
     ("role", "of_cut"), [("tgt", "tgt-too-long"), ("prefix", "prefix-truncated")]
 )
 def test_how_a_reference_or_prefix_was_read(translator, role, of_cut, raw, cut, expected):
-    example = translator.pipeline.examples.make(Line(0, "der hund"), **{role: to_line(raw, 0, cut)})
+    example = translator.pipeline.preprocessor.make_example(
+        Line(0, "der hund"), **{role: decode_line(raw, 0, cut)}
+    )
     assert example.notes == tuple(note.replace("of-cut", of_cut) for note in expected)
     assert (example.tgt_ids is None) == (role == "prefix" or cut)  # part of one has no score
 
@@ -137,5 +139,5 @@ def test_how_a_reference_or_prefix_was_read(translator, role, of_cut, raw, cut, 
 @pytest.mark.parametrize("role", ["tgt", "prefix"])
 def test_reference_without_text_has_one_note(translator, role, note):
     line = Line(0, "", ("truncated", note))
-    example = translator.pipeline.examples.make(Line(0, "der hund"), **{role: line})
+    example = translator.pipeline.preprocessor.make_example(Line(0, "der hund"), **{role: line})
     assert example.notes == (f"tgt-{note}",)

@@ -17,7 +17,7 @@ from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference import runtime as budget_module
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.runner import longer_side, source_length
-from onmt_lite.inference.runtime import Room, is_out_of_memory
+from onmt_lite.inference.runtime import OomRetry, is_out_of_memory
 from onmt_lite.search.teacher_forcing import score_targets
 from onmt_lite.text.lines import Line
 from tests.support import random_models, tiny
@@ -75,7 +75,7 @@ def examples_of(lengths, first):
 )
 def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_at_once, n_before):
     """Memory has room for so many rows, and for so many tokens; it fails after `n_before`."""
-    room, failed, done = Room(""), [], []
+    room, failed, done = OomRetry(""), [], []
 
     def work(group, n):
         size = n * max(map(source_length, group))
@@ -107,7 +107,7 @@ def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_a
 )
 def test_half_as_many_are_tried_after_any_failure(batches, n_at_once, fails, dice):
     """Failures at random attempts, after so many results, which come in any order."""
-    room, done, tried, most = Room(""), [], [], math.inf
+    room, done, tried, most = OomRetry(""), [], [], math.inf
 
     def work(group, n):
         nonlocal most
@@ -313,7 +313,7 @@ def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
     sizes = small(monkeypatch, "score_targets", 100)
     fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
     fresh.score(["a" + " " * i for i in range(6)], ["red"] * 6)  # no copies
-    length = longer_side(fresh.pipeline.examples.make(Line(0, "a"), Line(0, "red")))
+    length = longer_side(fresh.pipeline.preprocessor.make_example(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
     assert sizes[0] == 10 // length
 

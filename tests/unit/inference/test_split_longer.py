@@ -15,7 +15,7 @@ from onmt_lite.checkpoints.checkpoint import Confidence, describe
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError
 from onmt_lite.text.lines import Line
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.train.calibrate import calibrate, load_calibrate_options
 from tests.support import tiny
@@ -272,11 +272,11 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     assert native.load(Path("data/de-en")).split_longer == 100
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     assert native.load(tmp_path).split_longer == 0
-    native.update_manifest(tmp_path, {}, Unknown(), None, 70)
+    native.update_manifest(tmp_path, {}, UnknownPolicy(), None, 70)
     assert native.load(tmp_path).split_longer == 70
     said = describe(native.load(tmp_path), "model")
     assert "asks for           -split_longer 70\n" in said
-    native.update_manifest(tmp_path, {}, Unknown(), None, -1)
+    native.update_manifest(tmp_path, {}, UnknownPolicy(), None, -1)
     with pytest.raises(CheckpointError, match="split_longer is below 0"):
         native.load(tmp_path)
 

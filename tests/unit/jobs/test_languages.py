@@ -15,7 +15,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, MemoryExhausted, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import run_job
-from onmt_lite.text.placeholders import Unknown
+from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.train.calibrate import apply_options, load_calibrate_options
 from tests.support.files import change
 
@@ -130,11 +130,11 @@ def test_a_description_whose_languages_are_no_pair(tiny_checkpoint, tmp_path, en
 
 def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tmp_path):
     assert load_checkpoint(tiny_checkpoint).language_pair == ("", "")
-    native.update_manifest(pair, {}, Unknown(), None)
+    native.update_manifest(pair, {}, UnknownPolicy(), None)
     assert load_checkpoint(pair).language_pair == ("de", "en")
     options = load_calibrate_options(["-model", "a", "-valid", "b", "-languages", "xx", "yy"])[0]
     changed = apply_options(load_checkpoint(pair), options)
-    native.update_manifest(pair, {}, Unknown(), None, pair=changed.language_pair)
+    native.update_manifest(pair, {}, UnknownPolicy(), None, pair=changed.language_pair)
     assert load_checkpoint(pair).language_pair == ("xx", "yy")
     assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")
     for words in (["de"], ["de", "en", "fr"]):

@@ -295,7 +295,7 @@ def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_
 
 def test_killed_search_for_gpus_ends_loading_with_the_exit_code_of_memory(monkeypatch):
     kill = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    monkeypatch.setattr(worker_module, "choose", kill)
+    monkeypatch.setattr(worker_module, "resolve_device", kill)
     with pytest.raises(WorkerLost, match="looks for GPUs was killed") as caught:
         worker_module.choose_machines(OPTIONS)
     assert caught.value.exit_code == MEMORY

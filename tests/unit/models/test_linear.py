@@ -130,16 +130,16 @@ class TestChoice:
         monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
         model, x = tiny.make_model(d_model=128), torch.tensor([[4, 5, 6]])
         expected = model.encode(x, torch.tensor([3])).bank
-        assert runtime.kernels_of(runtime.placed(model, CPU, "auto")) == "packed"
+        assert runtime.kernels_of(runtime.move_to(model, CPU, "auto")) == "packed"
         monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-        found = runtime.placed(model, CPU, "auto")
+        found = runtime.move_to(model, CPU, "auto")
         assert runtime.kernels_of(found) == "" and found.encoder[0].ffn.up.kernel is None
         assert torch.equal(found.encode(x, torch.tensor([3])).bank, expected)
 
     def test_models(self, without):
         """Precision and kernel of whole models."""
         chosen = {
-            (precision, width): runtime.placed(tiny.make_model(d_model=width), CPU, precision)
+            (precision, width): runtime.move_to(tiny.make_model(d_model=width), CPU, precision)
             for precision in ("auto", "int8")
             for width in (64, 128)
         }
@@ -161,18 +161,18 @@ class TestChoice:
         for _ in range(2):
             processor.processor_words.cache_clear()
             models = (tiny.make_model(d_model=256, heads=4) for _ in range(3))
-            placed = [runtime.placed(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
-            chosen.append([*map(runtime.kernels_of, placed)])
+            moved = [runtime.move_to(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
+            chosen.append([*map(runtime.kernels_of, moved)])
         assert chosen[0] == chosen[1] == ["int8", "fp32", "int8"]
 
     @in_c
     def test_two_precisions_share_what_stays(self):
-        first = runtime.placed(tiny.make_model(), CPU, "int8")
-        second = runtime.placed(first, CPU, "fp32")
+        first = runtime.move_to(tiny.make_model(), CPU, "int8")
+        second = runtime.move_to(first, CPU, "fp32")
         assert second is not first
         assert second.output.kernel is not first.output.kernel
         assert all(a is b for a, b in zip(first.parameters(), second.parameters(), strict=True))
-        assert runtime.placed(first, CPU, "int8") is first
+        assert runtime.move_to(first, CPU, "int8") is first
 
     @pytest.mark.parametrize("kind", KERNELS)
     def test_a_copy_has_the_kernels(self, kind):

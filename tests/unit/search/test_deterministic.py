@@ -9,7 +9,7 @@ import torch
 
 import translate
 from onmt_lite import Translator
-from onmt_lite.inference.runtime import computing
+from onmt_lite.inference.runtime import thread_settings
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.search import slots as feed
 from onmt_lite.search.beam_search import BeamBatch
@@ -92,7 +92,7 @@ def test_threads_and_kernels_are_as_before_afterwards(monkeypatch):
         deterministic=True, threads=2
     )
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    with computing(speed.speed, torch.device("cuda")):
+    with thread_settings(speed.speed, torch.device("cuda")):
         assert torch.get_num_threads() == 1
         assert torch.are_deterministic_algorithms_enabled()
     assert before == (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())

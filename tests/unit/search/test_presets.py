@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.search_setup import search_config
+from onmt_lite.inference.search_setup import make_search_config
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.policy import FILTERS
@@ -282,12 +282,12 @@ def test_every_zero_is_the_same_condition():
     """CTranslate2 stops early where alpha and beta are zero, whichever zero that is."""
     checkpoint = make_checkpoint([make_source({}, logits(0.5, 0.5))])
     usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
-    stop = search_config(usual, checkpoint).spec.stop_rule
+    stop = make_search_config(usual, checkpoint).spec.stop_rule
     for alpha, beta in [(-0.0, -0.0), (0, 0), (-0.0, 0), (0.0, -0.0)]:
         given = dict(alpha=alpha, beta=beta, coverage_penalty="wu")
         same = replace(usual, search=replace(usual.search, **given))
-        assert search_config(same, checkpoint).spec.stop_rule == stop
+        assert make_search_config(same, checkpoint).spec.stop_rule == stop
         same = TranslateOptions.of(search="ctranslate2", length_penalty="avg", **given)
-        assert search_config(same, checkpoint).spec.stop_rule == stop
+        assert make_search_config(same, checkpoint).spec.stop_rule == stop
     other = TranslateOptions.of(search="ctranslate2", alpha=1e-9, length_penalty="avg")
-    assert search_config(other, checkpoint).spec.stop_rule != stop
+    assert make_search_config(other, checkpoint).spec.stop_rule != stop

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onmt_lite.api import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Example
-from onmt_lite.inference.runner import join_batches
+from onmt_lite.inference.runner import merge_batches
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch, decode
 from onmt_lite.search.presets import PRESETS
@@ -153,7 +153,7 @@ def test_a_bucket_is_at_most_twice_as_wide_as_its_batches():
             self.src_ids = [0] * n
 
     batches = [[Line(n)] * 2 for n in (40, 39, 21, 20, 19, 11, 9, 5, 4)]
-    buckets = join_batches(batches)
+    buckets = merge_batches(batches)
     widths = [[len(e.src_ids) for e in bucket[::2]] for bucket, _ in buckets]
     assert widths == [[40, 39, 21, 20], [19, 11], [9, 5], [4]]
     assert [n for _, n in buckets] == [2, 2, 2, 2]
@@ -163,4 +163,4 @@ def test_no_batch_of_a_bucket_is_wider_than_its_first():
     """As the first one is of the lines without a prefix, which come behind those with one."""
     examples = [Example(Line(i, ""), [0] * n, n) for i, n in enumerate([9, 8, 12, 11])]
     batches = [[replace(e, prefix_ids=(5,)) for e in examples[:2]], examples[2:]]
-    assert [len(bucket[0].src_ids) for bucket, _ in join_batches(batches)] == [9, 12]
+    assert [len(bucket[0].src_ids) for bucket, _ in merge_batches(batches)] == [9, 12]

@@ -66,7 +66,7 @@ def test_a_translator_counts_its_phases(translator, now, monkeypatch):
 
         monkeypatch.setattr(owner, name, work)
 
-    slowed(translator.pipeline.examples, "make", 1.0)
+    slowed(translator.pipeline.preprocessor, "make_example", 1.0)
     slowed(translator.model, "encode", 1000.0)
     slowed(translator.model, "init_state", 1_000_000.0)  # once a batch, as encode
     translator.pipeline.clock.take()

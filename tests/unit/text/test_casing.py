@@ -3,8 +3,8 @@
 import pytest
 
 from onmt_lite import Translator
-from onmt_lite.text.casing import lower_words, restore_capitals
-from onmt_lite.text.tag_projection import Aligned
+from onmt_lite.text.casing import lower_uppercase_words, restore_uppercase
+from onmt_lite.text.tag_projection import AlignedText
 
 LOWERED = """
 ACHTUNG: Der Boden ist nass. | ACHTUNG
@@ -51,7 +51,7 @@ def encode(translator):
 @pytest.mark.parametrize("case", LOWERED.strip().split("\n"))
 def test_words_in_uppercase_are_lowered(encode, case):
     line, words = case.split(" | ")
-    found, spans = lower_words(line, encode)
+    found, spans = lower_uppercase_words(line, encode)
     assert [line[start:end] for start, end in spans] == words.split(" ")
     assert found.lower() == line.lower()
     outside = [i for i in range(len(line)) if not any(a <= i < b for a, b in spans)]
@@ -61,31 +61,31 @@ def test_words_in_uppercase_are_lowered(encode, case):
 
 @pytest.mark.parametrize("line", KEPT.strip().split("\n"))
 def test_acronyms_and_codes_are_kept(encode, line):
-    assert lower_words(line, encode) == (line, ())
+    assert lower_uppercase_words(line, encode) == (line, ())
 
 
 def test_words_that_translate_them_become_uppercase():
     """Each target token has the source token at its index; spaces do not count as places."""
     source, target = ["▁achtung", ":", "▁der", "▁boden"], ["▁at", "tention", ":", "▁the", "▁floor"]
-    aligned = Aligned(source, target, [0, 0, 1, 2, 3])
-    found = restore_capitals("attention: the floor", aligned, ((0, 7),))
+    aligned = AlignedText(source, target, [0, 0, 1, 2, 3])
+    found = restore_uppercase("attention: the floor", aligned, ((0, 7),))
     assert found == "ATTENTION: the floor"
-    found = restore_capitals("attention: the floor", aligned, ((11, 16),))
+    found = restore_uppercase("attention: the floor", aligned, ((11, 16),))
     assert found == "attention: the FLOOR"
 
 
 def test_no_word_is_moved_to_another_sentence_by_attention():
     source, target = ["▁komm", ".", "▁geh", "."], ["▁come", ".", "▁go", "."]
     for sources in ([0, 1, 2, 1], [0, 1, 0, 1]):
-        found = restore_capitals("come. go.", Aligned(source, target, sources), ((0, 4),))
+        found = restore_uppercase("come. go.", AlignedText(source, target, sources), ((0, 4),))
         assert found == "COME. go."
 
 
 @pytest.mark.parametrize("line", SHIPPED)
 def test_the_shipped_model_translates_them(translator, line):
     (found,) = translator.translate([line])
-    loud, quiet = SHIPPED[line]
-    assert loud in found.text and quiet in found.text and "capitals" in found.notes
+    uppercase, quiet = SHIPPED[line]
+    assert uppercase in found.text and quiet in found.text and "capitals" in found.notes
 
 
 def test_forced_phrases_are_met_in_the_case_they_are_given(translator):
@@ -101,6 +101,6 @@ def test_lines_without_such_words_have_no_note(translator):
 
 def test_references_are_scored_as_their_lowercase(translator):
     line, lower = "ACHTUNG: Der Boden ist nass.", "achtung: Der Boden ist nass."
-    loud, quiet = "ATTENTION: the floor is wet.", "attention: the floor is wet."
-    scores = translator.score([line, lower], [loud, quiet])
+    uppercase, quiet = "ATTENTION: the floor is wet.", "attention: the floor is wet."
+    scores = translator.score([line, lower], [uppercase, quiet])
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)

@@ -13,7 +13,7 @@ from onmt_lite.jobs.inputs import look_at_inputs
 from onmt_lite.jobs.reports import to_jsonl
 from onmt_lite.jobs.tasks import Reader
 from onmt_lite.system.file_types import detect_file_type
-from onmt_lite.text.lines import MAX_DEPTH, Line, object_line
+from onmt_lite.text.lines import MAX_DEPTH, Line, line_from_json
 from tests.unit.text.test_lines import broken
 
 INVALID = Line(1, "", ("invalid-json",), "{}")
@@ -81,7 +81,7 @@ def parse(text):
 @example('{"text": "a\\nb"}')
 def test_a_line_is_the_text_of_its_field(text):
     raw = text.encode("utf-8", "replace")
-    line = object_line(raw, 1)
+    line = line_from_json(raw, 1)
     parsed = parse(raw.decode("utf-8"))
     if parsed is None:
         assert line == INVALID
@@ -111,7 +111,7 @@ def test_a_line_is_the_text_of_its_field(text):
     ],
 )
 def test_other_fields_are_written_as_json_writes_them(fields, written):
-    line = object_line(f'{fields[:-1]}, "text": "x"}}'.encode(), 1)
+    line = line_from_json(f'{fields[:-1]}, "text": "x"}}'.encode(), 1)
     assert line == Line(1, "x", (), written)
     line.fields.encode("utf-8")
 
@@ -119,7 +119,7 @@ def test_other_fields_are_written_as_json_writes_them(fields, written):
 @settings(max_examples=60)
 @given(OBJECTS)
 def test_the_record_has_the_other_fields(text):
-    line = object_line(text.encode("utf-8", "replace"), 7)
+    line = line_from_json(text.encode("utf-8", "replace"), 7)
     written = to_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
     assert written.splitlines(keepends=True) == [written]
     _, record = parse(written)
@@ -130,7 +130,7 @@ def test_the_record_has_the_other_fields(text):
 @settings(max_examples=60)
 @given(st.binary(max_size=9), st.booleans())
 def test_whatever_the_bytes_there_is_a_line(data, cut):
-    line = object_line(b'{"text": "' + data + b'"}', 1, cut)
+    line = line_from_json(b'{"text": "' + data + b'"}', 1, cut)
     assert line.text.encode("utf-8") is not None
     assert ("truncated" in line.notes) == cut and (not cut or "invalid-json" in line.notes)
 
@@ -154,29 +154,29 @@ def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
     with contextlib.closing(Reader()) as reader:
         found = [line for each in ranges for line in reader.bucket(each, options.data).lines]
     lines = lines[:-1] if lines and not lines[-1] else lines
-    assert found == [object_line(line, i) for i, line in enumerate(lines)]
+    assert found == [line_from_json(line, i) for i, line in enumerate(lines)]
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "1e400", "9" * 4301])
 def test_numbers_that_could_not_be_written(number):
     for value in (number, f"[1, {number}]"):
-        assert object_line(f'{{"text": "x", "n": {value}}}'.encode(), 1) == INVALID
+        assert line_from_json(f'{{"text": "x", "n": {value}}}'.encode(), 1) == INVALID
 
 
 @pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a": ', "}")], ids=["[]", "{}"])
 def test_what_is_nested_too_deep(head, tail):
     for depth in (1, MAX_DEPTH, MAX_DEPTH + 1, 5000, 200_000):
         value = head * depth + "1" + tail * depth
-        line = object_line(f'{{"text": "a", "x": {value}}}'.encode(), 1)
+        line = line_from_json(f'{{"text": "a", "x": {value}}}'.encode(), 1)
         fits = Line(1, "a", (), f'{{"x": {value}}}')
         assert line == (fits if depth <= MAX_DEPTH else INVALID)
 
 
 def test_bytes_marks_and_fields():
-    line = object_line(b'{"text": "f\xfcr", "x": "\xff"}', 1)
+    line = line_from_json(b'{"text": "f\xfcr", "x": "\xff"}', 1)
     assert line == Line(1, "f\ufffdr", ("invalid-utf8",), '{"x": "\ufffd"}')
-    assert object_line(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")
-    assert object_line(b'\xef\xbb\xbf{"text": "a"}', 1) == INVALID
+    assert line_from_json(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")
+    assert line_from_json(b'\xef\xbb\xbf{"text": "a"}', 1) == INVALID
     raw = '{"text": "a", "ü b": "c"}'.encode()
-    assert object_line(raw, 1, field="ü b") == Line(1, "c", (), '{"text": "a"}')
-    assert object_line(raw, 1, field="none").notes == ("no-text-field",)
+    assert line_from_json(raw, 1, field="ü b") == Line(1, "c", (), '{"text": "a"}')
+    assert line_from_json(raw, 1, field="none").notes == ("no-text-field",)

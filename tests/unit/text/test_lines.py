@@ -19,10 +19,10 @@ from onmt_lite.text import lines as lines_module
 from onmt_lite.text.lines import (
     Line,
     LineReader,
-    from_text,
-    in_capitals,
-    object_line,
-    to_line,
+    decode_line,
+    is_all_uppercase,
+    line_from_json,
+    line_from_text,
 )
 
 BOM = b"\xef\xbb\xbf"
@@ -87,12 +87,12 @@ QUIET = ["", "I", "ABC", "14:35", "Guten Tag", "IBM ist da", "ßßßß", "你好
 
 @pytest.mark.parametrize("text", LOUD + QUIET)
 def test_lines_in_capitals(text):
-    assert in_capitals(text) == (text in LOUD)
+    assert is_all_uppercase(text) == (text in LOUD)
 
 
 def test_text_with_half_a_character_is_mended():
-    assert from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
-    assert from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
+    assert line_from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
+    assert line_from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
 
 
 def flat(windows):
@@ -186,7 +186,7 @@ def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
     assert [len(window) for window in windows] == [2, 2, 4]
 
 
-@pytest.mark.parametrize("parse", [to_line, object_line])
+@pytest.mark.parametrize("parse", [decode_line, line_from_json])
 @pytest.mark.parametrize(
     ("text", "n"), [(b"a" * 999, 10), (b"a" * 99 + b"\n", 40)], ids=["one line", "many lines"]
 )
@@ -247,11 +247,11 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, change):
 
 
 def test_notes_and_numbers_of_to_line():
-    assert to_line(BOM + b"a", 0).text == "a"
-    assert to_line(BOM + b"a", 1).text == "\ufeffa"
-    assert to_line(b"a\r", 5).text == "a"
-    assert to_line(b"a\r\r", 5).text == "a\r"
-    line = to_line(b"\xffabcdefg", 5, cut=True)
+    assert decode_line(BOM + b"a", 0).text == "a"
+    assert decode_line(BOM + b"a", 1).text == "\ufeffa"
+    assert decode_line(b"a\r", 5).text == "a"
+    assert decode_line(b"a\r\r", 5).text == "a\r"
+    line = decode_line(b"\xffabcdefg", 5, cut=True)
     assert (line.id, line.text) == (5, "\ufffdabcdefg")
     assert set(line.notes) == {"truncated", "invalid-utf8"}
 

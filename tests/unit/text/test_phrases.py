@@ -16,9 +16,14 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, OptionError
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.bpe import join_bpe
-from onmt_lite.text.phrases import Surfaces, occurs, parse_phrases
-from onmt_lite.text.tokenizers import SpaceTokenizer, join_joiner, join_pieces, join_spacer
+from onmt_lite.text.bpe import detokenize_bpe
+from onmt_lite.text.phrases import SurfaceForms, contains_phrase, parse_phrases
+from onmt_lite.text.tokenizers import (
+    SpaceTokenizer,
+    detokenize_joiner,
+    detokenize_sentencepiece,
+    detokenize_spacer,
+)
 from onmt_lite.text.vocab import Vocab
 from tests.support.tables import make_checkpoint, make_source
 
@@ -63,13 +68,13 @@ class Uncut(SpaceTokenizer):
 
 
 KINDS = {
-    "pieces": (PIECES, Cutter(PIECES, join_pieces, "▁")),
-    "bpe": (BPE, Cutter(BPE, join_bpe, mark="@@")),
-    "joiner": (JOINED, Cutter(JOINED, join_joiner)),
-    "pieces of lines of tokens": (PIECES, Uncut(join_pieces)),
-    "spacers of lines of tokens": (PIECES, Uncut(join_spacer)),
-    "bpe of lines of tokens": (BPE, Uncut(join_bpe)),
-    "joiners of lines of tokens": (JOINED, Uncut(join_joiner)),
+    "pieces": (PIECES, Cutter(PIECES, detokenize_sentencepiece, "▁")),
+    "bpe": (BPE, Cutter(BPE, detokenize_bpe, mark="@@")),
+    "joiner": (JOINED, Cutter(JOINED, detokenize_joiner)),
+    "pieces of lines of tokens": (PIECES, Uncut(detokenize_sentencepiece)),
+    "spacers of lines of tokens": (PIECES, Uncut(detokenize_spacer)),
+    "bpe of lines of tokens": (BPE, Uncut(detokenize_bpe)),
+    "joiners of lines of tokens": (JOINED, Uncut(detokenize_joiner)),
 }
 
 
@@ -123,7 +128,7 @@ def make_translator(kind, *given) -> Translator:
     ],
 )
 def test_whole_words_as_they_are_spelt(text, phrase, is_there):
-    assert occurs(text, phrase) == is_there
+    assert contains_phrase(text, phrase) == is_there
 
 
 def test_a_line_of_phrases_is_cut_at_tabs():
@@ -135,11 +140,11 @@ def test_a_line_of_phrases_is_cut_at_tabs():
 @given(data=st.data())
 def test_pieces_of_tokens_make_the_text(kind, data):
     tokens, tokenizer = KINDS[kind]
-    surfaces = Surfaces(tokenizer, Vocab(tokens, eos_id=0))
+    surface_forms = SurfaceForms(tokenizer, Vocab(tokens, eos_id=0))
     ids = data.draw(st.lists(st.integers(1, len(tokens) - 1), max_size=8))
     text, joined = "", True
     for i in ids:
-        piece, joined = surfaces.piece(i, joined)
+        piece, joined = surface_forms.piece(i, joined)
         text += piece
     assert text.split() == tokenizer.decode([tokens[i] for i in ids]).split()
 
@@ -149,7 +154,7 @@ def test_pieces_of_tokens_make_the_text(kind, data):
 def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
     """The fewest that do, of all there are, where lines hold tokens."""
     tokens, tokenizer = KINDS[kind]
-    surfaces = Surfaces(tokenizer, Vocab(tokens, eos_id=0))
+    surface_forms = SurfaceForms(tokenizer, Vocab(tokens, eos_id=0))
     the = next(t for t in ("the", "▁the") if t in tokens)
     ways = [
         ids
@@ -157,7 +162,7 @@ def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
         for ids in itertools.product(range(1, len(tokens)), repeat=n)
         if tokenizer.decode([the, *(tokens[i] for i in ids), the]).strip() == f"the {phrase} the"
     ]
-    ids = tuple(surfaces.spelt(phrase))
+    ids = tuple(surface_forms.spelt(phrase))
     if isinstance(tokenizer, Uncut):
         assert ids in [way for way in ways if len(way) == len(ways[0])] if ways else not ids
     else:
@@ -242,7 +247,7 @@ class TestForced:
     @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "dog"])
     @pytest.mark.parametrize("k", [1, 5])
     def test_are_said_whoever_cuts_lines(self, kind, phrase, k):
-        spelt = Surfaces(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).spelt(phrase)
+        spelt = SurfaceForms(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).spelt(phrase)
         translator, options = make_translator(kind, ENDING), dict(beam_size=k, max_length=9)
         (found,) = translator.translate(["s0 s0"], force_words=phrase, **options)
         assert holds(found.text, phrase) == bool(spelt)
@@ -269,9 +274,9 @@ class TestForced:
         assert found[1] == plain[1]
         for phrase in forced:
             assert holds(found[0].text, phrase) != (phrase in found[0].unmet)
-        surfaces = translator.checkpoint.surfaces
+        surface_forms = translator.checkpoint.surface_forms
         if not block:
-            sayable = [p for p in found[0].unmet if surfaces.spelt(p)]
+            sayable = [p for p in found[0].unmet if surface_forms.spelt(p)]
             assert all(p.endswith(".") for p in sayable)  # a letter may follow a mark
         assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], force_words="\t".join(forced), **given)

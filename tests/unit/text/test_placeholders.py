@@ -11,12 +11,12 @@ from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.text.placeholders import Extractor, Unknown
-from onmt_lite.text.tag_projection import Aligned, Units, restore
+from onmt_lite.text.placeholders import LineMasker, UnknownPolicy
+from onmt_lite.text.tag_projection import AlignedText, TextUnits, restore_spans
 from tests.support import tables, tiny
 
 KNOWN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789äöüßé .,:!?-'\"()▁")
-GERMAN = Unknown("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, rare="€()")
+GERMAN = UnknownPolicy("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, rare="€()")
 
 
 def encode(text: str) -> list[str]:
@@ -24,8 +24,8 @@ def encode(text: str) -> list[str]:
     return [token for word in text.split() for token in ("▁", *word)]
 
 
-def read(line: str, unknown: Unknown = GERMAN):
-    return Extractor(encode, lambda token: token not in KNOWN, unknown).extract(line)
+def read(line: str, unknown: UnknownPolicy = GERMAN):
+    return LineMasker(encode, lambda token: token not in KNOWN, unknown).extract(line)
 
 
 READINGS = [
@@ -110,9 +110,9 @@ READINGS = [
 
 @pytest.mark.parametrize("line, text, taken", READINGS)
 def test_what_the_model_reads(line, text, taken):
-    reading = read(line)
-    assert reading.text == text and not reading.passes
-    assert taken is None or [item.text for item in reading.items] == taken
+    masked_line = read(line)
+    assert masked_line.text == text and not masked_line.passes
+    assert taken is None or [item.text for item in masked_line.items] == taken
 
 
 PLAIN = ["Guten Tag.", "Es sind 50 % mehr", "Es sind 3 % der 4 %igen und 5 %-e", "Um 14:30 Uhr", ""]
@@ -122,8 +122,8 @@ PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann"]
 @pytest.mark.parametrize("line", PLAIN)
 def test_lines_that_a_model_can_read_are_left_alone(line):
     known = KNOWN | {"%"}
-    reading = Extractor(encode, lambda token: token not in known, GERMAN).extract(line)
-    assert reading is None or (reading.items, reading.text) == ((), line)
+    masked_line = LineMasker(encode, lambda token: token not in known, GERMAN).extract(line)
+    assert masked_line is None or (masked_line.items, masked_line.text) == ((), line)
 
 
 PASSED = ["🙂", "Привет, мир! 123", "你好世界。", "— — —", "2 × 3 = 6", "{name}", "<br/>"]
@@ -133,8 +133,8 @@ READ = ["", " \t\u3000", "Владимир Путин kommt heute", "Das Wort Ε
 
 @pytest.mark.parametrize("line", PASSED + READ)
 def test_lines_without_words_that_the_model_knows(line):
-    reading = read(line)
-    assert (reading is not None and reading.passes) is (line in PASSED)
+    masked_line = read(line)
+    assert (masked_line is not None and masked_line.passes) is (line in PASSED)
 
 
 @pytest.mark.timeout(30)  # time that grew with the square of their number would be minutes
@@ -145,15 +145,15 @@ def test_a_long_row_of_digits_is_read_at_once():
 
 def restored(line: str, translation: str, links: dict[str, str], case=str) -> str:
     """The translation, given the word of the source that each of its words renders."""
-    reading = read(line)
-    src_tokens, tokens = encode(reading.text), encode(translation)
-    words, renders = reading.text.split(), []
+    masked_line = read(line)
+    src_tokens, tokens = encode(masked_line.text), encode(translation)
+    words, renders = masked_line.text.split(), []
     starts = [sum(len(w) + 1 for w in words[:i]) for i in range(len(words))]
     for word in translation.split():
         source = next(i for i, w in enumerate(words) if w.strip(".,!?") == links[word])
         renders += [starts[source] + 1] * (len(word) + 1)
-    aligned = Aligned(src_tokens, tokens, renders)
-    return restore(reading, encode, aligned, translation, case)[0]
+    aligned = AlignedText(src_tokens, tokens, renders)
+    return restore_spans(masked_line, encode, aligned, translation, case)[0]
 
 
 RESTORED = [
@@ -218,13 +218,13 @@ def test_tags_that_touch_come_back_as_they_were(cells):
     assert unchanged(line, unknown)[1] == line
 
 
-def unchanged(line: str, unknown: Unknown = GERMAN, cut=encode) -> tuple[str, str]:
+def unchanged(line: str, unknown: UnknownPolicy = GERMAN, cut=encode) -> tuple[str, str]:
     """What a model that changes nothing reads and what comes out."""
     is_unknown = lambda token: token not in KNOWN and not token.startswith("<0x")  # noqa: E731
-    reading = Extractor(cut, is_unknown, unknown).extract(line)
-    tokens = cut(reading.text)
-    aligned = Aligned(tokens, tokens, range(len(tokens)))
-    return reading.text, restore(reading, cut, aligned, reading.text)[0]
+    masked_line = LineMasker(cut, is_unknown, unknown).extract(line)
+    tokens = cut(masked_line.text)
+    aligned = AlignedText(tokens, tokens, range(len(tokens)))
+    return masked_line.text, restore_spans(masked_line, cut, aligned, masked_line.text)[0]
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
 
 def test_full_stops_correspond_in_order():
     """Whatever the attention says of them, as the words of one sentence are in one sentence."""
-    reading = read("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
+    masked_line = read("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
     target = "The dog sleeps. The cat too."
-    src_tokens, tokens = encode(reading.text), encode(target)
+    src_tokens, tokens = encode(masked_line.text), encode(target)
     words = "".join(src_tokens).split("▁")
     starts = [len("▁".join(words[:i])) for i in range(1, len(words))]
     renders = []
@@ -261,12 +261,12 @@ def test_full_stops_correspond_in_order():
         renders += [starts[source]] + [starts[source] + 1] * len(word)
     for i in (tokens.index("."), len(tokens) - 1):
         renders[i] = src_tokens.index(".")
-    found, _ = restore(reading, encode, Aligned(src_tokens, tokens, renders), target)
+    found, _ = restore_spans(masked_line, encode, AlignedText(src_tokens, tokens, renders), target)
     assert found == "<p>The dog sleeps.</p><p>The cat too.</p>"
 
 
 def test_signs_that_combine_with_letters_are_in_their_words():
-    units = Units("▁हिन्दी ▁दिल्ली में , ▁Cafe\u0301 ▁3 . 5".split())
+    units = TextUnits("▁हिन्दी ▁दिल्ली में , ▁Cafe\u0301 ▁3 . 5".split())
     assert list(units.unique) == ["हिन्दी", "दिल्लीमें", "Cafe\u0301", "3.5"]
 
 
@@ -276,7 +276,7 @@ def bytes_of(char: str) -> list[str]:
 
 def test_bytes_take_the_place_of_their_character():
     tokens = ["▁", *bytes_of("日"), "n", *bytes_of("é"), "▁a", "<0xC3>", "▁<0x41>"]
-    units = Units(tokens)
+    units = TextUnits(tokens)
     assert list(units.unique) == ["日né", "a", "0x41"]
     assert units.of_token[:8] == [0] * 4 + [0] * 3 + [1]
     assert units.n_places == len("日néa\ufffd<0x41>")
@@ -319,7 +319,7 @@ def of_tiny(path, **options) -> Translator:
 def copying(tiny_checkpoint):
     """A model of random weights, which now and then says a stand-in."""
     translator = of_tiny(tiny_checkpoint, n_best=3, beam_size=3)
-    unknown = Unknown("copy", ("kalte", "stadt", "dem"), ("milch",))
+    unknown = UnknownPolicy("copy", ("kalte", "stadt", "dem"), ("milch",))
     checkpoint = dataclasses.replace(translator.checkpoint, unknown=unknown)
     return Translator(checkpoint, translator.options)
 
@@ -328,17 +328,19 @@ def copying(tiny_checkpoint):
 @given(line=odd_lines())
 def test_everything_comes_out_once_in_every_hypothesis(copying, line):
     (found,) = copying.translate([line])
-    reading = copying.pipeline.examples.extractor.extract(line)
-    if reading.passes:
+    masked_line = copying.pipeline.preprocessor.masker.extract(line)
+    if masked_line.passes:
         assert (found.text, found.notes) == (line, ("unknown-script",))
         return
     for hyp in found.hyps:
-        assert hyp.text.startswith(reading.head)
-        rest = hyp.text.removeprefix(reading.head)
-        for item in reading.items:
+        assert hyp.text.startswith(masked_line.head)
+        rest = hyp.text.removeprefix(masked_line.head)
+        for item in masked_line.items:
             assert rest.count(item.text) == 1, item
-            rest = rest.replace(item.text, item.stand_in if item.stand_in in hyp.tokens else "")
-        if not any(item.stand_in for item in reading.items):
+            rest = rest.replace(
+                item.text, item.placeholder if item.placeholder in hyp.tokens else ""
+            )
+        if not any(item.placeholder for item in masked_line.items):
             said = "".join(hyp.tokens).replace("▁", "")
             assert "".join(rest.split()) == said
 
@@ -372,8 +374,10 @@ def test_rules(tiny_checkpoint, copying):
 def test_every_search(tiny_checkpoint, search):
     translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
     for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
-        reading = translator.pipeline.examples.extractor.extract(found.src)
-        assert all(hyp.text.count(item.text) == 1 for hyp in found.hyps for item in reading.items)
+        masked_line = translator.pipeline.preprocessor.masker.extract(found.src)
+        assert all(
+            hyp.text.count(item.text) == 1 for hyp in found.hyps for item in masked_line.items
+        )
 
 
 def test_a_line_that_is_cut_keeps_what_was_read(tiny_checkpoint):
@@ -407,7 +411,7 @@ def test_a_translation_scores_what_it_scored(tiny_checkpoint):
 
 
 def test_numbers_of_amounts_are_not_dropped():
-    assert read("Das kostet 5 € und 3/4", Unknown("drop")).text == "Das kostet 5 und "
+    assert read("Das kostet 5 € und 3/4", UnknownPolicy("drop")).text == "Das kostet 5 und "
 
 
 def test_what_cannot_be_done_is_refused(tiny_checkpoint):
@@ -437,9 +441,9 @@ def test_the_shipped_model():
     for found, expected in zip(translator.translate(list(SHIPPED)), SHIPPED.values()):
         assert all(found.text.count(item) == 1 for item in expected.split(" "))
         assert "sex" not in found.text  # what the model makes of an unknown token
-    loud = ["ICH BIN MÜDE & HUNGRIG", "DIE STRAßE IST GROß.", "DIE STRAẞE IST GROẞ."]
+    uppercase = ["ICH BIN MÜDE & HUNGRIG", "DIE STRAßE IST GROß.", "DIE STRAẞE IST GROẞ."]
     quiet = ["ich bin müde und hungrig", *["die straße ist groß."] * 2]
-    for found, expected in zip(translator.translate(loud), translator.translate(quiet)):
+    for found, expected in zip(translator.translate(uppercase), translator.translate(quiet)):
         assert found.text == expected.text.upper() and "capitals" in found.notes
 
 

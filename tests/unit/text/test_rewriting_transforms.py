@@ -15,7 +15,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import TranslateOptions, load_options
-from onmt_lite.inference.loading import fit, read_own
+from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
 from onmt_lite.text.transforms import Punctuation, uppercase
 from tests.support.files import DATA
 
@@ -28,7 +28,11 @@ TRAINED = DATA / "onmt351_transformer.pt"
 def tokenizer_of(checkpoint=load_checkpoint(TRAINED), **options):  # noqa: B008 read once
     """What cuts lines for the model with these options."""
     checked = TranslateOptions.of(**options)
-    return next(iter(fit(checkpoint, checked, read_own(checked)).tokenizers.values()))
+    return next(
+        iter(
+            with_tokenizer(checkpoint, checked, tokenizer_from_options(checked)).tokenizers.values()
+        )
+    )
 
 
 def test_normalize_is_the_original_s():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.text.sentence_splitter import split_sentences
-from onmt_lite.text.tag_projection import Aligned, restore
+from onmt_lite.text.tag_projection import AlignedText, restore_spans
 from tests.unit.text.test_placeholders import GERMAN, encode, of_tiny, read
 
 HEADS = [
@@ -60,11 +60,11 @@ HEADS = [
 
 @pytest.mark.parametrize("line, head", HEADS)
 def test_marks_at_start_of_line_are_its_head(line, head):
-    reading = read(line)
-    assert (reading.head if reading else "") == head
+    masked_line = read(line)
+    assert (masked_line.head if masked_line else "") == head
     if head:
         alone = read(line.removeprefix(head))
-        assert reading.text == (alone.text if alone else line.removeprefix(head))
+        assert masked_line.text == (alone.text if alone else line.removeprefix(head))
 
 
 INLINE = [
@@ -100,9 +100,9 @@ INLINE = [
 
 @pytest.mark.parametrize("line, text, taken", INLINE)
 def test_inline_markup_is_taken_out_whole(line, text, taken):
-    reading = read(line)
-    assert text is None or reading.text == text
-    assert taken is None or [item.text for item in reading.items] == taken
+    masked_line = read(line)
+    assert text is None or masked_line.text == text
+    assert taken is None or [item.text for item in masked_line.items] == taken
 
 
 def test_dash_between_sentences_stays_in_line_without_dash_at_start():
@@ -163,14 +163,14 @@ def numbered(line):
     data=st.data(),
 )
 def test_tags_are_complete_and_nested_whatever_the_alignment(line, words, data):
-    reading = read(line, MANY_NAMES)
-    if reading is None or reading.passes:
+    masked_line = read(line, MANY_NAMES)
+    if masked_line is None or masked_line.passes:
         return
     translation = " ".join(words)
-    src_tokens, tokens = encode(reading.text), encode(translation)
+    src_tokens, tokens = encode(masked_line.text), encode(translation)
     renders = [data.draw(st.integers(0, len(src_tokens) - 1)) for _ in tokens]
-    aligned = Aligned(src_tokens, tokens, renders)
-    text, is_empty = restore(reading, encode, aligned, translation)
+    aligned = AlignedText(src_tokens, tokens, renders)
+    text, is_empty = restore_spans(masked_line, encode, aligned, translation)
     assert Counter(ANY_TAG.findall(text)) == Counter(ANY_TAG.findall(line))
     if "{x}" not in line:
         assert "".join(ANY_TAG.sub("", text).split()) == "".join(words)
@@ -215,14 +215,16 @@ RESTORED = [
 
 @pytest.mark.parametrize("line, translation, sources, expected", RESTORED)
 def test_pairs_enclose_translation_of_their_content(line, translation, sources, expected):
-    reading = read(line)
-    src_tokens, tokens = encode(reading.text), encode(translation)
+    masked_line = read(line)
+    src_tokens, tokens = encode(masked_line.text), encode(translation)
     starts = [i for i, token in enumerate(src_tokens) if token == "▁"]
-    words = reading.text.split()
+    words = masked_line.text.split()
     renders = []
     for word, source in zip(translation.split(), sources.split()):
         renders += [starts[words.index(source)] + 1] * (len(word) + 1)
-    text, is_empty = restore(reading, encode, Aligned(src_tokens, tokens, renders), translation)
+    text, is_empty = restore_spans(
+        masked_line, encode, AlignedText(src_tokens, tokens, renders), translation
+    )
     assert (text, is_empty) == (expected, "<b></b>" in expected)
 
 
@@ -233,18 +235,20 @@ def test_pairs_enclose_translation_of_their_content(line, translation, sources, 
     ids=len,
 )
 def test_thousands_of_marks_come_out_in_order(line):
-    reading = read(line)
-    tokens = encode(reading.text)
-    aligned = Aligned(tokens, tokens, range(len(tokens)))
-    text, _ = restore(reading, encode, aligned, reading.text)
+    masked_line = read(line)
+    tokens = encode(masked_line.text)
+    aligned = AlignedText(tokens, tokens, range(len(tokens)))
+    text, _ = restore_spans(masked_line, encode, aligned, masked_line.text)
     assert text.split() == line.split()
 
 
 def test_pair_encloses_word_that_only_partly_translates_its_content():
-    reading = read("Das <b>ist</b> gut")
-    src_tokens, tokens = encode(reading.text), encode("That's good")
+    masked_line = read("Das <b>ist</b> gut")
+    src_tokens, tokens = encode(masked_line.text), encode("That's good")
     renders = [0] * 6 + [src_tokens.index("i")] + [len(src_tokens) - 1] * 5  # 's renders "ist"
-    found = restore(reading, encode, Aligned(src_tokens, tokens, renders), "That's good")
+    found = restore_spans(
+        masked_line, encode, AlignedText(src_tokens, tokens, renders), "That's good"
+    )
     assert found == ("<b>That's</b> good", False)
 
 
@@ -259,9 +263,9 @@ def test_long_line_keeps_indent_and_is_not_cut_inside_code():
 
 
 def test_head_is_removed_from_reference():
-    reading = read("- [x] Brot - kaufen")
-    assert reading.of_target("- [x] Buy - bread") == "Buy - bread"
-    assert reading.of_target("Buy - [x] bread") == "Buy - [x] bread"
+    masked_line = read("- [x] Brot - kaufen")
+    assert masked_line.of_target("- [x] Buy - bread") == "Buy - bread"
+    assert masked_line.of_target("Buy - [x] bread") == "Buy - [x] bread"
 
 
 @pytest.mark.parametrize("rule", ["copy", "drop"])

@@ -9,8 +9,8 @@ from onmt_lite.text.tokenizers import (
     CAPITALS_BEGIN,
     CAPITALS_END,
     DETOKENIZERS,
+    token_word_ids,
     word_log_probs,
-    word_of_each,
 )
 
 SP = "sentencepiece"
@@ -33,7 +33,7 @@ SP = "sentencepiece"
 )
 def test_word_of_each_token(rule, tokens, words):
     tokens, decode = tokens.split(), DETOKENIZERS[rule]
-    assert word_of_each(tokens, decode, decode(tokens)) == words
+    assert token_word_ids(tokens, decode, decode(tokens)) == words
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_word_of_each_token(rule, tokens, words):
     ],
 )
 def test_a_text_that_was_changed_afterwards(text, words):
-    assert word_of_each("a b c d".split(), " ".join, text) == words
+    assert token_word_ids("a b c d".split(), " ".join, text) == words
 
 
 WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "￭", CAPITAL, "f"]))
@@ -66,7 +66,7 @@ def test_every_token_counts_once_and_words_go_on(rule, tokens, other, changed):
     assert len(sums) == len(text.split())
     if sums:
         assert sum(sums) == pytest.approx(sum(log_probs[:-1]))
-        found = word_of_each(tokens, decode, text)
+        found = token_word_ids(tokens, decode, text)
         assert found == sorted(found) and all(word < len(sums) for word in found)
 
 
@@ -86,4 +86,4 @@ def test_words_cut_anywhere_come_back(words, data):
     for rule, cut in (("sentencepiece", spaced), ("bpe", marked)):
         tokens = [token for token, _ in cut]
         expected = [i for _, i in cut]
-        assert word_of_each(tokens, DETOKENIZERS[rule], " ".join(words)) == expected
+        assert token_word_ids(tokens, DETOKENIZERS[rule], " ".join(words)) == expected

@@ -26,8 +26,8 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
-from onmt_lite.inference.loading import fit, read_own
-from onmt_lite.text.lines import from_text
+from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
+from onmt_lite.text.lines import line_from_text
 from onmt_lite.text.transforms import Affixes
 from tests.support import tiny
 from tests.support.files import DATA
@@ -49,7 +49,7 @@ def here(options):
 
 def own(**options):
     """The tokenizer that the options describe."""
-    _, tokenizer = read_own(TranslateOptions.of(**here(options)))
+    _, tokenizer = tokenizer_from_options(TranslateOptions.of(**here(options)))
     return tokenizer
 
 
@@ -126,7 +126,7 @@ EFFECTS = {
 def fitted(path=SMALL, **options):
     """The model, with what the options say of text; and its tokenizer."""
     checked = TranslateOptions.of(**here(options))
-    found = fit(load_checkpoint(path), checked, read_own(checked))
+    found = with_tokenizer(load_checkpoint(path), checked, tokenizer_from_options(checked))
     return found, next(iter(found.tokenizers.values()))
 
 
@@ -388,8 +388,8 @@ class TestOwnSwitches:
     def test_what_stands_around_a_long_line_stays(self):
         options = dict(transforms=["prefix", "suffix"], src_prefix="dog", src_suffix="</s>")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
-        line = from_text("man " * (translator.model.max_positions + 5), 0)
-        example = translator.pipeline.examples.make(line)
+        line = line_from_text("man " * (translator.model.max_positions + 5), 0)
+        example = translator.pipeline.preprocessor.make_example(line)
         assert len(example.src_ids) == translator.model.max_positions
         assert (example.src_ids[0], example.src_ids[-1]) == (5, 3)
         assert "truncated" in example.notes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.records import Continuation, Ending, Trace
+from onmt_lite.inference.records import Continuation, Trace, TracedHypothesis
 from onmt_lite.text.lines import Line
 from onmt_lite.trace.page import explain_second_best, render_drawing, to_html
 from onmt_lite.trace.tracer import NO_ROW_SCORE, Tracer
@@ -116,7 +116,7 @@ def test_the_winning_path_is_marked(made):
 
 
 def ending(tokens, log_probs, score, norm):
-    return Ending(" ".join(tokens), tokens, log_probs, score, norm, True, len(tokens), 0)
+    return TracedHypothesis(" ".join(tokens), tokens, log_probs, score, norm, True, len(tokens), 0)
 
 
 def why(*endings):
@@ -331,7 +331,7 @@ def traces(draw):
         path.insert(0, end)
         end = row[end].parent
     tokens = [row[k].text for row, k in zip(steps, path)]
-    best = Ending("x", tokens, [-0.5] * n_steps, -0.5, 1.0, True, n_steps, path[-1])
+    best = TracedHypothesis("x", tokens, [-0.5] * n_steps, -0.5, 1.0, True, n_steps, path[-1])
     return Trace(3, "x", (), size, steps, [[] for _ in steps], path, [best])
 
 
@@ -356,7 +356,9 @@ def test_whatever_the_tokens_are_it_can_be_read(trace):
 def test_the_page_grows_with_the_search_and_no_faster():
     def size(n_steps):
         row = Continuation(0, 5, -1.5, -0.5, text="token")
-        best = Ending("x", ["token"] * n_steps, [-0.5] * n_steps, -0.5, 1.0, True, n_steps, 0)
+        best = TracedHypothesis(
+            "x", ["token"] * n_steps, [-0.5] * n_steps, -0.5, 1.0, True, n_steps, 0
+        )
         steps = [[row] * 10 for _ in range(n_steps)]
         return len(to_html([Trace(0, "x", (), 10, steps, [[]] * n_steps, [0] * n_steps, [best])]))
 
