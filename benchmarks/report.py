@@ -1,7 +1,7 @@
-"""What was measured, as tables of Markdown and as a chart.
+"""Format benchmark results as Markdown tables and as a chart.
 
-`python -m benchmarks.report` writes docs/speed.json into docs/speed.md, docs/speed.svg and
-README.md; it needs matplotlib, the extra `plots`.
+`python -m benchmarks.report` generates the tables in docs/speed.md, the chart docs/speed.svg and a
+sentence in README.md from docs/speed.json. It needs matplotlib, the extra `plots`.
 """
 
 import json
@@ -21,11 +21,11 @@ from benchmarks.workloads import ROOT
 from onmt_lite import __version__
 from onmt_lite.train.chart import draw_svg
 
-Record = Mapping[str, Any]  # what the JSON file has
+Record = Mapping[str, Any]  # the content of the JSON file
 
 
 def machine() -> dict[str, Any]:
-    """Describe what else the figures depend on."""
+    """Return the environment of a measurement: versions, processor, variables."""
     prefixes = ("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
     return {
         "onmt_lite": __version__,
@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name, or its kind if the system does not tell more."""
+    """Return the name of the processor, or the architecture if the name is unknown."""
     with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         if name := re.search("^model name.*: *(.*)", info, re.M):
@@ -51,20 +51,25 @@ def processor() -> str:
 
 
 def reference(work: Record) -> str:
-    """Return the system that ratios are to: the first peer that was measured, else ours."""
+    """Return the baseline of all ratios: the first measured peer, otherwise our system."""
     peers = [name for name, system in SYSTEMS.items() if system.kind != OURS]
     return next((name for name in peers if name in work["systems"]), OURS)
 
 
 def ratios(work: Record, name: str, by: str) -> list[float]:
-    """Return how many times as fast as the reference a system was in each round, by seconds or
-    processor_seconds."""
+    """Return the speed of a system relative to the baseline in each round.
+
+    Args:
+        work: one workload of the record.
+        name: of the system.
+        by: "seconds" (wall-clock) or "processor_seconds" (CPU time of all processes).
+    """
     theirs, own = (work["systems"][each][by] for each in (reference(work), name))
     return [a / b for a, b in zip(theirs, own) if a and b]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Format the median, the least and the greatest value: 1.21 (1.18–1.30)."""
+    """Format median, minimum and maximum: 1.21 (1.18–1.30)."""
     if not values:
         return "–"
     return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
@@ -73,14 +78,14 @@ def spread(values: Sequence[float]) -> str:
 # -- tables ---------------------------------------------------------------------------------------
 
 LEGEND = """\
-×: how many times as fast as that system, the median of the rounds (least–greatest): by the clock,
-and by the processor time of all its processes, which counts on a machine that does other work too.
-MiB: the most memory while translating.  Equal lines: those that onmt_lite finds with -precision
-fp32 and the -search of that system."""
+× is the speed relative to that system: median (minimum–maximum) over the rounds. Wall-clock time
+compares idle machines; CPU time, the sum over all processes, also compares busy ones. MiB: peak
+memory while translating. Identical lines: lines whose translation equals that of onmt_lite with
+-precision fp32 and the -search of that system."""
 
 
 def tables_of(record: Record) -> str:
-    """Return the machine, the tables of each workload, and what the columns mean."""
+    """Return the machine, the tables of each workload and a legend."""
     workloads = [workload_tables(record, name) for name in record["workloads"]]
     return "\n\n".join([setting_of(record), *workloads, LEGEND])
 
@@ -91,34 +96,34 @@ def setting_of(record: Record) -> str:
 
 
 def workload_tables(record: Record, name: str) -> str:
-    """Return the table of speeds, the systems left out, and the table of our phases."""
+    """Return the speed table, the skipped systems and the time of our phases."""
     work = record["workloads"][name]
-    scale = f"beam {record['beam_size']}, {count(record['threads'], 'processor')}"
+    scale = f"beam {record['beam_size']}, {count(record['threads'], 'core')}"
     parts = [f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}", speed_table(work)]
     if work["left_out"]:
         left_out = work["left_out"].items()
-        parts.append("\n".join(f"- {peer}: left out; {why}" for peer, why in left_out))
-    parts.append(f"Milliseconds of {OURS} a line, one process of one thread: {times(work)}.")
+        parts.append("\n".join(f"- {peer}: skipped; {why}" for peer, why in left_out))
+    parts.append(f"Milliseconds per line in {OURS}, one single-threaded process: {times(work)}.")
     return "\n\n".join(parts)
 
 
 def headline(record: Record) -> str:
-    """Return our ratios in a sentence."""
+    """Return our relative speeds in a sentence."""
     works = record["workloads"]
     base = reference(next(iter(works.values())))
     figures = [f"{name} {median(ratios(w, OURS, 'seconds')):.2f}" for name, w in works.items()]
     return (
-        f"Times as fast as {base}, by the clock, {count(record['threads'], 'processor')}, beam "
-        f"{record['beam_size']}, default options: {', '.join(figures)}."
+        f"Speed relative to {base} (wall-clock, {count(record['threads'], 'core')}, beam "
+        f"{record['beam_size']}, default options): {', '.join(figures)}."
     )
 
 
 def speed_table(work: Record) -> str:
     """Return a table with a row per system."""
     base, n = reference(work), work["lines"]
-    head = ["system", "lines/s", "tokens/s", f"× {base}, clock", "× processor time", "MiB"]
+    head = ["system", "lines/s", "tokens/s", f"× {base}, wall-clock", "× CPU time", "MiB"]
     has_bleu = any(system["bleu"] is not None for system in work["systems"].values())
-    head += ["equal lines", *["BLEU"] * has_bleu]
+    head += ["identical lines", *["BLEU"] * has_bleu]
     rows = []
     for name, system in work["systems"].items():
         seconds, memory = median(system["seconds"]), system["memory"]
@@ -136,21 +141,21 @@ def speed_table(work: Record) -> str:
 
 
 def times(work: Record) -> str:
-    """Return our phases and their shares: int8: encode 1.25 (5%), decode 22.34 (94%), all 23.75."""
+    """Format our phases and their shares: int8: encode 1.25 (5%), ..., total 23.75."""
     shown = []
     for precision, measured in work["phases"].items():
-        total = sum(measured["seconds"].values()) or 0.01  # what TIME can show
+        total = sum(measured["seconds"].values()) or 0.01  # the resolution of the TIME line
         phases = [
             f"{phase} {1000 * seconds / measured['lines']:.2f} ({seconds / total:.0%})"
             for phase, seconds in measured["seconds"].items()
         ]
-        phases.append(f"all {1000 * total / measured['lines']:.2f}")
+        phases.append(f"total {1000 * total / measured['lines']:.2f}")
         shown.append(f"{precision}: {', '.join(phases)}")
     return "; ".join(shown)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table with aligned columns; the first row is the head."""
+    """Format a Markdown table with aligned columns; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(n) for cell, n in zip(row, widths)) for row in rows]
     rule = "-|-".join("-" * n for n in widths)
@@ -165,10 +170,10 @@ def count(n: int, thing: str) -> str:
 
 
 def chart_of(record: Record) -> bytes:
-    """Draw the ratios by the clock as bars, with their values, in an SVG file."""
+    """Draw the wall-clock ratios as a bar chart; return the SVG file."""
     works = record["workloads"]
     systems = list(dict.fromkeys(name for work in works.values() for name in work["systems"]))
-    thickness = 0.8 / len(works)  # of a bar, in rows of one system
+    thickness = 0.8 / len(works)  # of a bar; the bars of one system share a height of 1
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -179,9 +184,9 @@ def chart_of(record: Record) -> bytes:
             bars = axes.barh(rows, values, thickness * 0.9, label=workload)
             axes.bar_label(bars, fmt="%.2f", padding=4)
         axes.set_title(
-            f"Speed on {count(record['threads'], 'processor')}, beam {record['beam_size']}"
+            f"Translation speed, {count(record['threads'], 'core')}, beam {record['beam_size']}"
         )
-        axes.set_xlabel(f"times as fast as {reference(next(iter(works.values())))}")
+        axes.set_xlabel(f"speed relative to {reference(next(iter(works.values())))}")
         axes.set_yticks(range(len(systems)), systems)
         axes.invert_yaxis()
         axes.margins(x=0.1)

@@ -73,7 +73,7 @@ def make_workload(name: str, options: Namespace, folder: Path) -> Workload:
     if name in SHAPES:
         return random_workload(SHAPES[name], folder / name, options.lines)
     lines, references = read_lines(options)
-    about = "the shipped model on text"
+    about = "the included model on text"
     kept = None if references is None else references[: options.lines]
     return Workload(about, str(SHIPPED), lines[: options.lines], references=kept)
 
@@ -104,9 +104,10 @@ def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Work
     folder.mkdir()
     for file, data in export_marian(random_checkpoint(shape)).files.items():
         (folder / file).write_bytes(data)
+    n, tokens = shape.layers, shape.n_tokens
     about = (
-        f"random weights, {shape.layers}+{shape.layers} layers of {shape.d_model}/{shape.d_ff}, "
-        f"{shape.vocab_size:,} tokens, {shape.n_tokens} → {shape.n_tokens} tokens a line"
+        f"random weights, {n}+{n} layers, width {shape.d_model} (feed-forward {shape.d_ff}), "
+        f"{shape.vocab_size:,} tokens; {tokens} → {tokens} tokens per line"
     )
     return Workload(about, str(folder), lines, shape.n_tokens)
 

@@ -1,6 +1,6 @@
-"""Translate a data set with `map`: python examples/datasets_map.py (needs datasets)."""
+"""Translate a Hugging Face data set with `map`: python examples/datasets_map.py (needs datasets)"""
 
-# %% The translator, with the model that comes with it
+# %% Load the included model
 import sys
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from onmt_lite import Translator
 translator = Translator.from_pretrained("de-en")
 
 
-# %% What `map` calls: columns of many rows in, new columns out
+# %% The function for `map`: gets the columns of many rows, returns new columns
 def add_english(rows: dict[str, list[str]]) -> dict[str, list]:
     translations = translator.translate(rows["de"], n_best=2)
     return {
@@ -21,7 +21,7 @@ def add_english(rows: dict[str, list[str]]) -> dict[str, list]:
     }
 
 
-# %% With batched=True and many rows a call, the translator makes its own batches by length
+# %% Use batched=True and many rows per call: the translator builds its own batches by length
 if __name__ == "__main__":
     from datasets import Dataset
 

@@ -1,6 +1,6 @@
-"""Draw the beam search of one sentence: python examples/draw_search.py [SENTENCE]"""
+"""Print the beam search of one sentence: python examples/draw_search.py [SENTENCE]"""
 
-# %% The translator, with the model that comes with it
+# %% Load the included model
 import sys
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from onmt_lite.text.lines import Line
 translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 
-# %% What translate() does with a batch, here with one sentence: its Beam keeps the books
+# %% Run the search as translate() does; the Beam records it
 example = translator.pipeline.preprocessor.make_example(Line(0, sentence))
 config = make_search_config(translator.options, translator.checkpoint)
 [(_, beam)] = decode(translator.model, [to_sentence(config, example)], config.spec)
 
-# %% Each step: a row continues the row `from` of the step before; with EOS (■) it is finished
+# %% Print each step: a row extends the row `from` of the previous step; EOS (■) finishes it
 vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id
 totals = [0.0] * beam.spec.beam_size
 print(f"{sentence}\n\nstep  row  from  log_prob  tokens")
@@ -30,7 +30,7 @@ for step, parents in enumerate(beam.prev_ks, 1):
         tokens = " ".join("■" if i == eos else vocab.tokens[i] for i in ids)
         print(f"{step:4}  {row:3}  {parent:4}  {totals[row]:8.3f}  {tokens}")
 
-# %% The hypotheses that finished, ranked by log-probability per token
+# %% Print the finished hypotheses, ranked by log-probability per token
 print("\nscore   step  hypothesis")
 for hyp in beam.rank_finished():
     ids, _ = beam.backtrack(hyp)

@@ -1,6 +1,6 @@
-"""Translate a column of a pandas table: python examples/pandas_column.py (needs pandas)."""
+"""Translate a column of a pandas table: python examples/pandas_column.py (needs pandas)"""
 
-# %% The translator, with the model that comes with it
+# %% Load the included model
 import sys
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from onmt_lite import Translator
 
 translator = Translator.from_pretrained("de-en")
 
-# %% A table as tables are: one cell is empty
+# %% A table with an empty cell
 table = pd.DataFrame(
     {
         "guest": ["Anna", "Ben", "Carla", "David"],
@@ -25,18 +25,18 @@ table = pd.DataFrame(
     }
 )
 
-# %% An empty cell is None or NaN, not text: translate() would name its place and stop
+# %% An empty cell is None or NaN, not a string: translate() raises an error with its position
 try:
     translator.translate(table["german"])
 except TypeError as error:
     print(error, "\n")
 
-# %% A blank line stays blank, so fill the empty cells
+# %% Fill empty cells with "": the translation of an empty line is empty
 translations = translator.translate(table["german"].fillna(""))
 table["english"] = [t.text for t in translations]
 table["score"] = [t.hyps[0].score for t in translations]
 print(table[["guest", "english", "score"]])
 
-# %% The two lines with the lowest scores, to be read by a person
-print("\nTo be read:")
+# %% Print the two lines with the lowest scores for review
+print("\nTo be reviewed:")
 print(table[table["english"] != ""].nsmallest(2, "score")[["german", "english"]])

@@ -1,6 +1,6 @@
-"""Choose among the n best translations by a rule of one's own: python examples/rerank.py"""
+"""Rerank n-best lists with a rule of your own: python examples/rerank.py"""
 
-# %% The translator, with the model that comes with it
+# %% Load the included model
 import re
 import sys
 from pathlib import Path
@@ -11,29 +11,29 @@ from onmt_lite import Hypothesis, Translator
 
 translator = Translator.from_pretrained("de-en")
 
-# %% Ten translations of each line, best first
+# %% Get the ten best translations of each line
 lines = ["Ruf mich an!", "Wo ist der Bahnhof?", "Der Film beginnt um 20:15 Uhr."]
 translations = translator.translate(lines, beam_size=10, n_best=10)
 
 
-# %% The rule: end as the source ends, have its numbers, use the words of a glossary
+# %% The rule: same final punctuation and numbers as the source, terms from a glossary
 GLOSSARY = {"Bahnhof": "train station", "Film": "film"}
 
 
 def penalty(source: str, hyp: Hypothesis) -> float:
     numbers = re.findall(r"\d+", source)
-    wanted = [english for german, english in GLOSSARY.items() if german in source]
-    faults = [
+    terms = [english for german, english in GLOSSARY.items() if german in source]
+    violations = [
         source[-1] != hyp.text[-1:],
         sorted(numbers) != sorted(re.findall(r"\d+", hyp.text)),
-        *(word not in hyp.text for word in wanted),
+        *(term not in hyp.text for term in terms),
     ]
-    return float(sum(faults))
+    return float(sum(violations))
 
 
-# %% Scores are log-probabilities per token: a fault costs as much as half of one
+# %% Scores are log-probabilities per token; each violation costs 0.5
 for t in translations:
     best = max(t.hyps, key=lambda hyp: hyp.score - 0.5 * penalty(t.src, hyp))
     print(t.src)
-    print(f"    by the model   {t.hyps[0].score:7.3f}  {t.text}")
-    print(f"    by the rule    {best.score:7.3f}  {best.text}   (place {t.hyps.index(best) + 1})")
+    print(f"    model      {t.hyps[0].score:7.3f}  {t.text}")
+    print(f"    with rule  {best.score:7.3f}  {best.text}   (rank {t.hyps.index(best) + 1})")

@@ -1,7 +1,7 @@
-"""Find pairs that do not belong together in a parallel file, `source<TAB>target` a line:
+"""Find misaligned pairs in a parallel file with one `source<TAB>target` pair per line:
 python examples/score_pairs.py [FILE]"""
 
-# %% The translator, with the model that comes with it
+# %% Load the included model
 import math
 import sys
 from pathlib import Path
@@ -12,22 +12,24 @@ from onmt_lite import Translator
 
 translator = Translator.from_pretrained("de-en")
 
-# %% The file: eight pairs, two of them wrong
+# %% Read the file; by default, eight pairs of which two are wrong
 path = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "pairs.tsv"
 with open(path, encoding="utf-8") as file:
     pairs = [line.rstrip("\n").split("\t") for line in file]
 sources, targets = zip(*pairs)
 
-# %% How probable the model finds each target, in nats, per token and EOS
+# %% Score each target: log-probability per token, including EOS
 log_probs = translator.score(sources, targets)
 lengths = [len(translator.tokenizer.encode(target)) + 1 for target in targets]
 scores = [-math.inf if x is None else x / n for x, n in zip(log_probs, lengths)]
 
-# %% What the model would say itself is the yardstick: hard lines have low scores whatever is said
-own = [t.hyps[0].log_prob / max(1, len(t.hyps[0].tokens)) for t in translator.translate(sources)]
+# %% Compare with the model's own translation, because difficult sources have low scores anyway
+baseline = [
+    t.hyps[0].log_prob / max(1, len(t.hyps[0].tokens)) for t in translator.translate(sources)
+]
 
-# %% The pairs whose target is much less probable than the model's own, worst first
-order = sorted(range(len(pairs)), key=lambda i: scores[i] - own[i])
+# %% Print the pairs, the largest difference first
+order = sorted(range(len(pairs)), key=lambda i: scores[i] - baseline[i])
 for i in order:
-    gap = scores[i] - own[i]
+    gap = scores[i] - baseline[i]
     print(f"{'suspect' if gap < -2 else 'fine':8} {gap:7.2f}  {sources[i]}  |  {targets[i]}")

@@ -112,14 +112,14 @@ class Beam:
         <s> ── the ─╮ ╭─ cat ── </s>      get_hyp(3, 0): prev_ks[2][0] = 0, prev_ks[1][0] = 1,
         <s> ── a  ──╯ ╰─ cat ── </s>      so the tokens are "a cat </s>"
 
-    next_ys[t][k]    token of row k after t steps; next_ys[0]: the last start token
-    prev_ks[t][k]    back-pointer: row of step t that row k of step t+1 continues
-    log_probs[t][k]  log-probability of next_ys[t+1][k]
-    scores[t][k]     score of row k after t+1 steps; -inf: no such row
-    ended[t][k]      True if next_ys[t+1][k] is EOS
-    attended[t][k]   source token that row k of step t attends to most, if the spec tracks it
-    finished         finished hypotheses, in the order in which they finished
-    warning          NOT_A_NUMBER, SEARCH_EMPTY or ""
+        next_ys[t][k]    token of row k after t steps; next_ys[0]: the last start token
+        prev_ks[t][k]    back-pointer: row of step t that row k of step t+1 continues
+        log_probs[t][k]  log-probability of next_ys[t+1][k]
+        scores[t][k]     score of row k after t+1 steps; -inf: no such row
+        ended[t][k]      True if next_ys[t+1][k] is EOS
+        attended[t][k]   source token that row k of step t attends to most, if the spec tracks it
+        finished         finished hypotheses, in the order in which they finished
+        warning          NOT_A_NUMBER, SEARCH_EMPTY or ""
 
     Args:
         spec: SearchSpec, shared by all sentences.

@@ -131,14 +131,14 @@ def test_ratios_are_of_the_same_round():
 def test_tables():
     (head, _, ours, *_) = speed_table(WORK).split("\n")
     cells = [cell.strip() for cell in ours.split("|")[1:-1]]
-    assert "× CTranslate2 int8, clock" in head
+    assert "× CTranslate2 int8, wall-clock" in head
     assert cells[0] == "onmt_lite (bf16)"
     assert cells[1:3] == ["4.0", "20"]  # the median round took 2 s
     assert cells[3:] == ["2.00 (1.00–3.00)", "2.00 (0.50–3.00)", "3", "8", "30.0"]
     text = tables_of(RECORD)
     assert text.startswith("Xeon, torch 2.13 (AVX512), ONEDNN_MAX_CPU_ISA=AVX2\n")
-    assert "- CTranslate2 float32: left out; it is not installed" in text
-    assert "bf16: encode 75.00 (75%), decode 25.00 (25%), all 100.00" in text
+    assert "- CTranslate2 float32: skipped; it is not installed" in text
+    assert "bf16: encode 75.00 (75%), decode 25.00 (25%), total 100.00" in text
     assert "base 2.00" in headline(RECORD) and "CTranslate2 int8" in headline(RECORD)
     assert len({len(line) for line in aligned([["a", "bbb"], ["cc", "d"]]).split("\n")}) == 1
 
