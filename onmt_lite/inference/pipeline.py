@@ -194,7 +194,7 @@ class Pipeline:
         check_line_options(config, lines, prefixes is not None)
         paragraphs = Paragraphs(lines, config, prefixes)
         has_references = tgt_lines is not None and not paragraphs.are_cut
-        with self.clock.phase("tokenise"):
+        with self.clock.phase("tokenize"):
             nothing = [None] * len(paragraphs.lines)
             targets = tgt_lines if tgt_lines is not None and has_references else nothing
             forced = forced_prefix_ids(self.checkpoint, options) if prefixes is None else ()

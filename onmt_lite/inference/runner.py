@@ -152,7 +152,7 @@ class Runner:
                 for i, beam in decode(
                     model, sentences, spec, n_slots, on_step, n_batches, self.clock
                 ):
-                    with self.clock.phase("tokenise"):
+                    with self.clock.phase("tokenize"):
                         found = self.postprocessor.found(
                             beam, part[i], config.n_returned, config.replaces_unk_later
                         )

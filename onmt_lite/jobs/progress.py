@@ -22,7 +22,7 @@ from onmt_lite.system.terminal import CONSOLE
 from onmt_lite.version import __version__
 
 SECONDS_BETWEEN = 10.0  # lines about progress
-PHASES = ("tokenise", "encode", "decode", "write")
+PHASES = ("tokenize", "encode", "decode", "write")
 
 
 class Meter:

@@ -347,7 +347,7 @@ def bleu_scores(overlaps: Overlaps) -> list[str]:
 
 
 def metrics() -> list[Any]:
-    """With sacrebleu's defaults, and without its warning of texts that are tokenised."""
+    """With sacrebleu's defaults, and without its warning of texts that are tokenized."""
     from sacrebleu.metrics import BLEU, CHRF  # late: it is optional
 
     return [BLEU(force=True), CHRF()]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 
 class Clock:
-    """Adds up the seconds of a job's phases: tokenise, encode, decode, write.
+    """Adds up the seconds of a job's phases: tokenize, encode, decode, write.
 
     A phase within another one stops the outer one meanwhile: no second is counted twice.
     """

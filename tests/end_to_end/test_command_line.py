@@ -103,7 +103,7 @@ def test_what_the_log_says(main, src, tmp_path):
         r"PRED SCORE: -\d+\.\d{4}, PRED PPL: \d+\.\d\d NB SENTENCES: 3\n"
         rf"Total translation time \(s\): {one}Average translation time \(ms\): {one}"
         rf"Tokens per second: {one}"
-        r"TIME: \d+\.\d\d s to load, \d+\.\d\d s to tokenise, .* to write\n"
+        r"TIME: \d+\.\d\d s to load, \d+\.\d\d s to tokenize, .* to write\n"
     )
     assert re.search(rf"\n{end}\Z", done.err)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_where_the_time_goes(main, src, monkeypatch):
     done = main("-src", src, "-output", "out", "-report_time", "-bucket_lines", 2)
     loaded = r"TIME: \d+\.\d\d s to load, "
     phases = (
-        loaded + r"4\.00 s to tokenise, 20\.00 s to encode, 200\.00 s to decode, (\d+)000\.00 s"
+        loaded + r"4\.00 s to tokenize, 20\.00 s to encode, 200\.00 s to decode, (\d+)000\.00 s"
     )
     assert int(re.search(phases + " to write\n", done.err)[1]) >= 2
 

@@ -42,7 +42,7 @@ def test_a_run(monkeypatch, tmp_path, capfd):
         assert system["equal"] == 5 or system["precision"] != "fp32"
         assert system["memory"] is None or system["memory"] > 50 << 20
     for measured in work["phases"].values():
-        assert list(measured["seconds"]) == ["tokenise", "encode", "decode", "write"]
+        assert list(measured["seconds"]) == ["tokenize", "encode", "decode", "write"]
     assert capfd.readouterr().out == tables_of(record) + "\n"
 
 

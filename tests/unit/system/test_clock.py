@@ -27,9 +27,9 @@ def test_an_inner_phase_stops_the_outer_one(now):
             now[0] += 1
         now[0] += 16
     now[0] += 32
-    with clock.phase("tokenise"):
+    with clock.phase("tokenize"):
         now[0] += 64
-    assert clock.take() == {"decode": 18, "encode": 9, "tokenise": 64}
+    assert clock.take() == {"decode": 18, "encode": 9, "tokenize": 64}
     assert clock.take() == {}
 
 
@@ -72,4 +72,4 @@ def test_a_translator_counts_its_phases(translator, now, monkeypatch):
     translator.pipeline.clock.take()
     translator.translate(["der hund", "", "die katze sieht"], batch_size=1, batch_type="sents")
     seconds = translator.pipeline.clock.take()
-    assert seconds == {"tokenise": 3.0, "encode": 2000.0, "decode": 2_000_000.0}
+    assert seconds == {"tokenize": 3.0, "encode": 2000.0, "decode": 2_000_000.0}
