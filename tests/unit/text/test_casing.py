@@ -45,7 +45,7 @@ def translator():
 
 @pytest.fixture(scope="module")
 def encode(translator):
-    return translator.pipeline.renderer.tokenizer.encode
+    return translator.pipeline.postprocessor.tokenizer.encode
 
 
 @pytest.mark.parametrize("case", LOWERED.strip().split("\n"))
