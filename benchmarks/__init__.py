@@ -1,11 +1,12 @@
-"""Speed beside other systems, from a checkout: `python -m benchmarks -help`.
+"""Speed comparison with other systems, run from a checkout: `python -m benchmarks -help`.
 
-The same lines, weights and beam in each installed system, in turns: A B C, A B C.
+All installed systems translate the same lines with the same weights and beam size, in alternating
+rounds: A B C, A B C.
 
-    __main__.py   options; one workload after the other
-    workloads.py  models and lines, and the models in the formats of the other systems
-    compare.py    rounds in turns; the processes of the systems, their time and memory
-    systems.py    how each system translates, in a process of its own
-    m2m100.py     our Transformers in transformers, if Marian's architecture does not fit
-    report.py     tables and chart; `python -m benchmarks.report` writes them into the pages
+    __main__.py   options; runs one workload after another
+    workloads.py  models, lines, and the models in the formats of the other systems
+    compare.py    alternating rounds; processes of the systems, their time and memory
+    systems.py    how each system translates, in a separate process
+    m2m100.py     onmt_lite Transformers as transformers' M2M100, for pre-norm models
+    report.py     tables and chart; `python -m benchmarks.report` writes them into the docs
 """

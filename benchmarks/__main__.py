@@ -11,35 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import compare
-from benchmarks.report import LEGEND, machine, setting_of, workload_tables
+from benchmarks.report import LEGEND, describe_machine, format_machine, format_workload
 from benchmarks.workloads import make_workload, read_lines
 
 
 def parse(argv: Sequence[str]) -> Namespace:
-    """Parse the options.  Raises SystemExit with code 2 if they are wrong."""
+    """Parse the options.  Raises SystemExit with code 2 if they are invalid."""
     usage = "python -m benchmarks [-workload NAME ...] [options]"
-    about = """Translate the same lines with the same weights and beam in onmt_lite, CTranslate2
-        and transformers, as far as they are installed, in alternating runs on the CPU."""
-    made = argparse.ArgumentParser("benchmarks", usage, about, add_help=False, allow_abbrev=False)
-    add = made.add_argument
+    about = """Translate the same lines with the same weights and beam size in onmt_lite,
+        CTranslate2 and transformers (if installed), in alternating runs on the CPU."""
+    parser = argparse.ArgumentParser("benchmarks", usage, about, add_help=False, allow_abbrev=False)
+    add = parser.add_argument
     names, peers = ("base", "tiny", "shipped"), ("ctranslate2", "transformers")
-    add("-help", "-h", action="help", help="show this help and exit")
-    add("-workload", nargs="+", choices=names, default=names, help="compare on these")
-    add("-src", metavar="FILE", help="lines for the shipped model")
-    add("-tgt", metavar="FILE", help="their references, for BLEU; needs sacrebleu")
-    add("-against", nargs="*", choices=peers, default=peers, help="compare with these")
-    add("-beam_size", type=positive, default=5, help="search with this beam in all systems")
-    add("-threads", type=positive, help="processors of each system; by default, all there are")
-    add("-rounds", type=positive, default=3, help="run each system so many times")
-    add("-lines", type=positive, help="translate no more than the first lines of each workload")
-    add("-json", metavar="FILE", help="write each run to this file")
-    options = made.parse_args(argv)
+    add("-help", "-h", action="help", help="Show this help and exit")
+    add("-workload", nargs="+", choices=names, default=names, help="Workloads (default: all)")
+    add("-src", metavar="FILE", help="Source lines for the shipped model")
+    add("-tgt", metavar="FILE", help="References of src, for BLEU; needs sacrebleu")
+    add("-against", nargs="*", choices=peers, default=peers, help="Other systems (default: all)")
+    add("-beam_size", type=parse_positive, default=5, help="Beam size of all systems (default: 5)")
+    add("-threads", type=parse_positive, help="CPU cores per system (default: all)")
+    add("-rounds", type=parse_positive, default=3, help="Runs of each system (default: 3)")
+    add("-lines", type=parse_positive, help="Use only the first N lines of each workload")
+    add("-json", metavar="FILE", help="Write all measurements to this file")
+    options = parser.parse_args(argv)
     if options.tgt and not options.src:
-        made.error("-tgt needs the lines that it translates, -src")
+        parser.error("-tgt: needs -src, the lines that it is a translation of")
     return options
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
+    """Parse a positive integer.  Raises ValueError for any other text."""
     if int(text) < 1:
         raise ValueError
     return int(text)
@@ -47,20 +48,20 @@ def positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
-    read_lines(options)  # an unreadable file ends the program before minutes are spent
+    read_lines(options)  # fail now, not after minutes, if a file cannot be read
     if options.json:
         Path(options.json).touch()
     environment = dict(os.environ)
     threads = options.threads or len(os.sched_getaffinity(0))
-    record: dict[str, Any] = machine()
+    record: dict[str, Any] = describe_machine()
     record |= {"threads": threads, "beam_size": options.beam_size, "workloads": {}}
-    print(setting_of(record), end="\n\n")
+    print(format_machine(record), end="\n\n")
     for name in options.workload:
-        with tempfile.TemporaryDirectory(prefix="benchmarks.") as folder:
+        with tempfile.TemporaryDirectory(prefix="benchmarks.") as directory:
             print(f"{name}:", file=sys.stderr)
-            workload = make_workload(name, options, Path(folder))
-            record["workloads"][name] = compare(workload, folder, threads, options, environment)
-        print(workload_tables(record, name), end="\n\n", flush=True)
+            workload = make_workload(name, options, Path(directory))
+            record["workloads"][name] = compare(workload, directory, threads, options, environment)
+        print(format_workload(record, name), end="\n\n", flush=True)
     print(LEGEND)
     if options.json:
         text = json.dumps(record, indent=1, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""One workload: the systems take turns, round after round; then the phases of onmt_lite."""
+"""The comparison on one workload: alternating rounds, then the decoding phases of onmt_lite."""
 
 import json
 import os
@@ -12,55 +12,61 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.systems import EXACT, OURS, SYSTEMS, search_of, version_of
+from benchmarks.systems import EXACT, OURS, SYSTEMS, matching_search, package_version
 from benchmarks.workloads import ROOT, Workload, write_formats
 
-WARM_UP = 64  # lines of the first run, which is not counted; enough for all workers
+WARM_UP = 64  # lines of the first, uncounted run; enough for all workers
 PHASE_LINES = 512
-PAUSE = 0.2  # seconds after a run, until idle threads of its system sleep
+PAUSE = 0.2  # seconds after a run, until its idle threads sleep
 PROC = Path("/proc")
 
 
 def compare(
     workload: Workload,
-    folder: str,
+    directory: str,
     threads: int,
     options: Namespace,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return everything about a workload, as the JSON file has it.
+    """Measure all systems on a workload and return the measurements as in the JSON file.
 
-    `environment` is that of the systems: imports change the one of this process.
+    Args:
+        workload: model and lines.
+        directory: empty directory for converted models and outputs.
+        threads: CPU cores per system.
+        options: options of the program.
+        environment: environment of the systems' processes, saved before imports changed it.
     """
-    tell(f"  {workload.about}, {len(workload.lines)} lines")
+    log(f"  {workload.about}, {len(workload.lines)} lines")
     job = {
         "model": workload.model,
         "is_marian": workload.is_marian,
         "length": workload.length,
-        "folder": folder,
+        "directory": directory,
         "threads": threads,
         "beam_size": options.beam_size,
     }
-    wanted = {n: s for n, s in SYSTEMS.items() if s.kind in (OURS, *options.against)}
+    selected = {n: s for n, s in SYSTEMS.items() if s.package in (OURS, *options.against)}
     left_out = {
-        name: f"it is not installed; run: pip install {system.kind}"
-        for name, system in wanted.items()
-        if system.kind != OURS and not version_of(name)
+        name: f"not installed; run: pip install {system.package}"
+        for name, system in selected.items()
+        if system.package != OURS and not package_version(name)
     }
-    wanted = {name: system for name, system in wanted.items() if name not in left_out}
-    write_formats(workload, Path(folder), any(s.kind == "ctranslate2" for s in wanted.values()))
-    with ExitStack() as running:
-        children: dict[str, Child] = {}
-        for name, system in wanted.items():
-            if children and system == (OURS, children[OURS].precision):
-                continue  # the default is the same
-            children[name] = Child(name, job | system._asdict(), environment)
-            running.callback(children[name].close)
-            children[name].translate(workload.lines[:WARM_UP])
-            children[name].forget_peak()
-            tell(f"  {name} is ready")
-        systems = take_turns(children, workload.lines, options.rounds)
-        judge(children, systems, workload)
+    selected = {name: system for name, system in selected.items() if name not in left_out}
+    needs_ctranslate2 = any(s.package == "ctranslate2" for s in selected.values())
+    write_formats(workload, Path(directory), needs_ctranslate2)
+    with ExitStack() as stack:
+        processes: dict[str, SystemProcess] = {}
+        for name, system in selected.items():
+            if processes and system == (OURS, processes[OURS].precision):
+                continue  # the same as the default
+            processes[name] = SystemProcess(name, job | system._asdict(), environment)
+            stack.callback(processes[name].close)
+            processes[name].translate(workload.lines[:WARM_UP])
+            processes[name].reset_peak_memory()
+            log(f"  {name} is ready")
+        systems = run_rounds(processes, workload.lines, options.rounds)
+        compare_outputs(processes, systems, workload)
     precisions = dict.fromkeys((systems[OURS]["precision"], "fp32"))
     lines = workload.lines[: max(1, min(PHASE_LINES, len(workload.lines) // threads))]
     return {
@@ -75,46 +81,64 @@ def compare(
     }
 
 
-def take_turns(
-    children: Mapping[str, "Child"], lines: list[str], n_rounds: int
+def run_rounds(
+    processes: Mapping[str, "SystemProcess"], lines: list[str], n_rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Return by name of the system the seconds of each round and what else is measured."""
+    """Run the systems in alternating rounds.
+
+    Args:
+        processes: running processes by system name.
+        lines: source lines of each round.
+        n_rounds: number of rounds.
+
+    Returns:
+        Measurements by system name: seconds and CPU seconds of each round, tokens, peak memory.
+    """
     systems: dict[str, dict[str, Any]] = {
         name: {
-            "version": version_of(name),
-            "detail": child.detail,
-            "precision": child.precision,
+            "version": package_version(name),
+            "detail": process.detail,
+            "precision": process.precision,
             "seconds": [],
             "processor_seconds": [],
         }
-        for name, child in children.items()
+        for name, process in processes.items()
     }
     for i in range(n_rounds):
-        for name, child in children.items():
-            system, before = systems[name], child.processor_seconds()
-            answer = child.translate(lines)
-            after = child.processor_seconds()
-            system["seconds"].append(round(answer["seconds"], 4))
-            system["n_tokens"] = answer["n_tokens"]
+        for name, process in processes.items():
+            system, before = systems[name], process.cpu_seconds()
+            result = process.translate(lines)
+            after = process.cpu_seconds()
+            system["seconds"].append(round(result["seconds"], 4))
+            system["n_tokens"] = result["n_tokens"]
             if before is not None and after is not None:
                 system["processor_seconds"].append(round(after - before, 2))
-            rate = len(lines) / answer["seconds"]
-            tell(f"  round {i + 1} of {n_rounds}: {name:22} {rate:8.1f} lines/s")
+            rate = len(lines) / result["seconds"]
+            log(f"  round {i + 1} of {n_rounds}: {name:22} {rate:8.1f} lines/s")
             time.sleep(PAUSE)
-    for name, child in children.items():
-        systems[name]["memory"] = child.peak_memory()
+    for name, process in processes.items():
+        systems[name]["memory"] = process.peak_memory()
     return systems
 
 
-def judge(
-    children: Mapping[str, "Child"], systems: dict[str, dict[str, Any]], workload: Workload
+def compare_outputs(
+    processes: Mapping[str, "SystemProcess"],
+    systems: dict[str, dict[str, Any]],
+    workload: Workload,
 ) -> None:
-    """Count the lines that equal those of onmt_lite in fp32 with the same search, and compute BLEU
-    if there are references and sacrebleu."""
-    exact = children.get(EXACT, children[OURS])
-    expected = {search_of(EXACT): exact.texts}
-    for name, child in children.items():
-        search, texts, bleu = search_of(name), child.texts, None
+    """Add to `systems` the number of lines equal to onmt_lite in fp32, and BLEU.
+
+    BLEU is computed if there are references and sacrebleu is installed.
+
+    Args:
+        processes: running processes by system name.
+        systems: measurements by system name, changed in place.
+        workload: lines and references.
+    """
+    exact = processes.get(EXACT, processes[OURS])
+    expected = {matching_search(EXACT): exact.texts}
+    for name, process in processes.items():
+        search, texts, bleu = matching_search(name), process.texts, None
         if search not in expected:
             expected[search] = exact.translate(workload.lines, search)["texts"]
         with suppress(ImportError):
@@ -127,36 +151,45 @@ def judge(
 
 
 def measure_phases(lines: Sequence[str], precision: str, job: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each phase that -report_time prints, in one process of one thread."""
-    folder = Path(job["folder"])
-    src = folder / "phases.src"
+    """Return the seconds of each phase that -report_time prints, with one single-threaded worker.
+
+    Args:
+        lines: source lines.
+        precision: int8 or fp32.
+        job: model and search settings, see `compare`.
+    """
+    directory = Path(job["directory"])
+    src = directory / "phases.src"
     src.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    words = ["-model", job["model"], "-src", src, "-output", folder / f"phases.{precision}"]
-    words += ["-precision", precision, "-beam_size", job["beam_size"], "-device", "cpu"]
-    words += ["-workers", 1, "-threads", 1, "-report_time"]
+    args = ["-model", job["model"], "-src", src, "-output", directory / f"phases.{precision}"]
+    args += ["-precision", precision, "-beam_size", job["beam_size"], "-device", "cpu"]
+    args += ["-workers", 1, "-threads", 1, "-report_time"]
     if job["length"]:
-        words += ["-min_length", job["length"], "-max_length", job["length"]]
-    command = [sys.executable, "-m", "onmt_lite", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    (report,) = re.findall(r"^TIME: (.*)", done.stderr, re.M)
-    found = re.findall(r"([\d.]+) s to (\w+)", report)
-    return {phase: float(seconds) for seconds, phase in found if phase != "load"}
+        args += ["-min_length", job["length"], "-max_length", job["length"]]
+    command = [sys.executable, "-m", "onmt_lite", *map(str, args)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (report,) = re.findall(r"^TIME: (.*)", process.stderr, re.M)
+    phases = re.findall(r"([\d.]+) s to (\w+)", report)
+    return {phase: float(seconds) for seconds, phase in phases if phase != "load"}
 
 
-def tell(line: str) -> None:
+def log(line: str) -> None:
+    """Print a progress line to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 # -- processes ------------------------------------------------------------------------------------
 
 
-class Child:
-    """A process of `benchmarks.systems`: one system, with its model loaded.
-
-    detail, precision  what the system has chosen by itself
-    texts              its translations of the last run
+class SystemProcess:
+    """A process of `benchmarks.systems`: one system with its model loaded.
 
     Time and memory are None if there is no /proc.
+
+    Attributes:
+        detail: settings that the system chose, for the table.
+        precision: dtype that the system chose.
+        texts: translations of the last run.
     """
 
     def __init__(self, name: str, job: dict[str, Any], environment: Mapping[str, str]):
@@ -169,83 +202,90 @@ class Child:
             env=dict(environment),
             cwd=ROOT,
             text=True,
-            start_new_session=True,  # ^C is for the parent, which ends its children
+            start_new_session=True,  # Ctrl-C reaches only the parent; it ends its children
         )
-        ready = self._ask(job)
-        self.detail: str = ready["detail"]
-        self.precision: str = ready["precision"]
+        settings = self._request(job)
+        self.detail: str = settings["detail"]
+        self.precision: str = settings["precision"]
 
     def translate(self, lines: list[str], search: str = "") -> dict[str, Any]:
-        """Translate lines, by another -search if the system is onmt_lite.
+        """Translate lines and return the texts, seconds and number of tokens.
 
-        Raises RuntimeError if the process ended, which says why on standard error.
+        Args:
+            lines: source lines.
+            search: -search of onmt_lite; other systems ignore it.
+
+        Raises:
+            RuntimeError: the process ended; its error is on standard error.
         """
-        answer = self._ask({"lines": lines, "search": search})
-        self.texts = answer["texts"]
-        return answer
+        result = self._request({"lines": lines, "search": search})
+        self.texts = result["texts"]
+        return result
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a JSON object to the process and return its response."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
-            print(json.dumps(question), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        response = self._process.stdout.readline()
+        if not response:
             raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()}")
-        return json.loads(answer)
+        return json.loads(response)
 
     def close(self) -> None:
         """Kill the process and its descendants."""
-        for pid in family(self._process.pid):
+        for pid in list_process_tree(self._process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
         self._process.communicate()
 
-    def processor_seconds(self) -> float | None:
-        """Return the time of the process and its descendants, running or not."""
-        stats = [stat_of(pid) for pid in family(self._process.pid)]
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time of the process and its descendants, running or ended."""
+        stats = [read_stat(pid) for pid in list_process_tree(self._process.pid)]
         ticks = sum(int(number) for stat in stats for number in stat[11:15])
         return ticks / os.sysconf("SC_CLK_TCK") if stats else None
 
-    def forget_peak(self) -> None:
-        """Let `peak_memory` begin anew."""
-        for pid in family(self._process.pid):
+    def reset_peak_memory(self) -> None:
+        """Reset the peak that `peak_memory` returns."""
+        for pid in list_process_tree(self._process.pid):
             with suppress(OSError):
                 (PROC / str(pid) / "clear_refs").write_text("5", encoding="utf-8")
 
     def peak_memory(self) -> int | None:
-        """Return the peaks of all processes in bytes, with shared pages counted once."""
-        sizes = [size for pid in family(self._process.pid) if (size := sizes_of(pid))]
+        """Return the peak memory of all processes in bytes, counting shared pages once."""
+        pids = list_process_tree(self._process.pid)
+        sizes = [size for pid in pids if (size := read_memory(pid))]
         if not sizes:
             return None
         peaks = sum(size["VmHWM"] for size in sizes)
-        # Libraries are shared with other systems, too: those of the largest process count
-        own = sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes)
-        own += max(size["RssFile"] for size in sizes)
-        return peaks - max(0, sum(size["VmRSS"] for size in sizes) - own)
+        # Libraries may be shared with other systems; count them once, in the largest process
+        proportional = sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes)
+        proportional += max(size["RssFile"] for size in sizes)
+        return peaks - max(0, sum(size["VmRSS"] for size in sizes) - proportional)
 
 
-def family(pid: int) -> list[int]:
-    """Return a process and its descendants."""
-    below: dict[int, list[int]] = {}
+def list_process_tree(pid: int) -> list[int]:
+    """Return the IDs of a process and its descendants; [] if it does not exist."""
+    children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
-        if stat := stat_of(int(entry.name)):
-            below.setdefault(int(stat[1]), []).append(int(entry.name))
-    found = [pid] if stat_of(pid) else []
-    for each in found:
-        found += below.get(each, [])
-    return found
+        if stat := read_stat(int(entry.name)):
+            children.setdefault(int(stat[1]), []).append(int(entry.name))
+    tree = [pid] if read_stat(pid) else []
+    for parent in tree:
+        tree += children.get(parent, [])
+    return tree
 
 
-def stat_of(pid: int) -> list[str]:
-    """Return the fields after the name in /proc/PID/stat; [] if there is no such process."""
+def read_stat(pid: int) -> list[str]:
+    """Return the fields after the name in /proc/PID/stat; [] if the process does not exist."""
     with suppress(OSError):
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         return text.rpartition(")")[2].split()
     return []
 
 
-def sizes_of(pid: int) -> dict[str, int]:
-    """Return bytes by name, of /proc/PID/status and smaps_rollup; {} if they cannot be read."""
+def read_memory(pid: int) -> dict[str, int]:
+    """Return the sizes in /proc/PID/status and smaps_rollup in bytes; {} if not readable."""
     with suppress(OSError):
         files = (PROC / str(pid) / name for name in ("status", "smaps_rollup"))
         words = [line.split() for file in files for line in file.read_text("utf-8").splitlines()]

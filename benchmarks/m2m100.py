@@ -1,7 +1,7 @@
-"""The shipped model in transformers, as M2M100.
+"""The shipped model as a transformers M2M100 model.
 
-Marian has norms after the sublayers.  M2M100 has them before, and ReLU; it takes the weights, a
-bias of the output layer besides, and each side's table of positions in place of its sinusoids.
+Marian is post-norm.  M2M100 is pre-norm with ReLU, as the shipped model; an output bias and the
+learned positions of each side are added to it.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.writing import rename_weights
 
-FIRST = 2  # M2M100 counts positions from one more than the id of padding, which is 1
-# Our names of what Marian has too, and theirs
-OUTSIDE = {
+FIRST_POSITION = 2  # M2M100 positions start after the padding ID, 1
+# Weights outside the layers: onmt_lite name -> M2M100 name
+EMBEDDING_NAMES = {
     "src_embedding.token.weight": "model.encoder.embed_tokens.weight",
     "tgt_embedding.token.weight": "model.decoder.embed_tokens.weight",
     "output.weight": "lm_head.weight",
@@ -22,12 +22,16 @@ OUTSIDE = {
 
 
 def to_m2m100(path: str) -> Any:
-    """Load our model as one of transformers.  Raises RuntimeError if M2M100 lacks a part of it."""
+    """Load an onmt_lite model as M2M100.
+
+    Raises:
+        RuntimeError: the model has weights that M2M100 does not have.
+    """
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 
     checkpoint = load_checkpoint(path)
-    ours: Any = checkpoint.model
-    cfg = ours.cfg
+    model: Any = checkpoint.model
+    cfg = model.cfg
     config = M2M100Config(
         vocab_size=cfg.tgt_vocab_size,
         d_model=cfg.d_model,
@@ -43,24 +47,26 @@ def to_m2m100(path: str) -> Any:
         pad_token_id=checkpoint.src_vocab.pad_id,
         tie_word_embeddings=False,
     )
-    theirs = M2M100ForConditionalGeneration(config)
-    theirs.lm_head = torch.nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
-    theirs.load_state_dict(renamed(ours))
-    for module in theirs.modules():
+    m2m100 = M2M100ForConditionalGeneration(config)
+    m2m100.lm_head = torch.nn.Linear(cfg.d_model, cfg.tgt_vocab_size)
+    m2m100.load_state_dict(to_m2m100_weights(model))
+    for module in m2m100.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = cfg.norm_eps
-    halves = (theirs.model.encoder, ours.src_embedding), (theirs.model.decoder, ours.tgt_embedding)
-    for half, embedding in halves:
-        table = embedding.position.detach()
-        positions = torch.cat([table.new_zeros(FIRST, table.size(1)), table])
-        half.embed_positions.register_buffer("weights", positions, persistent=False)
-    return theirs
+    for side, embedding in (
+        (m2m100.model.encoder, model.src_embedding),
+        (m2m100.model.decoder, model.tgt_embedding),
+    ):
+        table = embedding.position.detach()  # (max_positions, d_model)
+        positions = torch.cat([table.new_zeros(FIRST_POSITION, table.size(1)), table])
+        side.embed_positions.register_buffer("weights", positions, persistent=False)
+    return m2m100
 
 
-def renamed(ours: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights by M2M100's names, with joined projections taken apart."""
-    weights = ours.state_dict()
-    theirs = rename_weights(weights, "bart")
-    theirs |= {name: weights[our_name] for our_name, name in OUTSIDE.items()}
-    theirs["model.shared.weight"] = theirs["model.decoder.embed_tokens.weight"]
-    return theirs
+def to_m2m100_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights under their M2M100 names, with fused projections split."""
+    weights = model.state_dict()
+    renamed = rename_weights(weights, "bart")
+    renamed |= {name: weights[our_name] for our_name, name in EMBEDDING_NAMES.items()}
+    renamed["model.shared.weight"] = renamed["model.decoder.embed_tokens.weight"]
+    return renamed

@@ -1,7 +1,7 @@
-"""Format benchmark results as Markdown tables and as a chart.
+"""Markdown tables and a chart of the measurements.
 
-`python -m benchmarks.report` generates the tables in docs/speed.md, the chart docs/speed.svg and a
-sentence in README.md from docs/speed.json. It needs matplotlib, the extra `plots`.
+`python -m benchmarks.report` updates docs/speed.md, docs/speed.svg and README.md from
+docs/speed.json.  It needs matplotlib (the extra `plots`).
 """
 
 import json
@@ -21,25 +21,25 @@ from benchmarks.workloads import ROOT
 from onmt_lite import __version__
 from onmt_lite.train.chart import draw_svg
 
-Record = Mapping[str, Any]  # the content of the JSON file
+Record = Mapping[str, Any]  # content of the JSON file
 
 
-def machine() -> dict[str, Any]:
-    """Return the environment of a measurement: versions, processor, variables."""
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, versions and environment variables that affect speed."""
     prefixes = ("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
     return {
         "onmt_lite": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": processor(),
+        "processor": processor_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processors": os.cpu_count(),
         "environment": {n: value for n, value in os.environ.items() if n.startswith(prefixes)},
     }
 
 
-def processor() -> str:
-    """Return the name of the processor, or the architecture if the name is unknown."""
+def processor_name() -> str:
+    """Return the model name of the processor, or its architecture if the name is unknown."""
     with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         if name := re.search("^model name.*: *(.*)", info, re.M):
@@ -50,26 +50,26 @@ def processor() -> str:
 # -- figures --------------------------------------------------------------------------------------
 
 
-def reference(work: Record) -> str:
-    """Return the baseline of all ratios: the first measured peer, otherwise our system."""
-    peers = [name for name, system in SYSTEMS.items() if system.kind != OURS]
+def choose_baseline(work: Record) -> str:
+    """Return the system that others are compared with: the first measured peer, or onmt_lite."""
+    peers = [name for name, system in SYSTEMS.items() if system.package != OURS]
     return next((name for name in peers if name in work["systems"]), OURS)
 
 
-def ratios(work: Record, name: str, by: str) -> list[float]:
-    """Return the speed of a system relative to the baseline in each round.
+def speedups(work: Record, name: str, field: str) -> list[float]:
+    """Return the speed of a system relative to the baseline, for each round.
 
     Args:
-        work: one workload of the record.
-        name: of the system.
-        by: "seconds" (wall-clock) or "processor_seconds" (CPU time of all processes).
+        work: measurements of a workload.
+        name: system name.
+        field: "seconds" (wall-clock time) or "processor_seconds" (CPU time).
     """
-    theirs, own = (work["systems"][each][by] for each in (reference(work), name))
-    return [a / b for a, b in zip(theirs, own) if a and b]
+    baseline, times = (work["systems"][n][field] for n in (choose_baseline(work), name))
+    return [a / b for a, b in zip(baseline, times) if a and b]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Format median, minimum and maximum: 1.21 (1.18–1.30)."""
+def format_spread(values: Sequence[float]) -> str:
+    """Format the median, minimum and maximum: 1.21 (1.18–1.30)."""
     if not values:
         return "–"
     return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
@@ -84,77 +84,83 @@ memory while translating. Identical lines: lines whose translation equals that o
 -precision fp32 and the -search of that system."""
 
 
-def tables_of(record: Record) -> str:
-    """Return the machine, the tables of each workload and a legend."""
-    workloads = [workload_tables(record, name) for name in record["workloads"]]
-    return "\n\n".join([setting_of(record), *workloads, LEGEND])
+def format_tables(record: Record) -> str:
+    """Return the machine, the tables of each workload, and the legend."""
+    workloads = [format_workload(record, name) for name in record["workloads"]]
+    return "\n\n".join([format_machine(record), *workloads, LEGEND])
 
 
-def setting_of(record: Record) -> str:
+def format_machine(record: Record) -> str:
+    """Return the processor, the torch version and the environment in one line."""
     settings = "".join(f", {name}={value}" for name, value in record["environment"].items())
     return f"{record['processor']}, torch {record['torch']} ({record['capability']}){settings}"
 
 
-def workload_tables(record: Record, name: str) -> str:
-    """Return the speed table, the skipped systems and the time of our phases."""
+def format_workload(record: Record, name: str) -> str:
+    """Return the speed table, the systems that were left out, and the decoding phases."""
     work = record["workloads"][name]
-    scale = f"beam {record['beam_size']}, {count(record['threads'], 'core')}"
-    parts = [f"**{name}**: {work['about']}; {work['lines']:,} lines, {scale}", speed_table(work)]
+    setting = f"beam {record['beam_size']}, {format_count(record['threads'], 'core')}"
+    parts = [
+        f"**{name}**: {work['about']}; {work['lines']:,} lines, {setting}",
+        format_speed_table(work),
+    ]
     if work["left_out"]:
         left_out = work["left_out"].items()
-        parts.append("\n".join(f"- {peer}: skipped; {why}" for peer, why in left_out))
-    parts.append(f"Milliseconds per line in {OURS}, one single-threaded process: {times(work)}.")
+        parts.append("\n".join(f"- {peer}: skipped; {reason}" for peer, reason in left_out))
+    phases = format_phases(work)
+    parts.append(f"Milliseconds per line in {OURS}, one single-threaded process: {phases}.")
     return "\n\n".join(parts)
 
 
-def headline(record: Record) -> str:
-    """Return our relative speeds in a sentence."""
+def format_headline(record: Record) -> str:
+    """Return the speed of onmt_lite on all workloads in a sentence."""
     works = record["workloads"]
-    base = reference(next(iter(works.values())))
-    figures = [f"{name} {median(ratios(w, OURS, 'seconds')):.2f}" for name, w in works.items()]
+    baseline = choose_baseline(next(iter(works.values())))
+    figures = [f"{name} {median(speedups(w, OURS, 'seconds')):.2f}" for name, w in works.items()]
     return (
-        f"Speed relative to {base} (wall-clock, {count(record['threads'], 'core')}, beam "
-        f"{record['beam_size']}, default options): {', '.join(figures)}."
+        f"Speed relative to {baseline} (wall-clock, {format_count(record['threads'], 'core')}, "
+        f"beam {record['beam_size']}, default options): {', '.join(figures)}."
     )
 
 
-def speed_table(work: Record) -> str:
-    """Return a table with a row per system."""
-    base, n = reference(work), work["lines"]
-    head = ["system", "lines/s", "tokens/s", f"× {base}, wall-clock", "× CPU time", "MiB"]
+def format_speed_table(work: Record) -> str:
+    """Return a table with one row per system."""
+    baseline, n = choose_baseline(work), work["lines"]
+    head = ["system", "lines/s", "tokens/s", f"× {baseline}, wall-clock", "× CPU time", "MiB"]
     has_bleu = any(system["bleu"] is not None for system in work["systems"].values())
     head += ["identical lines", *["BLEU"] * has_bleu]
     rows = []
     for name, system in work["systems"].items():
         seconds, memory = median(system["seconds"]), system["memory"]
-        more = ", ".join(filter(None, (system["version"], system["detail"])))
+        details = ", ".join(filter(None, (system["version"], system["detail"])))
         row = [
-            f"{name} ({more})" if more else name,
+            f"{name} ({details})" if details else name,
             f"{n / seconds:.1f}",
             f"{system['n_tokens'] / seconds:.0f}",
         ]
-        row += [spread(ratios(work, name, by)) for by in ("seconds", "processor_seconds")]
+        for field in ("seconds", "processor_seconds"):
+            row.append(format_spread(speedups(work, name, field)))
         row += ["–" if memory is None else f"{memory / 2**20:.0f}", f"{system['equal']:,}"]
         row += ["–" if system["bleu"] is None else f"{system['bleu']:.1f}"] * has_bleu
         rows.append(row)
-    return aligned([head, *rows])
+    return format_table([head, *rows])
 
 
-def times(work: Record) -> str:
-    """Format our phases and their shares: int8: encode 1.25 (5%), ..., total 23.75."""
-    shown = []
+def format_phases(work: Record) -> str:
+    """Return the phases: "int8: encode 1.25 (5%), decode 22.34 (94%), total 23.75"."""
+    results = []
     for precision, measured in work["phases"].items():
-        total = sum(measured["seconds"].values()) or 0.01  # the resolution of the TIME line
+        total = sum(measured["seconds"].values()) or 0.01  # the resolution of TIME
         phases = [
             f"{phase} {1000 * seconds / measured['lines']:.2f} ({seconds / total:.0%})"
             for phase, seconds in measured["seconds"].items()
         ]
         phases.append(f"total {1000 * total / measured['lines']:.2f}")
-        shown.append(f"{precision}: {', '.join(phases)}")
-    return "; ".join(shown)
+        results.append(f"{precision}: {', '.join(phases)}")
+    return "; ".join(results)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table with aligned columns; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(n) for cell, n in zip(row, widths)) for row in rows]
@@ -162,31 +168,33 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {lines[0]} |", f"|-{rule}-|", *(f"| {line} |" for line in lines[1:])])
 
 
-def count(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+def format_count(n: int, noun: str) -> str:
+    """Return a number with a noun in singular or plural."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # -- the chart and the pages ----------------------------------------------------------------------
 
 
-def chart_of(record: Record) -> bytes:
-    """Draw the wall-clock ratios as a bar chart; return the SVG file."""
+def draw_chart(record: Record) -> bytes:
+    """Draw the wall-clock speedups as a bar chart and return the SVG file."""
     works = record["workloads"]
     systems = list(dict.fromkeys(name for work in works.values() for name in work["systems"]))
-    thickness = 0.8 / len(works)  # of a bar; the bars of one system share a height of 1
+    thickness = 0.8 / len(works)  # height of a bar; a system has height 1
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for i, (workload, work) in enumerate(works.items()):
             names = [name for name in systems if name in work["systems"]]
             rows = [systems.index(name) + (i + 0.5) * thickness - 0.4 for name in names]
-            values = [median(ratios(work, name, "seconds")) for name in names]
+            values = [median(speedups(work, name, "seconds")) for name in names]
             bars = axes.barh(rows, values, thickness * 0.9, label=workload)
             axes.bar_label(bars, fmt="%.2f", padding=4)
         axes.set_title(
-            f"Translation speed, {count(record['threads'], 'core')}, beam {record['beam_size']}"
+            f"Translation speed, {format_count(record['threads'], 'core')}, "
+            f"beam {record['beam_size']}"
         )
-        axes.set_xlabel(f"speed relative to {reference(next(iter(works.values())))}")
+        axes.set_xlabel(f"speed relative to {choose_baseline(next(iter(works.values())))}")
         axes.set_yticks(range(len(systems)), systems)
         axes.invert_yaxis()
         axes.margins(x=0.1)
@@ -196,15 +204,20 @@ def chart_of(record: Record) -> bytes:
 
 
 def write_pages() -> None:
+    """Update the figures in README.md and docs/ from docs/speed.json."""
     record = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
-    (ROOT / "docs" / "speed.svg").write_bytes(chart_of(record))
-    blocks = (("README.md", "speed", headline), ("docs/speed.md", "measured", tables_of))
-    for page, block, text_of in blocks:
+    (ROOT / "docs" / "speed.svg").write_bytes(draw_chart(record))
+    blocks = (
+        ("README.md", "speed", format_headline),
+        ("docs/speed.md", "measured", format_tables),
+    )
+    for page, block, format_block in blocks:
         text = (ROOT / page).read_text(encoding="utf-8")
         start, end = f"<!-- {block} -->\n", f"\n<!-- /{block} -->"
         before, rest = text.split(start)
         after = rest.split(end)[1]
-        (ROOT / page).write_text(before + start + text_of(record) + end + after, encoding="utf-8")
+        text = before + start + format_block(record) + end + after
+        (ROOT / page).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

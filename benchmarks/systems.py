@@ -1,7 +1,8 @@
-"""How each system translates lines, from text to text: `python -m benchmarks.systems`, a process.
+"""Translation from text to text with each system, in a process: `python -m benchmarks.systems`.
 
-It answers JSON objects on standard input, one per line: first a job (see `compare`), then lines to
-translate.  Packages are imported by the function of their system, so that memory is its own.
+The process reads JSON objects from standard input, one per line: first a job (see `compare`), then
+lines to translate.  Each system's function imports its packages, so that the memory of a process
+is the memory of one system.
 """
 
 import json
@@ -13,19 +14,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CTRANSLATE2_BATCH = 32  # examples; fastest here with one worker per processor
-TRANSFORMERS_BATCH = 64
-MAX_LENGTH = 250  # tokens of an output
+CTRANSLATE2_BATCH = 32  # sentences; the fastest value with one worker per core
+TRANSFORMERS_BATCH = 64  # sentences
+MAX_LENGTH = 250  # tokens per output
 
 Job = dict[str, Any]
-# Turns lines and a search into translations and their number of tokens, with end tokens
+# (lines, search) -> translations and their number of tokens, including EOS
 Translate = Callable[[list[str], str], tuple[list[str], int]]
 
 
 class System(NamedTuple):
-    """A Python package and a number type; "" lets the package choose."""
+    """A Python package and a dtype; with "" the package chooses."""
 
-    kind: str
+    package: str
     precision: str
 
 
@@ -41,24 +42,28 @@ SYSTEMS = {
 }
 
 
-def version_of(name: str) -> str:
-    """Return the version of a system's package, "" if it is not installed or our own."""
+def package_version(name: str) -> str:
+    """Return the version of a system's package; "" if it is onmt_lite or not installed."""
+    package = SYSTEMS[name].package
     try:
-        return version(SYSTEMS[name].kind) if SYSTEMS[name].kind != OURS else ""
+        return version(package) if package != OURS else ""
     except PackageNotFoundError:
         return ""
 
 
-def search_of(name: str) -> str:
+def matching_search(name: str) -> str:
     """Return the -search of onmt_lite that reproduces the system."""
-    kind = SYSTEMS[name].kind
-    if kind == "transformers":
-        return "transformers-5" if int(version_of(name).split(".")[0]) >= 5 else kind
-    return "opennmt" if kind == OURS else kind
+    package = SYSTEMS[name].package
+    if package == "transformers":
+        return "transformers-5" if int(package_version(name).split(".")[0]) >= 5 else package
+    return "opennmt" if package == OURS else package
 
 
-def onmt_lite(job: Job) -> tuple[Translate, str, str]:
-    """Translate files as the command line does, with default options for the rest."""
+# Each loads a model and returns (translate function, settings for the table, precision)
+
+
+def load_onmt_lite(job: Job) -> tuple[Translate, str, str]:
+    """Load onmt_lite; it translates files like the command line, with default options."""
     from onmt_lite.system.resources import prepare_environment
 
     prepare_environment()
@@ -71,11 +76,11 @@ def onmt_lite(job: Job) -> tuple[Translate, str, str]:
         options["precision"] = job["precision"]
     translator: Any = Translator.from_pretrained(job["model"], **options)
     precision = translator.machine["precision"] if n > 1 else precision_of(translator.model)
-    src, output = (Path(job["folder"], f"{os.getpid()}.{end}") for end in ("src", "out"))
+    src, output = (Path(job["directory"], f"{os.getpid()}.{end}") for end in ("src", "out"))
 
     def translate(lines: list[str], search: str) -> tuple[list[str], int]:
         limits = {"search": search or "opennmt"}
-        if length:  # transformers counts the start token
+        if length:  # transformers also counts the start token
             fixed = length + search.startswith("transformers")
             limits |= {"min_length": fixed, "max_length": fixed}
         counts = [(0, 0)]
@@ -87,24 +92,27 @@ def onmt_lite(job: Job) -> tuple[Translate, str, str]:
 
 
 def read_parts(job: Job) -> tuple[dict[str, Any], Callable[..., Any], Callable[..., Any]]:
-    """Read what `workloads.write_formats` wrote: token ids, and functions from a line to tokens
-    and back."""
-    folder = Path(job["folder"])
-    parts = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
+    """Read the files of `workloads.write_formats`.
+
+    Returns:
+        Vocabularies and special IDs, a function from a line to tokens, and its inverse.
+    """
+    directory = Path(job["directory"])
+    parts = json.loads((directory / "parts.json").read_text(encoding="utf-8"))
     from sentencepiece import SentencePieceProcessor
 
-    source = SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    target = SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    source = SentencePieceProcessor(model_file=str(directory / "source.spm"))
+    target = SentencePieceProcessor(model_file=str(directory / "target.spm"))
     return parts, lambda line: source.encode(line, out_type=str), target.decode
 
 
-def n_tokens(outputs: Sequence[list[str]], job: Job) -> int:
-    """Count tokens with the end tokens, which outputs of a fixed length do not have."""
+def count_tokens(outputs: Sequence[list[str]], job: Job) -> int:
+    """Count tokens including EOS.  Outputs of a fixed length have no EOS."""
     return sum(map(len, outputs)) + (0 if job["length"] else len(outputs))
 
 
-def ctranslate2(job: Job) -> tuple[Translate, str, str]:
-    """Translate as its documentation advises for throughput: one thread a worker, small batches."""
+def load_ctranslate2(job: Job) -> tuple[Translate, str, str]:
+    """Load CTranslate2 as documented for throughput: single-threaded workers, small batches."""
     from ctranslate2 import Translator
 
     parts, encode, decode = read_parts(job)
@@ -113,7 +121,7 @@ def ctranslate2(job: Job) -> tuple[Translate, str, str]:
     if job["length"]:
         limits["min_decoding_length"] = job["length"]
     translator = Translator(
-        str(Path(job["folder"], "ctranslate2")),
+        str(Path(job["directory"], "ctranslate2")),
         compute_type=job["precision"],
         inter_threads=job["threads"],
         intra_threads=1,
@@ -127,13 +135,13 @@ def ctranslate2(job: Job) -> tuple[Translate, str, str]:
             **limits,
         )
         outputs = [result.hypotheses[0] for result in results]
-        return [*map(decode, outputs)], n_tokens(outputs, job)
+        return [*map(decode, outputs)], count_tokens(outputs, job)
 
     return translate, "", job["precision"]
 
 
-def transformers(job: Job) -> tuple[Translate, str, str]:
-    """Translate by `generate`, in batches of lines of similar length."""
+def load_transformers(job: Job) -> tuple[Translate, str, str]:
+    """Load transformers; it translates with `generate`, in batches of lines of similar length."""
     import torch
     from transformers import GenerationConfig, MarianMTModel
 
@@ -142,7 +150,7 @@ def transformers(job: Job) -> tuple[Translate, str, str]:
     torch.set_num_threads(job["threads"])
     parts, encode, decode = read_parts(job)
     pad, eos = parts["pad_id"], parts["eos_id"]
-    ids_of = {token: i for i, token in enumerate(parts["src_tokens"])}
+    token_ids = {token: i for i, token in enumerate(parts["src_tokens"])}
     model = (MarianMTModel.from_pretrained if job["is_marian"] else to_m2m100)(job["model"])
     model.to(getattr(torch, job["precision"])).eval()
     limits = {"max_new_tokens": job["length"] or MAX_LENGTH - 1}
@@ -161,43 +169,47 @@ def transformers(job: Job) -> tuple[Translate, str, str]:
         width = max(map(len, sources))
         ids = torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sources])
-        found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        rows = [row[1:] for row in found.tolist()]  # without the start token
+        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        rows = [row[1:] for row in output.tolist()]  # without the start token
         return [row[: row.index(eos)] if eos in row else row for row in rows]
 
     def translate(lines: list[str], search: str) -> tuple[list[str], int]:
-        unknown = ids_of["<unk>"]
+        unknown = token_ids["<unk>"]
         sources = [
-            [*(ids_of.get(token, unknown) for token in encode(line)), *parts["src_end"]]
+            [*(token_ids.get(token, unknown) for token in encode(line)), *parts["src_end"]]
             for line in lines
         ]
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         outputs: list[list[str]] = [[]] * len(sources)
         for start in range(0, len(order), TRANSFORMERS_BATCH):
-            chosen = order[start : start + TRANSFORMERS_BATCH]
-            for i, output in zip(chosen, generate([sources[i] for i in chosen])):
+            batch = order[start : start + TRANSFORMERS_BATCH]
+            for i, output in zip(batch, generate([sources[i] for i in batch])):
                 outputs[i] = [parts["tgt_tokens"][j] for j in output]
-        return [*map(decode, outputs)], n_tokens(outputs, job)
+        return [*map(decode, outputs)], count_tokens(outputs, job)
 
     return translate, "", job["precision"]
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # some systems print
+    """Serve requests until standard input ends."""
+    responses = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some systems print to standard output
 
-    def say(**values: Any) -> None:
-        print(json.dumps(values), file=answers, flush=True)
+    def respond(**values: Any) -> None:
+        print(json.dumps(values), file=responses, flush=True)
 
     job = json.loads(sys.stdin.readline())
-    build = {"onmt_lite": onmt_lite, "ctranslate2": ctranslate2, "transformers": transformers}
-    translate, detail, precision = build[job["kind"]](job)
-    say(detail=detail, precision=precision)
-    for question in map(json.loads, sys.stdin):
+    load = {
+        "onmt_lite": load_onmt_lite,
+        "ctranslate2": load_ctranslate2,
+        "transformers": load_transformers,
+    }[job["package"]]
+    translate, detail, precision = load(job)
+    respond(detail=detail, precision=precision)
+    for request in map(json.loads, sys.stdin):
         start = time.perf_counter()
-        texts, n = translate(question["lines"], question["search"])
-        say(seconds=time.perf_counter() - start, n_tokens=n, texts=texts)
+        texts, n = translate(request["lines"], request["search"])
+        respond(seconds=time.perf_counter() - start, n_tokens=n, texts=texts)
 
 
 if __name__ == "__main__":

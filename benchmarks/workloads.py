@@ -1,4 +1,4 @@
-"""Models, lines, and the models in the formats of the other systems."""
+"""Workloads: models and lines, and the models in the formats of the other systems."""
 
 import contextlib
 import io
@@ -26,20 +26,20 @@ from onmt_lite.text.vocab import Vocab
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "data" / "de-en"
 TEXT = ROOT / "recipes" / "de_en" / "usage.tsv"  # German, TAB, English
-N_LINES = 520  # of it
+N_LINES = 520  # lines of TEXT in the workload
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Marian model of random weights, and the number of lines of a run."""
+    """Sizes of a randomly initialized Marian model and of its text."""
 
-    layers: int  # of the encoder, and as many of the decoder
+    layers: int  # in the encoder and in the decoder
     d_model: int
     d_ff: int
     heads: int
     vocab_size: int
     n_lines: int
-    n_tokens: int = 24  # of a source with its end token, and of an output without
+    n_tokens: int = 24  # per source including EOS, and per output excluding EOS
 
 
 SHAPES = {
@@ -50,10 +50,14 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Lines and the path of the model that translates them.
+    """A model and lines to translate.
 
-    length      number of tokens of every output; None if the model decides
-    references  human translations of the lines, for BLEU
+    Attributes:
+        about: description for the table.
+        model: path of the model.
+        lines: source lines.
+        length: fixed output length in tokens, or None if the model decides.
+        references: reference translations for BLEU, or None.
     """
 
     about: str
@@ -64,22 +68,28 @@ class Workload:
 
     @property
     def is_marian(self) -> bool:
-        """Whether `model` is a directory that transformers and its converters read."""
+        """True if `model` is a Hugging Face Marian directory."""
         return self.length is not None
 
 
-def make_workload(name: str, options: Namespace, folder: Path) -> Workload:
-    """Make a workload; random models are written to the folder."""
+def make_workload(name: str, options: Namespace, directory: Path) -> Workload:
+    """Build a workload.
+
+    Args:
+        name: base, tiny or shipped.
+        options: options of the program.
+        directory: directory for randomly initialized models.
+    """
     if name in SHAPES:
-        return random_workload(SHAPES[name], folder / name, options.lines)
+        return make_random_workload(SHAPES[name], directory / name, options.lines)
     lines, references = read_lines(options)
     about = "the included model on text"
-    kept = None if references is None else references[: options.lines]
-    return Workload(about, str(SHIPPED), lines[: options.lines], references=kept)
+    references = None if references is None else references[: options.lines]
+    return Workload(about, str(SHIPPED), lines[: options.lines], references=references)
 
 
 def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
-    """Read sources and, if given, references.  Blank sources are left out."""
+    """Read source lines and, if set, references.  Lines with an empty source are skipped."""
     if options.src is None:
         pairs = TEXT.read_text(encoding="utf-8").split("\n")
         return [pair.split("\t")[0] for pair in pairs[:: len(pairs) // N_LINES]][:N_LINES], None
@@ -93,27 +103,33 @@ def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
 # -- random weights -------------------------------------------------------------------------------
 
 
-def random_workload(shape: Shape, folder: Path, most: int | None = None) -> Workload:
-    """Write a model to a new folder, and make lines for it."""
-    numbers = random.Random(shape.vocab_size)
-    n_words = shape.vocab_size - 3  # beside end, unknown and padding
+def make_random_workload(shape: Shape, directory: Path, max_lines: int | None = None) -> Workload:
+    """Write a randomly initialized model to a new directory and generate lines for it.
+
+    Args:
+        shape: sizes of the model and its text.
+        directory: directory to create.
+        max_lines: upper limit of the number of lines, or None.
+    """
+    rng = random.Random(shape.vocab_size)
+    n_words = shape.vocab_size - 3  # without EOS, <unk> and padding
     lines = [
-        " ".join(f"w{numbers.randrange(n_words)}" for _ in range(shape.n_tokens - 1))
-        for _ in range(min(shape.n_lines, most or shape.n_lines))
+        " ".join(f"w{rng.randrange(n_words)}" for _ in range(shape.n_tokens - 1))
+        for _ in range(min(shape.n_lines, max_lines or shape.n_lines))
     ]
-    folder.mkdir()
-    for file, data in export_marian(random_checkpoint(shape)).files.items():
-        (folder / file).write_bytes(data)
+    directory.mkdir()
+    for file, data in export_marian(make_random_checkpoint(shape)).files.items():
+        (directory / file).write_bytes(data)
     n, tokens = shape.layers, shape.n_tokens
     about = (
         f"random weights, {n}+{n} layers, width {shape.d_model} (feed-forward {shape.d_ff}), "
         f"{shape.vocab_size:,} tokens; {tokens} → {tokens} tokens per line"
     )
-    return Workload(about, str(folder), lines, shape.n_tokens)
+    return Workload(about, str(directory), lines, shape.n_tokens)
 
 
-def random_checkpoint(shape: Shape) -> Checkpoint:
-    """Make a Marian model: its last token is for padding, has a vector of zeros, and starts."""
+def make_random_checkpoint(shape: Shape) -> Checkpoint:
+    """Build a Marian model; the last token is padding and start token, with a zero embedding."""
     n = shape.vocab_size
     trained = io.BytesIO()
     spm.SentencePieceTrainer.train(
@@ -131,7 +147,7 @@ def random_checkpoint(shape: Shape) -> Checkpoint:
     tokens = ["</s>", "<unk>", *sorted(word for word in words if word.startswith("▁")), "<pad>"]
     vocab = Vocab(tokens, eos_id=0, pad_id=n - 1, unk_id=1)
     return Checkpoint(
-        random_transformer(shape),
+        make_random_transformer(shape),
         src_vocab=vocab,
         tgt_vocab=vocab,
         tokenizers={"sentencepiece": MarianTokenizer(pieces, pieces)},
@@ -141,11 +157,11 @@ def random_checkpoint(shape: Shape) -> Checkpoint:
     )
 
 
-def random_transformer(shape: Shape) -> Transformer:
-    """Make weights that are the same in every run, and whose outputs depend on the source.
+def make_random_transformer(shape: Shape) -> Transformer:
+    """Build a Transformer with reproducible weights whose outputs depend on the source.
 
-    With noise alone a model repeats one token.  Here the last layer's attention to the source
-    compares positions and passes on what it finds.
+    A model of pure noise repeats one token.  Here the cross-attention of the last layer compares
+    positions and copies the encoder states that it attends to.
     """
     cfg = TransformerConfig(
         shape.vocab_size,
@@ -177,16 +193,24 @@ def random_transformer(shape: Shape) -> Transformer:
         assert model.output.bias is not None
         cast(torch.nn.LayerNorm, last.ffn_residual.norm).weight.fill_(4.0)
         model.output.bias.zero_()
-        model.output.bias[1] = -20.0  # each system writes an unknown word in its own way
+        model.output.bias[1] = -20.0  # systems differ in how they write <unk>
     return model
 
 
 # -- the formats of the other systems -------------------------------------------------------------
 
 
-def write_formats(workload: Workload, folder: Path, wants_ctranslate2: bool) -> None:
-    """Write what the other systems read: parts.json, two sentencepiece models, and the folder
-    ctranslate2, made by CTranslate2's own converters."""
+def write_formats(workload: Workload, directory: Path, needs_ctranslate2: bool) -> None:
+    """Write the files for the other systems.
+
+    These are parts.json, two sentencepiece models, and the directory ctranslate2, written by
+    CTranslate2's converters.
+
+    Args:
+        workload: the model to convert.
+        directory: directory to write to.
+        needs_ctranslate2: whether to convert the model for CTranslate2.
+    """
     checkpoint = load_checkpoint(workload.model)
     parts = {
         "src_tokens": checkpoint.src_vocab.tokens,
@@ -197,24 +221,24 @@ def write_formats(workload: Workload, folder: Path, wants_ctranslate2: bool) -> 
         "pad_id": checkpoint.src_vocab.pad_id,
         "banned_ids": list(checkpoint.banned_ids),
     }
-    (folder / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
+    (directory / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
     tokenizer: Any = next(iter(checkpoint.tokenizers.values()))
     for side in ("source", "target"):
-        # Marian has one for each side, other models one for both
+        # Marian has a model for each side; other formats share one
         pieces = getattr(tokenizer, side, None) or tokenizer.processor
-        (folder / f"{side}.spm").write_bytes(pieces.serialized_model_proto())
-    if not wants_ctranslate2:
+        (directory / f"{side}.spm").write_bytes(pieces.serialized_model_proto())
+    if not needs_ctranslate2:
         return
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # a converter reads it
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read by a converter
     from ctranslate2 import converters
 
-    quiet = contextlib.redirect_stderr(io.StringIO())
-    with quiet, torch.serialization.safe_globals([Namespace]):
+    hide_stderr = contextlib.redirect_stderr(io.StringIO())
+    with hide_stderr, torch.serialization.safe_globals([Namespace]):
         converter: Any
         if workload.is_marian:
             converter = converters.TransformersConverter(workload.model)
         else:
-            path = str(folder / "model.pt")
+            path = str(directory / "model.pt")
             export_main(["-model", workload.model, "-to", "opennmt-py", "-output", path])
             converter = converters.OpenNMTPyConverter(path)
-        converter.convert(str(folder / "ctranslate2"))
+        converter.convert(str(directory / "ctranslate2"))

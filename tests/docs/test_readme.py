@@ -29,7 +29,7 @@ import yaml
 import onmt_lite
 import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
-from benchmarks.report import headline, ratios, tables_of, write_pages
+from benchmarks.report import format_headline, format_tables, speedups, write_pages
 from benchmarks.systems import OURS
 from onmt_lite import OnmtLiteError, OptionError, Translator
 from onmt_lite.config import other_tools
@@ -440,7 +440,7 @@ def test_readme_claims_have_figures_of_docs():
     claims = dict(re.findall(r"^- \*\*(.*?)\.\*\* (.*?)(?=^- |^\n)", front, re.M | re.S))
     n_equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", between(searches, "exactness"))))
     assert f"{n_equal:,} of {n_equal:,}" in claims["Exact"]
-    base = median(ratios(SPEED["workloads"]["base"], OURS, "seconds"))
+    base = median(speedups(SPEED["workloads"]["base"], OURS, "seconds"))
     assert f"{base:.2f} times" in claims["Fast on CPU"]
     trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", between(jobs, "kit"), re.M))
     n_jobs = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
@@ -631,8 +631,8 @@ GENERATED = {  # name of the markers: the page, and the function that generates 
     "options": (ROOT / "docs" / "options.md", lambda: format_markdown(OPTIONS)),
     "names": (ROOT / "docs" / "coming-from.md", format_names_table),
     "exactness": (ROOT / "docs" / "searches.md", format_exactness_table),
-    "measured": (ROOT / "docs" / "speed.md", lambda: tables_of(SPEED)),
-    "speed": (ROOT / "README.md", lambda: headline(SPEED)),
+    "measured": (ROOT / "docs" / "speed.md", lambda: format_tables(SPEED)),
+    "speed": (ROOT / "README.md", lambda: format_headline(SPEED)),
 }
 
 
@@ -647,7 +647,7 @@ def test_speed_chart_shows_recorded_ratios():
     svg = (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
     labels = re.findall(r"<text [^>]*>([^<]*)</text>", svg)
     for workload, work in SPEED["workloads"].items():
-        medians = [f"{median(ratios(work, name, 'seconds')):.2f}" for name in work["systems"]]
+        medians = [f"{median(speedups(work, name, 'seconds')):.2f}" for name in work["systems"]]
         assert {workload, *work["systems"], *medians} <= set(labels)
 
 

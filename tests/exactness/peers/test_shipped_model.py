@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.systems import ctranslate2, n_tokens, read_parts, search_of, transformers
+from benchmarks.systems import (
+    count_tokens,
+    load_ctranslate2,
+    load_transformers,
+    matching_search,
+    read_parts,
+)
 from benchmarks.workloads import make_workload, write_formats
 from onmt_lite import Translator
 from onmt_lite.export import main as export
@@ -19,9 +25,9 @@ MAX_LENGTH = 250
 NAMES = {"ctranslate2": "CTranslate2", "transformers": "transformers"}
 
 
-def opennmt_py(job):
-    """OpenNMT-py 3, by the engine of its onmt_translate."""
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it is older than that rule of torch
+def load_opennmt_py(job):
+    """Load OpenNMT-py 3; it translates with the inference engine of onmt_translate."""
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # OpenNMT-py 3 predates weights_only
     from onmt.inference_engine import InferenceEnginePY
     from onmt.opts import translate_opts
     from onmt.utils.parse import ArgumentParser
@@ -30,10 +36,10 @@ def opennmt_py(job):
     ends = [parts["src_tokens"][i] for i in parts["src_end"]]
     parser = ArgumentParser()
     translate_opts(parser)
-    words = f"-src - -gpu -1 -beam_size {job['beam_size']} -batch_size 64 -max_length {MAX_LENGTH}"
-    files = ["-model", f"{job['folder']}/exported.pt", "-output", f"{job['folder']}/pred.txt"]
+    args = f"-src - -gpu -1 -beam_size {job['beam_size']} -batch_size 64 -max_length {MAX_LENGTH}"
+    files = ["-model", f"{job['directory']}/exported.pt", "-output", f"{job['directory']}/pred.txt"]
     export(["-model", job["model"], "-to", "opennmt-py", "-output", files[1]])
-    options = parser.parse_args([*words.split(), *files])
+    options = parser.parse_args([*args.split(), *files])
     ArgumentParser.validate_translate_opts(options)
     ArgumentParser._get_all_transform_translate(options)
     ArgumentParser._validate_transforms_opts(options)
@@ -42,24 +48,28 @@ def opennmt_py(job):
     def translate(lines, search):
         _, found = engine.infer_list([" ".join(encode(line) + ends) for line in lines])
         outputs = [best[0].split() for best in found]
-        return [*map(decode, outputs)], n_tokens(outputs, job)
+        return [*map(decode, outputs)], count_tokens(outputs, job)
 
     return translate, "", ""
 
 
 @pytest.mark.parametrize("beam_size", [5, 1])
 @pytest.mark.parametrize(
-    ("package", "system"),
-    [("ctranslate2", ctranslate2), ("transformers", transformers), ("onmt", opennmt_py)],
+    ("package", "load"),
+    [
+        ("ctranslate2", load_ctranslate2),
+        ("transformers", load_transformers),
+        ("onmt", load_opennmt_py),
+    ],
 )
-def test_translates_as_our_search(package, system, beam_size, tmp_path):
+def test_matching_search_gives_the_same_translations(package, load, beam_size, tmp_path):
     pytest.importorskip(package)
     workload = make_workload("shipped", Namespace(src=SAMPLE, tgt=None, lines=None), tmp_path)
-    write_formats(workload, tmp_path, wants_ctranslate2=package == "ctranslate2")
-    job = {"model": workload.model, "is_marian": False, "length": None, "folder": str(tmp_path)}
+    write_formats(workload, tmp_path, needs_ctranslate2=package == "ctranslate2")
+    job = {"model": workload.model, "is_marian": False, "length": None, "directory": str(tmp_path)}
     job |= {"precision": "float32", "threads": 1, "beam_size": beam_size}
-    found, n_found = system(job)[0](workload.lines, "")
-    search = "opennmt-3" if package == "onmt" else search_of(f"{NAMES[package]} float32")
+    found, n_found = load(job)[0](workload.lines, "")
+    search = "opennmt-3" if package == "onmt" else matching_search(f"{NAMES[package]} float32")
     ours = Translator.from_pretrained(workload.model, precision="fp32", threads=1)
     limits = {"beam_size": beam_size, "max_length": MAX_LENGTH}
     expected = ours.translate(workload.lines, search=search, **limits)

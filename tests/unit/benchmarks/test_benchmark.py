@@ -1,4 +1,4 @@
-"""The comparison with other systems: its figures, and one run without a peer."""
+"""The speed benchmark: its figures and tables, and one run without other systems."""
 
 import json
 import subprocess
@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main, parse
-from benchmarks.compare import Child, family
-from benchmarks.report import aligned, headline, ratios, speed_table, tables_of
-from benchmarks.workloads import SHAPES, Shape, random_workload
+from benchmarks.compare import SystemProcess, list_process_tree
+from benchmarks.report import (
+    format_headline,
+    format_speed_table,
+    format_table,
+    format_tables,
+    speedups,
+)
+from benchmarks.workloads import SHAPES, Shape, make_random_workload
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
 
@@ -19,15 +25,15 @@ SMALL = Shape(1, 16, 32, 2, 60, n_lines=6, n_tokens=7)
 
 
 @pytest.mark.parametrize("words", ["-tgt x", "-workload big", "-rounds 0", "-threads 0"])
-def test_wrong_options(words, capsys):
+def test_parse_rejects_invalid_options(words, capsys):
     with pytest.raises(SystemExit):
         parse(words.split())
     assert "benchmarks: error: " in capsys.readouterr().err
 
 
 @pytest.mark.sweep
-def test_a_run(monkeypatch, tmp_path, capfd):
-    """Two rounds of onmt_lite alone: every figure is there, and the tables show them."""
+def test_benchmark_measures_and_reports_every_figure(monkeypatch, tmp_path, capfd):
+    """Two rounds of onmt_lite without other systems."""
     monkeypatch.setitem(SHAPES, "tiny", SMALL)
     words = "-workload tiny -against -rounds 2 -threads 2 -beam_size 2 -lines 5"
     assert main([*words.split(), "-json", str(tmp_path / "speed.json")]) == 0
@@ -43,70 +49,71 @@ def test_a_run(monkeypatch, tmp_path, capfd):
         assert system["memory"] is None or system["memory"] > 50 << 20
     for measured in work["phases"].values():
         assert list(measured["seconds"]) == ["tokenize", "encode", "decode", "write"]
-    assert capfd.readouterr().out == tables_of(record) + "\n"
+    assert capfd.readouterr().out == format_tables(record) + "\n"
 
 
 # -- workloads ------------------------------------------------------------------------------------
 
 
-def test_a_random_model_reads_and_writes_as_many_tokens_as_it_says(tmp_path):
-    small = random_workload(SMALL, tmp_path / "small")
+def test_random_workload_has_fixed_lengths_and_is_reproducible(tmp_path):
+    small = make_random_workload(SMALL, tmp_path / "small")
     limits = {"min_length": small.length, "max_length": small.length}
     found = Translator.from_pretrained(small.model, beam_size=3).translate(small.lines, **limits)
     assert {len(t.hyps[0].token_log_probs) for t in found} == {SMALL.n_tokens}
     assert all(len(t.hyps[0].text.split()) == SMALL.n_tokens for t in found)
-    assert len({t.hyps[0].text for t in found}) > 1  # the source matters
+    assert len({t.hyps[0].text for t in found}) > 1  # outputs depend on the source
     checkpoint = load_checkpoint(small.model)
     tokens = [checkpoint.tokenizers["sentencepiece"].encode(line) for line in small.lines]
     assert {len(line) + len(checkpoint.src_end) for line in tokens} == {SMALL.n_tokens}
     assert all(token in checkpoint.src_vocab.ids for line in tokens for token in line)
     cfg = checkpoint.model.cfg
     assert (cfg.pre_norm, cfg.tie_output, cfg.activation) == (False, True, "relu")
-    again = random_workload(SMALL, tmp_path / "again", 4)  # it is the same in every run
+    again = make_random_workload(SMALL, tmp_path / "again", 4)
     assert again.lines == small.lines[:4]
-    files = [Path(each.model, "model.safetensors").read_bytes() for each in (small, again)]
+    files = [Path(work.model, "model.safetensors").read_bytes() for work in (small, again)]
     assert files[0] == files[1]
 
 
 # -- processes ------------------------------------------------------------------------------------
 
 
-def test_processor_time_and_memory_are_of_the_whole_family():
-    """A child that burns 0.3 s, beside one of its own that burns as much and 64 MiB."""
+def test_cpu_seconds_and_peak_memory_include_descendants():
+    """A process that uses 0.3 s of CPU time, with a child that uses 0.3 s and 64 MiB."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("no /proc here")
     burn = "import time\nwhile time.process_time() < 0.3: pass\n"
     inner = burn + "x = bytearray(b'1') * (64 << 20); print(1, flush=True); time.sleep(60)"
     outer = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {inner!r}])\n"
     outer += burn + "p.wait()"
-    child = Child.__new__(Child)
-    child._process = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE)
-    before = child.processor_seconds()
-    child._process.stdout.readline()
-    while child.processor_seconds() < 0.56:  # two clocks that tick 100 times a second
+    process = SystemProcess.__new__(SystemProcess)
+    process._process = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE)
+    before = process.cpu_seconds()
+    process._process.stdout.readline()
+    while process.cpu_seconds() < 0.56:  # two clocks that tick 100 times a second
         time.sleep(0.01)
     assert before < 0.56
-    assert len(family(child._process.pid)) == 2
-    assert 64 << 20 < child.peak_memory() < 200 << 20
-    child.close()
-    assert family(child._process.pid) == []
+    assert len(list_process_tree(process._process.pid)) == 2
+    assert 64 << 20 < process.peak_memory() < 200 << 20
+    process.close()
+    assert list_process_tree(process._process.pid) == []
 
 
 # -- figures --------------------------------------------------------------------------------------
 
 
-def system(seconds, cpu, **more):
-    fields = dict(version="", detail="", n_tokens=40, memory=3 << 20, equal=8, bleu=None)
-    return dict(seconds=seconds, processor_seconds=cpu, **{**fields, **more})
+def make_system(seconds, cpu_seconds, **fields):
+    """Return the measurements of a system."""
+    defaults = dict(version="", detail="", n_tokens=40, memory=3 << 20, equal=8, bleu=None)
+    return dict(seconds=seconds, processor_seconds=cpu_seconds, **{**defaults, **fields})
 
 
 WORK = {
     "about": "toys",
     "lines": 8,
     "systems": {
-        "onmt_lite": system([2.0, 1.0, 4.0], [3.0, 2.0, 4.0], detail="bf16", bleu=30.04),
-        "transformers float32": system([9.0, 9.0, 9.0], [18.0, 18.0, 18.0], version="5.0"),
-        "CTranslate2 int8": system([4.0, 3.0, 4.0], [6.0, 6.0, 2.0], version="4.8.5"),
+        "onmt_lite": make_system([2.0, 1.0, 4.0], [3.0, 2.0, 4.0], detail="bf16", bleu=30.04),
+        "transformers float32": make_system([9.0, 9.0, 9.0], [18.0, 18.0, 18.0], version="5.0"),
+        "CTranslate2 int8": make_system([4.0, 3.0, 4.0], [6.0, 6.0, 2.0], version="4.8.5"),
     },
     "left_out": {"CTranslate2 float32": "it is not installed"},
     "phases": {"bf16": {"lines": 4, "seconds": {"encode": 0.3, "decode": 0.1}}},
@@ -122,28 +129,29 @@ RECORD = {
 }
 
 
-def test_ratios_are_of_the_same_round():
-    assert ratios(WORK, "onmt_lite", "seconds") == [2.0, 3.0, 1.0]
-    assert ratios(WORK, "onmt_lite", "processor_seconds") == [2.0, 3.0, 0.5]
-    assert ratios(WORK, "CTranslate2 int8", "seconds") == [1.0, 1.0, 1.0]
+def test_speedups_compare_times_of_the_same_round():
+    assert speedups(WORK, "onmt_lite", "seconds") == [2.0, 3.0, 1.0]
+    assert speedups(WORK, "onmt_lite", "processor_seconds") == [2.0, 3.0, 0.5]
+    assert speedups(WORK, "CTranslate2 int8", "seconds") == [1.0, 1.0, 1.0]
 
 
-def test_tables():
-    (head, _, ours, *_) = speed_table(WORK).split("\n")
+def test_tables_contain_medians_details_and_phases():
+    (head, _, ours, *_) = format_speed_table(WORK).split("\n")
     cells = [cell.strip() for cell in ours.split("|")[1:-1]]
     assert "× CTranslate2 int8, wall-clock" in head
     assert cells[0] == "onmt_lite (bf16)"
     assert cells[1:3] == ["4.0", "20"]  # the median round took 2 s
     assert cells[3:] == ["2.00 (1.00–3.00)", "2.00 (0.50–3.00)", "3", "8", "30.0"]
-    text = tables_of(RECORD)
+    text = format_tables(RECORD)
     assert text.startswith("Xeon, torch 2.13 (AVX512), ONEDNN_MAX_CPU_ISA=AVX2\n")
     assert "- CTranslate2 float32: skipped; it is not installed" in text
     assert "bf16: encode 75.00 (75%), decode 25.00 (25%), total 100.00" in text
-    assert "base 2.00" in headline(RECORD) and "CTranslate2 int8" in headline(RECORD)
-    assert len({len(line) for line in aligned([["a", "bbb"], ["cc", "d"]]).split("\n")}) == 1
+    headline = format_headline(RECORD)
+    assert "base 2.00" in headline and "CTranslate2 int8" in headline
+    assert len({len(line) for line in format_table([["a", "bbb"], ["cc", "d"]]).split("\n")}) == 1
 
 
-def test_without_processor_time_or_peers():
-    alone = {**WORK, "systems": {"onmt_lite": system([2.0], [], memory=None)}}
-    assert "–" in speed_table(alone)
-    assert ratios(alone, "onmt_lite", "seconds") == [1.0]
+def test_speed_table_without_cpu_time_or_other_systems():
+    work = {**WORK, "systems": {"onmt_lite": make_system([2.0], [], memory=None)}}
+    assert "–" in format_speed_table(work)
+    assert speedups(work, "onmt_lite", "seconds") == [1.0]

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.report import chart_of
+from benchmarks.report import draw_chart
 from onmt_lite.train.chart import draw_training_chart
 from onmt_lite.train.run_directory import Row
 from tests.unit.benchmarks.test_benchmark import RECORD, WORK
@@ -74,7 +74,7 @@ def test_training_chart_axes_of_time_and_bleu_begin_at_zero():
 
 
 @pytest.mark.parametrize("score", [None, 0.0])
-def test_training_chart_of_one_row_shows_it(score):
+def test_training_draw_chart_one_row_shows_it(score):
     chart = draw_training_chart([row(0.4, 3.0, 3.1, score)])
     assert len(points_of(chart, "training")) == len(points_of(chart, "held out")) == 1
     assert ("BLEU" in texts(chart)) == (score is not None)
@@ -87,10 +87,10 @@ def test_training_chart_of_equal_rows_is_the_same_file():
 
 def test_speed_chart_has_a_bar_for_each_ratio():
     record = {**RECORD, "workloads": {"base": WORK, "tiny": WORK}}
-    chart = chart_of(record)
+    chart = draw_chart(record)
     shown = texts(chart)
     assert shown.count("0.44") == 2 and shown.count("2.00") >= 2  # of which one may be a tick
-    assert {"times as fast as CTranslate2 int8", "base", "tiny", *WORK["systems"]} <= set(shown)
+    assert {"speed relative to CTranslate2 int8", "base", "tiny", *WORK["systems"]} <= set(shown)
     base, tiny = widths_of_bars(chart)
     assert base == pytest.approx(tiny, abs=0.01)
     assert base == pytest.approx([base[2] * 2, base[2] * 4 / 9, base[2]], abs=0.01)
