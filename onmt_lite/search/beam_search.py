@@ -1,4 +1,4 @@
-"""The decode loop: the only place where a model and the beams of its sentences meet."""
+"""The decode loop: model step, logits processors, top-k, finished hypotheses, reordering."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from onmt_lite.search.step_log import ChosenRows, StepLog, TraceInputs
 from onmt_lite.search.topk import Candidates, TokenScores, TopK, choose_continuing_ranks
 from onmt_lite.system.clock import Clock
 
-# Called after each step
+# Called after each step, for -dump_beam
 Observer: TypeAlias = "Callable[[BeamBatch, ChosenRows], object] | None"
 
 
@@ -34,20 +34,20 @@ def decode(
     n_batches: int = 1,
     clock: Clock | None = None,
 ) -> Iterator[tuple[int, Beam]]:
-    """Translate all sentences; yield the number and `Beam` of each when its search is over.
+    """Search all sentences; yield the index and the `Beam` of each sentence when it is finished.
 
-    A sentence for which the model returns NaN leaves at that step, and its Beam has no hypothesis.
+    If the model returns NaN for a sentence, its search ends at that step without a hypothesis.
 
     Args:
         model: the model, on its device.
-        sentences: list of Sentence.
-        spec: SearchSpec.
-        n_slots: int, the number of sentences that run at once; the others wait, and join when one
-            has ended.  None: all run, and the batch shrinks.
-        on_step: Observer, called after each step.
-        n_batches: int, batches that share the slots and take turns: while the host reads the
-            numbers of one, a GPU computes a step of another.
-        clock: Clock, for the time that encoding takes.
+        sentences: sentences to search.
+        spec: settings shared by all sentences.
+        n_slots: number of sentences in the batch.  Waiting sentences take the slots of finished
+            ones.  None: all sentences run at once, and the batch shrinks.
+        on_step: called after each step.
+        n_batches: number of batches that share the slots and take turns, so that the GPU computes a
+            step of one batch while the host processes the result of another.
+        clock: measures the time spent on encoding.
     """
     n_slots = n_slots or len(sentences)
     n = min(n_batches, n_slots, len(sentences))
@@ -62,7 +62,14 @@ def decode(
 def interleave(
     runs: Sequence[Iterator[tuple[int, Beam] | None]],
 ) -> Iterator[tuple[int, int, Beam]]:
-    """Run batches in turn, each up to its next None; yield which one, and what it yields."""
+    """Advance several searches in turn, each up to its next None.
+
+    Args:
+        runs: `BeamBatch.run` of each batch.
+
+    Yields:
+        Index of the batch, index of the sentence in the batch, and its finished `Beam`.
+    """
     running = list(range(len(runs)))
     while running:
         for i in list(running):
@@ -75,18 +82,20 @@ def interleave(
 
 
 class BeamBatch:
-    """All running sentences, one slot each: slot b owns the rows b*K ... b*K + K-1.
+    """A batch of running sentences, one slot each; slot b has the rows b*K to b*K + K-1.
 
-    rows  Rows: the running sentences, on the host and on the device
-    log   StepLog: each step, on the host
+    rows        running sentences, on the host and on the device
+    log         all steps, on the host
+    processors  logits processors in order
+    top_k       ranks the candidates
 
     Args:
-        model: the model.
-        spec: SearchSpec.
-        sentences: list of Sentence, all that this batch translates.
-        n_slots: int, how many run at once.
-        on_step: Observer.
-        clock: Clock.
+        model: the model, on its device.
+        spec: settings shared by all sentences.
+        sentences: all sentences that this batch will search.
+        n_slots: number of sentences that run at once.
+        on_step: called after each step.
+        clock: measures the time spent on encoding.
     """
 
     def __init__(
@@ -119,12 +128,15 @@ class BeamBatch:
 
     @property
     def n_steps(self) -> int:
-        """Steps that the batch has made."""
+        """Number of steps so far."""
         return self.log.n_steps
 
     def run(self) -> Iterator[tuple[int, Beam] | None]:
-        """Yield sentences whose search is over; None when it is another batch's turn."""
-        first, _ = self.scheduler.join(self.n_slots)
+        """Run the search; yield (index, Beam) of finished sentences, and None after each step.
+
+        At None the device is still busy with the step, so another batch may take its turn.
+        """
+        first, _ = self.scheduler.admit(self.n_slots)
         assert first is not None
         self.rows.fill(first)
         while self.slots:
@@ -136,24 +148,24 @@ class BeamBatch:
             yield from self.finish_sentences(chosen)
             self.reorder_and_refill(chosen)
 
-    # ---- The step: on the device, for all rows at once ----
+    # ---- On the device, for all rows at once ----
 
     def step(self, logits: Tensor, attn: Tensor) -> ChosenRows:
-        """Choose the next rows: apply the rules, rank all continuations, keep K per sentence.
+        """Process logits, rank all continuations and choose K new rows per sentence.
 
         Args:
-            logits: (R, V), of the next token of each row; overwritten.
-            attn: (R, S), attention of the newest token of each row.
+            logits: (R, V) of the next token; overwritten.
+            attn: (R, S) attention of the newest token.
         """
         context = make_step_context(self.rows, self.n_steps + 1, attn, self.constraints)
         logits = logits.float()
-        model_scores = TokenScores(logits, self._log_z(logits))
+        model_scores = TokenScores(logits, self._compute_log_z(logits))
         trace = None
         if self.on_step is not None:
-            unmasked = TokenScores(logits.clone(), model_scores.log_z)  # masks write in place
+            unmasked = TokenScores(logits.clone(), model_scores.log_z)  # masks work in place
             trace = TraceInputs(unmasked, model_scores, context.scores, attn.float().clone(), [])
-        token_scores, block_max = self.process(model_scores, context, trace)
-        candidates = self.select(token_scores, context, block_max)
+        token_scores, block_max = self.process_logits(model_scores, context, trace)
+        candidates = self.rank_candidates(token_scores, context, block_max)
         if token_scores is not model_scores or self.spec.beam_groups > 1:
             candidates = candidates.with_model_log_probs(model_scores)
         chosen = self.choose_rows(candidates, context)
@@ -161,28 +173,29 @@ class BeamBatch:
             attended = find_most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
         if trace is not None:
-            chosen = replace(chosen, trace=replace(trace, ranked=token_scores))
+            chosen = replace(chosen, trace=replace(trace, token_scores=token_scores))
         return chosen
 
-    def process(
+    def process_logits(
         self, model_scores: TokenScores, context: StepContext, trace: TraceInputs | None
     ) -> tuple[TokenScores, Tensor | None]:
         """Apply the logits processors in order.
 
         Args:
-            model_scores: TokenScores of the model; masks write into them.
-            context: StepContext.
-            trace: TraceInputs, whose `forbidden` is filled.
+            model_scores: scores from the model; masks write into them in place.
+            context: inputs of the processors.
+            trace: its `forbidden` is filled in; None if no observer follows the search.
 
         Returns:
-            The scores, `model_scores` itself if only masks applied; and the block maxima of logits
-            from the model's output layer, if only the columns of masks have changed.
+            The processed scores (`model_scores` itself if only masks applied), and the block maxima
+            (R, blocks) from the output layer's kernel, or None if columns other than those of
+            `TopK` may have changed.
         """
         stats, token_scores = self.rows.state.logit_stats, model_scores
         block_max = stats.block_max if stats else None
         if trace is not None:
             trace.forbidden.append(
-                ("the model does not allow it", model_scores.logits == -math.inf)
+                ("the model gives it probability 0", model_scores.logits == -math.inf)
             )
         for processor in self.processors:
             if not processor.applies(context):
@@ -194,10 +207,16 @@ class BeamBatch:
                 trace.forbidden.append((processor.reason, token_scores.logits == -math.inf))
         return token_scores, block_max
 
-    def select(
+    def rank_candidates(
         self, token_scores: TokenScores, context: StepContext, block_max: Tensor | None
     ) -> Candidates:
-        """Rank the continuations of each sentence's rows, or draw them."""
+        """Rank the continuations of each sentence's rows, or sample them.
+
+        Args:
+            token_scores: processed scores of the next tokens.
+            context: inputs of the processors.
+            block_max: (R, blocks) maxima of the logits, see `TopK.select`.
+        """
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
             seeds, steps = self.rows.table.seed[:, 0], context.steps[:, 0]  # (B,)
@@ -211,114 +230,124 @@ class BeamBatch:
         return candidates
 
     def choose_rows(self, candidates: Candidates, context: StepContext) -> ChosenRows:
-        """Make K of the candidates the new rows, as the policy does with those that ended."""
+        """Choose K of the candidates as new rows; `Policy.ended` decides what replaces EOS."""
         policy, penalties = self.spec.policy, context.penalties
-        just_forced = context.n_steps <= 1 + self.rows.forced_until
+        just_forced = context.n_steps <= 1 + self.rows.last_forced_step
         if policy.eos_after_forced == "best" and just_forced:
             candidates = drop_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
             candidates = candidates.drop(find_surplus_candidates(context, just_forced))
-        rows, makes_room = candidates, policy.ended in ("refill", "in_slot")
-        if makes_room:  # candidates that ended take no row if enough others are left
+        rows, replaces_ended = candidates, policy.ended in ("refill", "in_slot")
+        if replaces_ended:  # EOS takes a row only if too few other candidates are left
             rows = candidates.take(choose_continuing_ranks(self.spec, candidates))
             rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
-        if penalties is not None and self.spec.stepwise_penalty:  # it only ranks
+        if penalties is not None and self.spec.stepwise_penalty:  # it affects only the ranking
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))
-        open_scores = rows.score if makes_room else rows.score.masked_fill(rows.ended, -math.inf)
+        open_scores = (
+            rows.score if replaces_ended else rows.score.masked_fill(rows.ended, -math.inf)
+        )
         return ChosenRows(rows, candidates, open_scores, penalties)
 
-    def _log_z(self, logits: Tensor) -> Tensor:
-        """Return the normalizer (R,) of the model's logits (R, V)."""
+    def _compute_log_z(self, logits: Tensor) -> Tensor:
+        """Return the log-sum-exp (R,) of the logits (R, V), or 0 for log-probabilities."""
         if not self.spec.needs_log_softmax:
             return torch.zeros_like(logits[:, 0])
         stats = self.rows.state.logit_stats
         return stats.log_z if stats else log_sum_exp(logits)
 
-    # ---- Finished sentences: on the host ----
+    # ---- On the host: finished hypotheses and sentences ----
 
     def finish_sentences(self, chosen: ChosenRows) -> Iterator[tuple[int, Beam]]:
-        """Wait for the newest step, let beams see its events; yield finished sentences."""
+        """Wait for the newest step, pass events to the beams and yield finished sentences."""
         events = self.log.wait_for_events()
         if self.constraints is not None:
             self.constraints.update(self.slots, self.n_steps, self.log.read_newest_rows())
-        any_event = False
+        has_events = False
         for b, slot in enumerate(self.slots):
             at_limit = slot.limit_step <= self.n_steps
             if not (events[b] or at_limit or slot.beam.checks_every_step):
                 continue
-            if self.n_steps > slot.started:  # until then it takes start tokens
+            if self.n_steps > slot.start_step:  # else it took a start token
                 self._advance(b, slot, at_limit)
-                any_event = True
+                has_events = True
         if self.on_step is not None:
             self.on_step(self, chosen)
-        if not any_event:
+        if not has_events:
             return
         for b, slot in enumerate(self.slots):
             if slot.beam.is_finished:
                 self._sync(b, slot)
                 slot.beam.finalize()
                 slot.is_finished = True
-                yield slot.number, slot.beam
+                yield slot.index, slot.beam
 
     def _advance(self, b: int, slot: Slot, at_limit: bool) -> None:
-        """Let the Beam in slot b see the newest step."""
-        event = self.log.read_event(b, self.n_steps - slot.started)
+        """Pass the newest step to the Beam in slot b.
+
+        Args:
+            b: the slot.
+            slot: its sentence.
+            at_limit: True if the sentence has reached its limit.
+        """
+        event = self.log.read_event(b, self.n_steps - slot.start_step)
         if not sum(event.candidates.score) + sum(event.penalties) < math.inf:  # NaN
             slot.beam.fail()
             return
         none_left = max(event.rows.score) == -math.inf
         if none_left or at_limit or slot.beam.needs_rows_at_events:
-            self._sync(b, slot)  # a Beam may look back
+            self._sync(b, slot)  # `advance` may follow back-pointers
         slot.beam.advance(event)
 
     def _sync(self, b: int, slot: Slot) -> None:
-        """Let the Beam in slot b read the steps since the last time."""
+        """Append the steps since the last call to the tables of the Beam in slot b."""
         if slot.synced_steps < self.n_steps:
             slot.beam.append_rows(self.log.read_history(b, slot.synced_steps))
             slot.synced_steps = self.n_steps
 
-    # ---- Rows move to where the step chose them; sentences leave and join ----
+    # ---- Reorder rows; replace finished sentences ----
 
     def reorder_and_refill(self, chosen: ChosenRows) -> None:
-        """Move the state to the chosen rows; give the slots of finished sentences to waiting ones,
-        or to the last running ones if none wait."""
+        """Reorder the decoder state by back-pointers and refill the slots of finished sentences.
+
+        Waiting sentences take these slots; if none are waiting, the last running ones move there.
+        """
         rows, table = self.rows, self.rows.table
         table.tokens, table.parents = chosen.rows.token, chosen.rows.parent
         table.scores = chosen.open_scores
         rows.correct_scores()
         running = [b for b, slot in enumerate(rows.slots) if not slot.is_finished]
         n_old = len(rows.slots)
-        fresh, joining = self.scheduler.join(self.n_slots - len(running))
+        fresh, joining = self.scheduler.admit(self.n_slots - len(running))
         if joining or len(running) < n_old:
             order = fill_holes(running, [n_old + i for i in joining])
             for to, b in enumerate(order):
                 if to != b < n_old:
-                    self._sync(b, rows.slots[b])  # the log knows sentences by their slots
+                    self._sync(b, rows.slots[b])  # the log is by slot, so read it before the move
             rows.refill(order, fresh, joining, self.n_steps)
         elif self.spec.beam_size > 1:
             rows.select(Selection(self.select_indices()), self.n_steps)
 
     def select_indices(self) -> Tensor:
-        """Return the row of the batch that each new row continues (B, K), as the last step chose.
+        """Return the parent of each new row, as rows of the batch (B, K).
 
-        Three slots, K = 2, the second one swapping its rows: [[0, 1], [3, 2], [4, 5]].
+        Three sentences, K = 2; the second one swaps its rows: [[0, 1], [3, 2], [4, 5]].
         """
         return self.rows.table.parents
 
 
 def drop_eos_after_forced(candidates: Candidates, context: StepContext) -> Candidates:
-    """Drop end tokens after a forced token, unless they are the best candidate."""
+    """Drop candidates with EOS right after a forced token, except the best candidate."""
     n_prefix = context.rows.table.n_prefix  # (B, 1)
     n_forced = n_prefix + context.rows.spec.n_forced_start
-    follows = (context.steps == n_prefix + 1) & (n_forced > 0)
-    rank = torch.arange(candidates.token.size(1), device=n_prefix.device)
-    return candidates.drop(follows & (rank > 0) & candidates.ended)
+    follows_forced = (context.steps == n_prefix + 1) & (n_forced > 0)  # (B, 1)
+    rank = torch.arange(candidates.token.size(1), device=n_prefix.device)  # (N,)
+    return candidates.drop(follows_forced & (rank > 0) & candidates.ended)
 
 
 def find_surplus_candidates(context: StepContext, just_forced: bool) -> Tensor:
-    """Return the candidates (B, K) for which a beam that has shrunk has no row."""
+    """Return a mask (B, K) of the candidates beyond the size of a beam that has shrunk (Marian)."""
     table, beam_size = context.rows.table, context.rows.spec.beam_size
     n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
-    if just_forced:  # so far, all rows are alike
+    if just_forced:  # all K rows are still identical, so that only one is open
         n_open.masked_fill_(context.steps <= table.n_prefix + 1, beam_size)
     return torch.arange(beam_size, device=n_open.device) >= n_open

@@ -135,7 +135,7 @@ class Constraints:
         forbidden, bound, steered = [], [], []
         k = self.spec.beam_size
         for b, slot in enumerate(slots):
-            phrases, step = self.phrases[slot.number], n_steps - slot.started
+            phrases, step = self.phrases[slot.index], n_steps - slot.start_step
             if phrases is None or step <= len(slot.beam.limits.prefix):
                 continue
             states = self._states(slot, phrases)
@@ -147,7 +147,7 @@ class Constraints:
                 tokens = [*effects.forbidden]
                 # A word of one row alone may begin like a banned one, so that others are spared;
                 # none does if the next token may be the last
-                if self.strict or n_steps >= slot.limit_step - 1 or row != self.best[slot.number]:
+                if self.strict or n_steps >= slot.limit_step - 1 or row != self.best[slot.index]:
                     tokens += effects.completing
                 if not effects.may_end:
                     tokens += self.spec.eos_ids
@@ -178,19 +178,19 @@ class Constraints:
 
     def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[PhraseState | None]:
         """Of the rows of a sentence; at first they have read its prefix."""
-        if slot.number not in self.states:
+        if slot.index not in self.states:
             state = phrases.start
             for token in slot.beam.limits.prefix:
                 state = phrases.after(state, token)
-            self.states[slot.number] = [state] * self.spec.beam_size
-            self.best[slot.number] = 0
-        return self.states[slot.number]
+            self.states[slot.index] = [state] * self.spec.beam_size
+            self.best[slot.index] = 0
+        return self.states[slot.index]
 
     def update(self, slots: Sequence[Slot], n_steps: int, newest: Sequence[CandidateList]) -> None:
         """Follow the newest rows of the sentences in their slots."""
         for slot, rows in zip(slots, newest):
-            phrases = self.phrases[slot.number]
-            if phrases is None or n_steps <= slot.started:  # others read start tokens
+            phrases = self.phrases[slot.index]
+            if phrases is None or n_steps <= slot.start_step:  # others read start tokens
                 continue
             old = self._states(slot, phrases)
             states: list[PhraseState | None] = []
@@ -199,5 +199,5 @@ class Constraints:
                 # A row that does not exist may name a token that there is not
                 before = old[int(parent)] if alive else None
                 states.append(None if before is None else phrases.after(before, int(token)))
-            self.states[slot.number] = states
-            self.best[slot.number] = max(range(len(states)), key=rows.score.__getitem__)
+            self.states[slot.index] = states
+            self.best[slot.index] = max(range(len(states)), key=rows.score.__getitem__)

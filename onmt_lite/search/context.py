@@ -1,4 +1,4 @@
-"""What the rules of one step look at, and what concerns which row."""
+"""Inputs of the logits processors for one step: history, coverage, forced tokens, phrases."""
 
 import functools
 from dataclasses import dataclass
@@ -16,36 +16,36 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class ForcedTokens:
-    """The only token that a row may take: a forced one, or EOS at the last step."""
+    """The only token that each row may take: a forced token, or EOS at the last step."""
 
-    tokens: Tensor  # (R, 1); NO_TOKEN: the row is free to choose
-    is_free: Tensor  # (R,): the token costs nothing, unless the model itself forbids it
+    tokens: Tensor  # (R, 1); NO_TOKEN: the row may take any token
+    is_free: Tensor  # (R,) True: log-probability 0, unless the model returned -inf
 
     @property
     def columns(self) -> Tensor:
-        """Columns of the tokens (R, 1); any column for rows that may choose."""
+        """The tokens (R, 1) as valid indices; 0 for rows without a forced token."""
         return self.tokens.clamp(min=0)
 
 
 @dataclass
 class StepContext:
-    """What rules look at in one step; None if it concerns no row."""
+    """Inputs of the logits processors; fields that no row needs at this step are None."""
 
     rows: Rows
-    n_steps: int  # of the batch, this one included
-    scores: Tensor  # (B, K): of the rows, -inf if there is no such row
-    penalties: Tensor | None = None  # (B, K): coverage penalties of the rows
+    n_steps: int  # steps of the batch, this one included
+    scores: Tensor  # (B, K) scores of the rows; -inf: no such row
+    penalties: Tensor | None = None  # (B, K) coverage penalties of the rows
     forced: ForcedTokens | None = None
     phrases: PhraseMask | None = None
 
     @functools.cached_property
     def steps(self) -> Tensor:
-        """The own step of each sentence (B, 1), from 1; 0 and less take start tokens."""
-        return self.n_steps - self.rows.table.started
+        """Step number of each sentence (B, 1), from 1; at steps <= 0 it takes start tokens."""
+        return self.n_steps - self.rows.table.start_step
 
     @property
     def history(self) -> Tensor:
-        """Tokens of the rows (R, T), for a rule that `needs_history`."""
+        """Tokens of the rows (R, T), for processors with `needs_history`."""
         assert self.rows.history is not None
         return self.rows.history
 
@@ -53,13 +53,13 @@ class StepContext:
 def make_step_context(
     rows: Rows, n_steps: int, attn: Tensor, constraints: Constraints | None
 ) -> StepContext:
-    """Add the newest step to what rows have read, and collect what the rules look at.
+    """Append the newest step to history and coverage, and collect the processors' inputs.
 
     Args:
-        rows: Rows of the batch.
-        n_steps: int, steps of the batch, this one included.
-        attn: (R, S), attention of the newest token of each row.
-        constraints: Constraints, if any sentence has phrases.
+        rows: rows of the batch; updated in place.
+        n_steps: steps of the batch, this one included.
+        attn: (R, S) attention of the newest token of each row.
+        constraints: phrase constraints, if any sentence has them.
     """
     context = StepContext(rows, n_steps, rows.table.scores)
     scores, penalties = rows.table.scores, None
@@ -82,45 +82,45 @@ def make_step_context(
 
 
 def _history_tokens(context: StepContext) -> Tensor:
-    """Return the newest tokens (B, K), NO_TOKEN for start tokens that the history leaves out."""
+    """Return the newest tokens (B, K), with NO_TOKEN for start tokens outside the history."""
     rows, spec = context.rows, context.rows.spec
     tokens = rows.table.tokens
-    if context.n_steps > 1 + rows.forced_until:
+    if context.n_steps > 1 + rows.last_forced_step:
         return tokens
-    place = context.steps + (spec.n_forced_start - 1)  # (B, 1)
-    return tokens.where(rows.in_history[place.clamp(max=spec.n_forced_start + 1)], NO_TOKEN)
+    position = context.steps + (spec.n_forced_start - 1)  # (B, 1)
+    return tokens.where(rows.in_history[position.clamp(max=spec.n_forced_start + 1)], NO_TOKEN)
 
 
 def _forced_tokens(context: StepContext) -> ForcedTokens | None:
-    """Return the start and prefix tokens that rows take now, and EOS at the last step."""
+    """Return the start, prefix and final EOS tokens that rows must take at this step."""
     rows, spec, table = context.rows, context.rows.spec, context.rows.table
     n_steps = context.n_steps
     must_end = spec.force_eos != "no" and any(s.limit_step <= n_steps for s in rows.slots)
-    if not must_end and n_steps > rows.forced_until:
+    if not must_end and n_steps > rows.last_forced_step:
         return None
     steps = context.steps
     is_forced = steps <= table.n_prefix  # (B, 1)
-    place = (steps + spec.n_forced_start).clamp(max=table.forced.size(1) - 1)  # (B, 1)
-    tokens = table.forced.gather(1, place).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
+    position = (steps + spec.n_forced_start).clamp(max=table.forced.size(1) - 1)  # (B, 1)
+    tokens = table.forced.gather(1, position).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
     is_free = is_forced if spec.prefix_in_score != "all" else steps <= 0  # (B, 1)
     if must_end:
-        last = (steps >= table.max_steps) & ~is_forced
-        tokens = tokens.masked_fill(last, spec.eos_id)
-        is_free = is_free | last if spec.force_eos == "free" else is_free
+        is_last = (steps >= table.max_steps) & ~is_forced  # (B, 1)
+        tokens = tokens.masked_fill(is_last, spec.eos_id)
+        is_free = is_free | is_last if spec.force_eos == "free" else is_free
     return ForcedTokens(rows.expand_to_rows(tokens)[:, None], rows.expand_to_rows(is_free))
 
 
 def compute_coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> Tensor:
-    """Return the penalty of each row (R,).
+    """Return the coverage penalty of each row (R,), in nats.
 
-    `wu` is the coverage penalty of Wu et al. 2016, `summary` that of Gehrmann et al. 2018.  A
-    token that received no attention at all costs a large finite amount instead of an infinite one,
-    or nothing under CTranslate2.
+    `wu` is equation 14 of Wu et al. 2016, `summary` is from Gehrmann et al. 2018.  A source token
+    without any attention costs a large finite amount instead of infinity, or nothing in
+    CTranslate2.
 
     Args:
-        spec: SearchSpec.
-        coverage: (R, S), the attention that each source token has received.
-        src_length: (R, 1), tokens of the sources.
+        spec: the search spec.
+        coverage: (R, S) sum of attention that each source token has received.
+        src_length: (R, 1) number of source tokens.
     """
     inside = torch.arange(coverage.size(1), device=coverage.device) < src_length  # (R, S)
     if spec.coverage_penalty == "wu":
@@ -133,14 +133,14 @@ def compute_coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Ten
 
 
 def find_most_attended(attn: Tensor, src_length: Tensor, margins: tuple[int, int]) -> Tensor:
-    """Return the source token that each row attends to most (R,), special tokens aside.
+    """Return the source token that each row attends to most (R,), special tokens excluded.
 
     Args:
-        attn: (R, S).
-        src_length: (R, 1).
-        margins: the number of special tokens before and after the source's own.
+        attn: (R, S) attention.
+        src_length: (R, 1) number of source tokens.
+        margins: number of special tokens before and after the source.
     """
     before, after = margins
-    place = torch.arange(attn.size(1), device=attn.device)  # (S,)
-    outside = (place < before) | (place >= src_length - after)  # (R, S)
+    position = torch.arange(attn.size(1), device=attn.device)  # (S,)
+    outside = (position < before) | (position >= src_length - after)  # (R, S)
     return attn.masked_fill(outside, -1.0).argmax(1)

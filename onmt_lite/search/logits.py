@@ -160,7 +160,7 @@ class MinLength(Mask):
         self.columns = tuple(eos_ids)
 
     def applies(self, context: StepContext) -> bool:
-        return context.n_steps < max(slot.eos_from for slot in context.rows.slots)
+        return context.n_steps < max(slot.first_eos_step for slot in context.rows.slots)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         rows = context.rows
@@ -234,7 +234,7 @@ class SuppressAtBegin(Mask):
         self.ids = torch.tensor(self.columns, device=device)  # (N,)
 
     def applies(self, context: StepContext) -> bool:
-        return any(slot.forced_until + 1 == context.n_steps for slot in context.rows.slots)
+        return any(slot.last_forced_step + 1 == context.n_steps for slot in context.rows.slots)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)

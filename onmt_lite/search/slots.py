@@ -1,4 +1,4 @@
-"""Slots: running sentences, on the host and on the device, and those that wait to join."""
+"""Slots: running sentences on host and device, and the scheduler of waiting sentences."""
 
 import math
 from collections.abc import Sequence
@@ -15,64 +15,70 @@ from onmt_lite.search.spec import NO_TOKEN, SearchSpec, SentenceLimits
 from onmt_lite.system.clock import Clock
 from onmt_lite.text.phrases import PhraseAutomaton
 
-# Pad sources to this multiple.  GPU: fewer shapes to capture.  CPU: the same summation order over a
-# sentence's tokens in every batch
+# Pad sources to this multiple.  GPU: fewer shapes to capture.  CPU: the same summation order in
+# every batch
 SRC_MULTIPLES = {"cpu": 16, "cuda": 32}
-REFILL_SHARE = 8  # waiting sentences join when one slot in this many is free
+REFILL_SHARE = 8  # admit waiting sentences when 1/8 of the slots are free
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence that waits for a slot."""
+    """A sentence to search."""
 
     src: list[int]
     limits: SentenceLimits
-    # For a model that copies: the target id of each source token, from V on words of its own
+    # Copy models: target ID of each source token; IDs from V on are source words outside the
+    # vocabulary
     copy_ids: list[int] | None = None
-    phrases: PhraseAutomaton | None = None  # that it must contain or must not
+    phrases: PhraseAutomaton | None = None  # forced and banned phrases
 
 
 @dataclass
 class Slot:
     """A running sentence on the host."""
 
-    number: int  # index among the sentences of the search
+    index: int  # among the sentences of the search
     beam: Beam
-    # Steps of the batch
-    started: int = 0  # before the sentence's first own step
-    forced_until: int = 0  # last step that takes a forced token
-    eos_from: int = 0  # first step that may end a hypothesis
-    limit_step: int = 0  # step that reaches the sentence's limit
-    synced_steps: int = 0  # steps that its Beam has read
+    # Step numbers of the batch
+    start_step: int = 0  # last step before the sentence's first
+    last_forced_step: int = 0  # last step with a forced token
+    first_eos_step: int = 0  # first step that may take EOS
+    limit_step: int = 0  # step at which the sentence reaches its limit
+    synced_steps: int = 0  # steps whose rows the Beam has
     is_finished: bool = False
 
     def start(self, n_steps: int) -> None:
-        """Begin after n_steps steps of the batch, start tokens included."""
+        """Start after n_steps steps of the batch, steps for start tokens included."""
         limits = self.beam.limits
-        self.started = self.synced_steps = n_steps
-        self.forced_until = n_steps + len(limits.prefix)
-        self.eos_from = n_steps + limits.min_eos_step
+        self.start_step = self.synced_steps = n_steps
+        self.last_forced_step = n_steps + len(limits.prefix)
+        self.first_eos_step = n_steps + limits.min_eos_step
         self.limit_step = n_steps + limits.max_steps
 
 
 @dataclass
 class SlotTable:
-    """The running sentences on the device, one row of each table per slot."""
+    """Running sentences on the device, one entry per slot."""
 
-    tokens: Tensor  # (B, K): of the newest rows
-    scores: Tensor  # (B, K): of the newest rows; -inf: the row is not expanded
-    parents: Tensor  # (B, K): the row of the batch before that each of them continues
-    started: Tensor  # (B, 1): see `Slot`
-    max_steps: Tensor  # (B, 1): see `SentenceLimits`
+    tokens: Tensor  # (B, K) newest token of each row
+    scores: Tensor  # (B, K) scores of the rows; -inf: the row is not expanded
+    parents: Tensor  # (B, K) back-pointers, as rows of the batch
+    start_step: Tensor  # (B, 1), see `Slot`
+    max_steps: Tensor  # (B, 1), see `SentenceLimits`
     min_eos_step: Tensor  # (B, 1)
     seed: Tensor  # (B, 1)
-    src_length: Tensor  # (B, 1): in tokens
-    n_prefix: Tensor  # (B, 1)
-    forced: Tensor  # (B, G): start tokens and prefix, filled up with NO_TOKEN
-    source: Tensor | None = None  # (B, S): filled up with NO_TOKEN; None if no rule looks at it
+    src_length: Tensor  # (B, 1) in tokens
+    n_prefix: Tensor  # (B, 1) number of prefix tokens
+    forced: Tensor  # (B, G) start tokens and prefix, padded with NO_TOKEN
+    source: Tensor | None = None  # (B, S) padded with NO_TOKEN; None if no processor needs it
 
     def select(self, selection: Selection, fresh: "SlotTable | None" = None) -> "SlotTable":
-        """Follow sentences that leave, move and join."""
+        """Keep, move and add sentences.
+
+        Args:
+            selection: the sentence for each slot.
+            fresh: table of newly encoded sentences, if any are added.
+        """
         columns = {name: column for name, column in vars(self).items() if column is not None}
         for name, column in columns.items():
             new = getattr(fresh, name, None)
@@ -82,32 +88,37 @@ class SlotTable:
 
 @dataclass
 class EncodedSentences:
-    """Sentences that are encoded, with one row each; the first `joined` of them have joined."""
+    """Encoded sentences, one row each; the first `n_admitted` of them have a slot."""
 
     slots: list[Slot]
     state: Any
     table: SlotTable
-    joined: int = 0
+    n_admitted: int = 0
 
     def start(self, joining: Sequence[Slot], n_steps: int) -> None:
-        """Let sentences begin after n_steps steps of the batch, start tokens included."""
-        self.table.started = torch.full_like(self.table.started, n_steps)  # (B, 1)
+        """Start sentences after n_steps steps of the batch, steps for start tokens included.
+
+        Args:
+            joining: slots of the sentences that start.
+            n_steps: steps of the batch before their first own step.
+        """
+        self.table.start_step = torch.full_like(self.table.start_step, n_steps)  # (B, 1)
         for slot in joining:
             slot.start(n_steps)
 
 
 class Scheduler:
-    """The sentences that wait: encodes them in groups, in the order given.
+    """Encodes waiting sentences in groups, in the given order, and admits them to free slots.
 
-    n_words  V + X; X: the most words of its own that a sentence has
-    encoded  sentences of which some join next; None if all have
+    n_words  V + X, where X is the maximum number of source words outside the vocabulary
+    encoded  encoded sentences, some of which still wait for a slot; None if none do
 
     Args:
-        model: the model.
-        spec: SearchSpec.
+        model: the model, on its device.
+        spec: settings shared by all sentences.
         sentences: all sentences of the search.
-        n_slots: int, how many run at once.
-        clock: Clock, for the time that encoding takes.
+        n_slots: number of sentences that run at once.
+        clock: measures the time spent on encoding.
     """
 
     def __init__(
@@ -128,11 +139,15 @@ class Scheduler:
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
-    def join(self, n_free: int) -> tuple[EncodedSentences | None, range]:
-        """Return encoded sentences, and which of them join now; None if none joins.
+    def admit(self, n_free: int) -> tuple[EncodedSentences | None, range]:
+        """Admit waiting sentences to free slots.
 
         Args:
-            n_free: int, how many slots are free.
+            n_free: number of free slots.
+
+        Returns:
+            A group of encoded sentences (None if no sentence is admitted), and the indices of those
+            that are admitted now.
         """
         if n_free < self.n_slots and n_free < self.n_slots / REFILL_SHARE:
             return None, range(0)
@@ -144,42 +159,43 @@ class Scheduler:
         encoded = self.encoded
         if encoded is None:
             return None, range(0)
-        joining = range(encoded.joined, min(encoded.joined + n_free, len(encoded.slots)))
-        encoded.joined = joining.stop
-        if encoded.joined == len(encoded.slots):
+        joining = range(encoded.n_admitted, min(encoded.n_admitted + n_free, len(encoded.slots)))
+        encoded.n_admitted = joining.stop
+        if encoded.n_admitted == len(encoded.slots):
             self.encoded = None
         return encoded, joining
 
-    def _encode(self, numbers: range) -> EncodedSentences:
-        chosen, device = [self.sentences[i] for i in numbers], self.model.device
+    def _encode(self, indices: range) -> EncodedSentences:
+        """Encode sentences, with one decoder row each."""
+        chosen, device = [self.sentences[i] for i in indices], self.model.device
         longest = max(len(s.src) for s in chosen)
         multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
         src = upload(
             pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id), device
         )  # (B, S)
-        table, ids, width = self._table(chosen), None, None
+        table, ids, width = self._make_table(chosen), None, None
         if chosen[0].copy_ids is not None:
             copied = pad_lists([s.copy_ids or [] for s in chosen], longest)
             ids, width = upload(copied, device), self.n_words  # (B, S)
         with self.clock.phase("encode"):
             memory = self.model.encode(src, table.src_length[:, 0], ids, width)
-        slots = [Slot(i, self.make_beam(s.limits)) for i, s in zip(numbers, chosen)]
+        slots = [Slot(i, self.make_beam(s.limits)) for i, s in zip(indices, chosen)]
         return EncodedSentences(slots, self.model.init_state(memory), table)
 
-    def _table(self, chosen: Sequence[Sentence]) -> SlotTable:
-        """The table of sentences that join, in one transfer."""
+    def _make_table(self, chosen: Sequence[Sentence]) -> SlotTable:
+        """Build the device table of sentences with a single transfer."""
         forced = [[*(s.limits.start or (self.spec.bos_id,)), *s.limits.prefix] for s in chosen]
         widths = [1] * 6 + [max(map(len, forced))]
-        facts = [
-            (0, own.max_steps, own.min_eos_step, own.seed, len(s.src), len(own.prefix))
-            for s, own in ((s, s.limits) for s in chosen)
+        numbers = [
+            (0, limits.max_steps, limits.min_eos_step, limits.seed, len(s.src), len(limits.prefix))
+            for s, limits in ((s, s.limits) for s in chosen)
         ]
-        parts = [torch.tensor(facts), pad_lists(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
+        parts = [torch.tensor(numbers), pad_lists(forced, widths[-1], NO_TOKEN)]  # (B, 6), (B, G)
         if self.spec.token_rules.encoder_no_repeat_ngram_size:
             widths.append(max(len(s.src) for s in chosen))
             parts.append(pad_lists([s.src for s in chosen], widths[-1], NO_TOKEN))  # (B, S)
-        # The columns of a `SlotTable` from `started` on
+        # Columns of a `SlotTable` from `start_step` on
         columns = torch.split(upload(torch.cat(parts, 1), self.model.device), widths, 1)
         tokens = columns[6][:, :1].repeat(1, self.spec.beam_size)  # (B, K)
         scores = self.first_scores.repeat(len(chosen), 1)  # (B, K)
@@ -187,15 +203,20 @@ class Scheduler:
 
 
 class Rows:
-    """The rows of all running sentences: slot b owns rows b*K ... b*K + K-1.
+    """Rows of all running sentences; slot b has the rows b*K to b*K + K-1.
 
-    slots     the sentences on the host, in the order of their rows
-    table     SlotTable: their newest rows and their limits, on the device
-    state     the decoder's State
-    history   tokens of the rows (R, T), newest last, NO_TOKEN before the first; None if no rule
-              needs them
-    coverage  attention that each source token has received (R, S), summed over the steps of a row;
-              None without a coverage penalty
+    slots     sentences on the host
+    table     sentences on the device
+    state     decoder state of the R rows
+    history   tokens of the rows (R, T), newest last, padded with NO_TOKEN on the left; None if no
+              processor needs them
+    coverage  sum of attention (R, S) that each source token has received from a row; None without a
+              coverage penalty
+
+    Args:
+        spec: settings shared by all sentences.
+        device: the model's device.
+        needs_history: True if a processor reads the history.
     """
 
     table: SlotTable
@@ -206,26 +227,28 @@ class Rows:
     def __init__(self, spec: SearchSpec, device: torch.device, needs_history: bool):
         self.spec, self.device, self.needs_history = spec, device, needs_history
         self.slots: list[Slot] = []
-        # Whether the history has each start token; it has all other tokens
+        # True for start tokens in the history; the last entry stands for all other tokens
         self.in_history = torch.tensor([*spec.start_in_history, True]).to(device)  # (F + 2,)
 
     @property
-    def forced_until(self) -> int:
-        """Last step of the batch that takes a forced token."""
-        return max(slot.forced_until for slot in self.slots)
+    def last_forced_step(self) -> int:
+        """Last step of the batch with a forced token."""
+        return max(slot.last_forced_step for slot in self.slots)
 
     @property
-    def src_length(self) -> Tensor:  # (R, 1)
+    def src_length(self) -> Tensor:
+        """Number of source tokens of each row (R, 1)."""
         return self.expand_to_rows(self.table.src_length)[:, None]
 
-    def expand_to_rows(self, per_sentence: Tensor) -> Tensor:  # (B, 1) -> (R,)
+    def expand_to_rows(self, per_sentence: Tensor) -> Tensor:
+        """Repeat a value per sentence (B, 1) for each of its rows (R,)."""
         return per_sentence.expand(-1, self.spec.beam_size).flatten()
 
     def fill(self, fresh: EncodedSentences) -> None:
-        """Let the first sentences join, each with its row K times.
+        """Fill the batch with its first sentences and copy the row of each K times.
 
-        Tried and left: one row for each sentence until the first step has been chosen, since the K
-        are alike.  It took 2 % off the time of the shipped model in int8.
+        Tried and left: one row per sentence until the first step has been chosen, since the K rows
+        are copies.  It saved 2 % of the time with the shipped model in int8.
         """
         n = len(fresh.slots)
         fresh.start(fresh.slots, self.spec.n_forced_start)
@@ -250,17 +273,17 @@ class Rows:
     def refill(
         self, order: list[int], fresh: EncodedSentences | None, joining: range, n_steps: int
     ) -> None:
-        """Give slots to other sentences.
+        """Reassign slots to running and new sentences.
 
         Args:
-            order: the sentence for each slot, by its old slot; from B on, encoded ones.
-            fresh: EncodedSentences, if any join.
-            joining: which of them.
-            n_steps: int, steps of the batch.
+            order: the sentence for each slot, as its old slot; from B on, encoded sentences.
+            fresh: encoded sentences, if any are added.
+            joining: indices of the encoded sentences that are added.
+            n_steps: steps of the batch.
         """
         n_old, k = len(self.slots), self.spec.beam_size
-        everyone = [*self.slots, *(fresh.slots if fresh else ())]
-        self.slots = [everyone[b] for b in order]
+        candidates = [*self.slots, *(fresh.slots if fresh else ())]
+        self.slots = [candidates[b] for b in order]
         if not order:
             return
         selection = Selection.build(self.table.parents, n_old, order)
@@ -277,35 +300,58 @@ class Rows:
     def select(
         self, selection: Selection, n_steps: int, fresh: EncodedSentences | None = None
     ) -> None:
-        """Move the rows and sentences of the decoder's state and of what rules look at."""
+        """Reorder rows and sentences of the decoder state, history and coverage.
+
+        Args:
+            selection: the old row for each new row, and the sentence for each slot.
+            n_steps: steps of the batch.
+            fresh: encoded sentences, if any are added.
+        """
         self.state = self.state.select(selection, fresh.state if fresh else None)
         n_joining = len(fresh.slots) if fresh else 0
         if self.history is not None:
-            history = _moved(self.history, selection, n_joining, NO_TOKEN)
-            first = min(slot.started for slot in self.slots) - self.spec.n_forced_start
+            history = _select_rows(self.history, selection, n_joining, NO_TOKEN)
+            first = min(slot.start_step for slot in self.slots) - self.spec.n_forced_start
             self.history = history[:, max(0, history.size(1) - (n_steps - first)) :]
         if self.coverage is not None:
-            self.coverage = _moved(self.coverage, selection, n_joining, 0)
+            self.coverage = _select_rows(self.coverage, selection, n_joining, 0)
 
 
-def _moved(x: Tensor, selection: Selection, n_joining: int, fill: int) -> Tensor:
-    """Select rows of x (R, N); those that join are full of `fill`."""
+def _select_rows(x: Tensor, selection: Selection, n_joining: int, fill: int) -> Tensor:
+    """Select rows of x (R, N).
+
+    Args:
+        x: a tensor with one entry per row.
+        selection: the old row for each new row.
+        n_joining: number of encoded sentences; their rows are filled with `fill`.
+        fill: initial value of new rows.
+    """
     fresh = x.new_full((n_joining, x.size(1)), fill) if n_joining else None
     return selection.gather_rows(x, fresh)
 
 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
-    """Return the sentence in each slot: as many as possible of `kept` stay where they are, and
-    those that join and then the last ones fill the holes.
+    """Return the sentence for each slot, moving as few sentences as possible.
 
+    New sentences and then the last running ones fill the holes:
     kept [0, 2, 3], joining [] -> [0, 3, 2].
+
+    Args:
+        kept: old slots of the sentences that continue.
+        joining: numbers of new sentences.
     """
     n = len(kept) + len(joining)
-    stay, movers = {b for b in kept if b < n}, [*joining, *(b for b in kept if b >= n)]
-    others = iter(movers)
-    return [b if b in stay else next(others) for b in range(n)]
+    stay = {b for b in kept if b < n}
+    movers = iter([*joining, *(b for b in kept if b >= n)])
+    return [b if b in stay else next(movers) for b in range(n)]
 
 
 def pad_lists(lists: Sequence[Sequence[int]], n: int, fill: int = 0) -> Tensor:
-    """(B, n) from lists of up to n numbers."""
+    """Return a tensor (B, n).
+
+    Args:
+        lists: B lists of at most n integers.
+        n: width of the tensor.
+        fill: padding value.
+    """
     return torch.tensor([[*numbers, *[fill] * (n - len(numbers))] for numbers in lists])

@@ -1,4 +1,4 @@
-"""What reaches the host: one packed row of numbers per slot and step."""
+"""Host copy of the search: one packed row of numbers per slot and step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,37 +15,39 @@ INITIAL_CAPACITY = 64  # steps
 
 @dataclass(frozen=True)
 class TraceInputs:
-    """What a step chose from, kept only for an observer of the loop."""
+    """Inputs of a step's ranking, kept only if an observer follows the search."""
 
-    model: TokenScores  # of the model itself, before any rule
-    ranked: TokenScores  # after all rules
-    scores: Tensor  # (B, K): of the rows that were continued
-    attn: Tensor  # (R, S): of these rows
-    forbidden: list[tuple[str, Tensor]]  # reason of each rule, and tokens (R, V) forbidden after it
+    model_scores: TokenScores  # before all logits processors
+    token_scores: TokenScores  # after all logits processors
+    scores: Tensor  # (B, K) scores of the old rows
+    attn: Tensor  # (R, S) attention of the old rows
+    # Reason of each mask, and the tokens (R, V) that are masked after it
+    forbidden: list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class ChosenRows:
     """The result of a step, on the device."""
 
-    rows: Candidates  # (B, K): the new rows; a score of -inf: there is no such row
-    candidates: Candidates  # (B, N): all that were ranked; the rows themselves if N = K
-    open_scores: Tensor  # (B, K): of the rows, -inf if they ended: where the next step starts
-    penalties: Tensor | None = None  # (B, K): coverage penalty of each old row
-    attended: Tensor | None = None  # (B, K): source token that each old row attends to most
+    rows: Candidates  # (B, K) the new rows; score -inf: no such row
+    candidates: Candidates  # (B, N) all ranked candidates; the same object as `rows` if N = K
+    open_scores: Tensor  # (B, K) scores of the new rows for the next step; -inf: took EOS
+    penalties: Tensor | None = None  # (B, K) coverage penalties of the old rows
+    attended: Tensor | None = None  # (B, K) source token that each old row attends to most
     trace: TraceInputs | None = None
 
 
 class StepLog:
-    """Copies each step to the host, the only transfer from the device, and keeps it there.
+    """Copies each step to the host (the only transfer from the device) and stores it there.
 
-    A step is one tensor (B, M) in float32, which holds integers up to 2^24; `columns` has the name
-    of each group of its M numbers.  Rows are those of the batch in here, and those of the sentence
-    in what is returned.
+    A step is one float32 tensor (B, M); float32 is exact for integers up to 2^24.  `columns` maps
+    names to slices of the M numbers.  Parents are rows of the batch inside the log, and rows of the
+    sentence (0 to K-1) in all return values.
 
     Args:
-        spec: SearchSpec.
-        n_slots: int, the most sentences that run at once.
+        spec: the search spec.
+        n_slots: maximum number of sentences that run at once.
+        device: the model's device.
     """
 
     def __init__(self, spec: SearchSpec, n_slots: int, device: torch.device):
@@ -53,11 +55,11 @@ class StepLog:
         self.wait = record_copy(device)
         self.columns: dict[str, slice] = {}
         self.steps = torch.empty(0)  # (T, slots, M)
-        self.newest = torch.empty(0)  # (B, M): the last step
+        self.newest = torch.empty(0)  # (B, M), the last step
         self.n_steps = 0
 
     def send(self, chosen: ChosenRows) -> None:
-        """Start the copy of a step to the host."""
+        """Start the asynchronous copy of a step to the host."""
         parts = {f"row_{name}": column for name, column in vars(chosen.rows).items()}
         if chosen.penalties is not None:
             parts["penalty"] = chosen.penalties
@@ -65,7 +67,7 @@ class StepLog:
             parts["attended"] = chosen.attended
         if chosen.candidates is not chosen.rows:
             parts |= {f"candidate_{n}": column for n, column in vars(chosen.candidates).items()}
-        packed = torch.cat([*parts.values()], 1)  # (B, M); all become numbers of float32
+        packed = torch.cat([*parts.values()], 1)  # (B, M) float32
         if self.n_steps == len(self.steps):
             self._grow(parts)
         self.newest = self.steps[self.n_steps, : len(packed)]
@@ -74,7 +76,7 @@ class StepLog:
         self.n_steps += 1
 
     def _grow(self, parts: dict[str, Tensor]) -> None:
-        """Make room for twice the steps, on the host."""
+        """Double the capacity of the host buffer."""
         end = 0
         for name, part in parts.items():
             self.columns[name] = slice(end, end + part.size(1))
@@ -85,58 +87,69 @@ class StepLog:
         self.steps = grown
 
     def wait_for_events(self) -> list[bool]:
-        """Wait until the newest step has arrived; return for each slot whether a candidate ended in
-        it, none is left, or the model returned NaN."""
+        """Wait for the newest step and return which slots have an event.
+
+        Returns:
+            B values: True if a candidate took EOS, no candidate is left, or a score is NaN.
+        """
         self.wait()
-        side = "candidate" if "candidate_score" in self.columns else "row"
-        ended = self.newest[:, self.columns[f"{side}_ended"]].amax(1)  # (B,)
-        best = self.newest[:, self.columns[f"{side}_score"]].amax(1)  # (B,); NaN wins
+        group = "candidate" if "candidate_score" in self.columns else "row"
+        ended = self.newest[:, self.columns[f"{group}_ended"]].amax(1)  # (B,)
+        best = self.newest[:, self.columns[f"{group}_score"]].amax(1)  # (B,), NaN if any is NaN
         return [
             end > 0 or not score > -torch.inf for end, score in zip(ended.tolist(), best.tolist())
         ]
 
     def read_event(self, slot: int, step: int) -> StepEvent:
-        """Return the newest step of a slot; `step` counts the sentence's own steps."""
-        numbers, columns = self.newest[slot].tolist(), self.columns
-        rows = candidates = self._list(numbers, "row", slot)
+        """Return the newest step of a slot; `step` is the step number of its sentence."""
+        packed_row, columns = self.newest[slot].tolist(), self.columns
+        rows = candidates = self._read_candidates(packed_row, "row", slot)
         if "candidate_score" in columns:
-            candidates = self._list(numbers, "candidate", slot)
+            candidates = self._read_candidates(packed_row, "candidate", slot)
         none = [0.0] * self.spec.beam_size
-        penalties = numbers[columns["penalty"]] if "penalty" in columns else none
+        penalties = packed_row[columns["penalty"]] if "penalty" in columns else none
         return StepEvent(step, candidates, rows, penalties)
 
-    def _list(self, numbers: list[float], side: str, slot: int) -> CandidateList:
+    def _read_candidates(self, packed_row: list[float], group: str, slot: int) -> CandidateList:
+        """Unpack the candidates or the rows of a slot.
+
+        Args:
+            packed_row: M numbers of a slot.
+            group: "candidate" or "row", the prefix of the column names.
+            slot: the slot.
+        """
         columns = self.columns
         score, parent, token, log_prob, ended = (
-            numbers[columns[f"{side}_{name}"]] for name in CandidateList._fields
+            packed_row[columns[f"{group}_{name}"]] for name in CandidateList._fields
         )
         first = slot * self.spec.beam_size
         return CandidateList(score, [row - first for row in parent], token, log_prob, ended)
 
     def read_history(self, slot: int, start: int) -> RowHistory:
-        """Return the rows that a slot has made from step `start` of the batch on."""
+        """Return the rows of a slot from step `start` of the batch (from 0) to the newest."""
         steps = self.steps[start : self.n_steps, slot]  # (T, M)
 
-        def column(name: str) -> Tensor:
+        def get_column(name: str) -> Tensor:  # (T, K)
             return steps[:, self.columns[name]]
 
-        attended = column("attended").long().tolist() if "attended" in self.columns else []
+        has_attended = "attended" in self.columns
         return RowHistory(
-            column("row_score").tolist(),
-            (column("row_parent") - slot * self.spec.beam_size).long().tolist(),
-            column("row_token").long().tolist(),
-            column("row_log_prob").tolist(),
-            column("row_ended").bool().tolist(),
-            attended,
+            get_column("row_score").tolist(),
+            (get_column("row_parent") - slot * self.spec.beam_size).long().tolist(),
+            get_column("row_token").long().tolist(),
+            get_column("row_log_prob").tolist(),
+            get_column("row_ended").bool().tolist(),
+            get_column("attended").long().tolist() if has_attended else [],
         )
 
     def read_newest_rows(self) -> list[CandidateList]:
         """Return the newest rows of each slot."""
-        return [self._list(row, "row", slot) for slot, row in enumerate(self.newest.tolist())]
+        packed_rows = self.newest.tolist()
+        return [self._read_candidates(row, "row", slot) for slot, row in enumerate(packed_rows)]
 
 
 def record_copy(device: torch.device) -> Callable[[], object]:
-    """Return a function that waits for the copies that have begun."""
+    """Return a function that waits until the copies queued so far have finished."""
     if device.type != "cuda":
         return lambda: None
     event: torch.Event = torch.cuda.current_stream(device).record_event()

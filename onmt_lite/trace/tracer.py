@@ -36,10 +36,10 @@ class Tracer:
 
     def on_step(self, batch: BeamBatch, chosen: ChosenRows) -> None:
         for b, slot in enumerate(batch.slots):
-            step = batch.n_steps - slot.started
-            if slot.number in self.steps and step > 0:  # others take start tokens
+            step = batch.n_steps - slot.start_step
+            if slot.index in self.steps and step > 0:  # others take start tokens
                 assert chosen.trace is not None
-                self.steps[slot.number].append(record_step(batch, chosen.trace, b, slot, step))
+                self.steps[slot.index].append(record_step(batch, chosen.trace, b, slot, step))
 
     def add_trace(self, number: int, beam: Beam, found: SearchResult) -> SearchResult:
         """With the trace, if this example is traced."""
@@ -182,9 +182,13 @@ def find_dropped(
     rule; alive: the scores of the rows."""
     spec, k = batch.spec, batch.spec.beam_size
     of_slot, scores = slice(b * k, (b + 1) * k), inputs.scores[b][:, None]  # (K, 1)
-    log_probs = inputs.model.logits[of_slot] - inputs.model.log_z[of_slot, None]  # (K, V)
+    log_probs = (
+        inputs.model_scores.logits[of_slot] - inputs.model_scores.log_z[of_slot, None]
+    )  # (K, V)
     plain = log_probs + scores
-    totals = inputs.ranked.logits[of_slot] - inputs.ranked.log_z[of_slot, None] + scores  # (K, V)
+    totals = (
+        inputs.token_scores.logits[of_slot] - inputs.token_scores.log_z[of_slot, None] + scores
+    )  # (K, V)
 
     def best_of(totals: Tensor, n: int, why: str = "") -> list[Continuation]:
         """Of the n largest, those whose row exists and that are not `here`."""

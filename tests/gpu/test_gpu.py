@@ -145,7 +145,7 @@ class TestSearches:
         scores that a beam corrects."""
         calls: Counter[str] = Counter()
         waiting = [(StepLog, "send"), (StepLog, "wait_for_events")]
-        waiting += [(Scheduler, "join"), (BeamBatch, "__init__")]
+        waiting += [(Scheduler, "admit"), (BeamBatch, "__init__")]
         if search == "opennmt-2018" or "beam_groups" in options:
             waiting += [(Rows, "correct_scores")]
         for owner, name in waiting:
