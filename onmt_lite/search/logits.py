@@ -17,15 +17,15 @@ from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores
 
 MIN_KERNEL_VOCAB = 1024  # tokens
-MAX_GROWTH = 1e30  # beyond it, sums in float32 may overflow
+MAX_GROWTH = 1e30  # larger factors may overflow in float32 sums
 
 
 class LogitsProcessor:
-    """One rule about the next token.
+    """A rule that masks or changes the scores of the next token.
 
-    reason         why it forbids tokens, for -dump_beam; "" if it forbids none
-    columns        the only tokens whose logits it changes; None: any
-    needs_history  whether it reads the tokens of the rows
+    reason         why tokens are masked, for -dump_beam; "" if the rule masks none
+    columns        the only tokens whose logits change; None: any
+    needs_history  True if the rule reads the tokens of the rows
     """
 
     reason = ""
@@ -33,18 +33,18 @@ class LogitsProcessor:
     needs_history = False
 
     def applies(self, context: StepContext) -> bool:
-        """Return True if the rule concerns any row in this step."""
+        """Return True if the rule affects any row at this step."""
         return True
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        """Return new scores of the tokens; the logits given may be needed later, see `Mask`."""
+        """Return new scores; do not write into the given logits (only a `Mask` may)."""
         raise NotImplementedError
 
 
 class Mask(LogitsProcessor):
-    """A rule that forbids tokens: it writes -inf into the logits, in place.
+    """A rule that sets logits to -inf, in place.
 
-    A forced token stays as it is, whatever the rules.
+    Forced tokens are exempt from all masks.
     """
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
@@ -60,17 +60,22 @@ class Mask(LogitsProcessor):
         return token_scores
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        """Write -inf into `token_scores.logits` (R, V)."""
+        """Set entries of `token_scores.logits` (R, V) to -inf."""
         raise NotImplementedError
 
 
 def build_logits_processors(
     spec: SearchSpec, vocab_size: int, device: torch.device
 ) -> list[LogitsProcessor]:
-    """Return the rules of a search, in order.
+    """Return the logits processors of a search, in order.
 
-    Where masks act on logits (CTranslate2), `Renormalize` follows them, and only tokens that are
+    If masks apply to logits (CTranslate2), `Renormalize` follows them, and only tokens that are
     banned after the softmax come later.
+
+    Args:
+        spec: the search spec.
+        vocab_size: V.
+        device: the model's device.
     """
     rules, temperature = spec.token_rules, spec.sampling.temperature if spec.sampling else ""
     masks_logits = spec.policy.masks == "logits"
@@ -102,7 +107,7 @@ def build_logits_processors(
 
 
 class Temperature(LogitsProcessor):
-    """Divide logits by a temperature and normalize again, or divide log-probabilities."""
+    """Divide logits by the temperature and renormalize, or divide log-probabilities."""
 
     def __init__(self, temperature: float, on_logits: bool):
         self.temperature, self.on_logits = temperature, on_logits
@@ -114,7 +119,7 @@ class Temperature(LogitsProcessor):
 
 
 class Renormalize(LogitsProcessor):
-    """Let the tokens that are left share all the probability."""
+    """Renormalize, so that the probabilities of the remaining tokens sum to 1."""
 
     columns = ()
 
@@ -123,7 +128,7 @@ class Renormalize(LogitsProcessor):
 
 
 class RepetitionPenalty(LogitsProcessor):
-    """Make tokens that a row contains less likely (Keskar et al. 2019)."""
+    """Penalize tokens that a row already contains (CTRL, Keskar et al. 2019)."""
 
     needs_history = True
 
@@ -138,23 +143,23 @@ class RepetitionPenalty(LogitsProcessor):
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
         if not self.on_logits:
             after += log_z
-        # Equal tokens get equal values, and a place without a token the one that it has
+        # Duplicates of a token write the same value; padding keeps the token's logit
         lower = self.penalty > 1
         after = after.where(history >= 0, math.inf if lower else -math.inf)
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
             return replace_logits(token_scores, logits, normalize=True)
-        # transformers multiplies what diverse groups pay, too
-        weight = torch.ones_like(logits)
-        share = torch.full_like(after, self.penalty).where(history >= 0, 1.0)
-        weight.scatter_reduce_(1, seen, share, "amax" if lower else "amin")
+        # transformers multiplies the diversity penalty, too
+        weight = torch.ones_like(logits)  # (R, V)
+        factor = torch.full_like(after, self.penalty).where(history >= 0, 1.0)  # (R, T)
+        weight.scatter_reduce_(1, seen, factor, "amax" if lower else "amin")
         return replace(token_scores, logits=logits, diversity_weight=weight)
 
 
 class MinLength(Mask):
-    """Forbid EOS while a hypothesis is too short."""
+    """Forbid EOS until the minimum length."""
 
-    reason = "too early to end; min_length allows it from token {limits.min_eos_step} on"
+    reason = "EOS before the minimum length (min_length allows it from token {limits.min_eos_step})"
 
     def __init__(self, eos_ids: Sequence[int]):
         self.columns = tuple(eos_ids)
@@ -170,7 +175,7 @@ class MinLength(Mask):
 
 
 class BannedTokens(Mask):
-    """Forbid tokens everywhere."""
+    """Forbid tokens in every position."""
 
     reason = "this token is banned"
 
@@ -183,7 +188,7 @@ class BannedTokens(Mask):
 
 
 class BannedPhrases(Mask):
-    """Forbid the last token of each phrase after its other tokens."""
+    """Forbid the last token of each phrase right after its other tokens (bad_words_ids)."""
 
     reason = "this token is banned"
     needs_history = True
@@ -201,13 +206,13 @@ class BannedPhrases(Mask):
 
 
 class SequenceBias(LogitsProcessor):
-    """Add the bias of each sequence to its last token after its other tokens."""
+    """Add a bias to the last token of each sequence right after its other tokens."""
 
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
         self.on_logits = spec.policy.repetition == "logits"
         self.columns = tuple({tokens[-1] for tokens, _ in spec.token_rules.sequence_bias})
-        always = torch.zeros(vocab_size)
+        always = torch.zeros(vocab_size)  # (V,)
         for tokens, bias in spec.token_rules.sequence_bias:
             if len(tokens) == 1:
                 always[tokens[0]] = bias
@@ -225,7 +230,7 @@ class SequenceBias(LogitsProcessor):
 
 
 class SuppressAtBegin(Mask):
-    """Forbid tokens as the first that a row may choose."""
+    """Forbid tokens in the first position that is not forced (begin_suppress_tokens)."""
 
     reason = "a translation must not begin with this token (begin_suppress_tokens)"
 
@@ -237,20 +242,20 @@ class SuppressAtBegin(Mask):
         return any(slot.last_forced_step + 1 == context.n_steps for slot in context.rows.slots)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        first = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
-        is_first = context.rows.expand_to_rows(first)[:, None].expand(-1, len(self.ids))  # (R, N)
+        starts = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
+        is_first = context.rows.expand_to_rows(starts)[:, None].expand(-1, len(self.ids))  # (R, N)
         mask_columns(token_scores.logits, self.ids.expand_as(is_first), is_first)
 
 
 class EncoderNoRepeatNgram(Mask):
-    """Forbid tokens that would complete an n-gram of the source."""
+    """Forbid tokens that complete an n-gram of the source (encoder_no_repeat_ngram_size)."""
 
     needs_history = True
 
     def __init__(self, n: int):
         self.n = n
-        copied = "a token" if n == 1 else f"{n} tokens in a row"
-        self.reason = f"it would repeat {copied} of the source (encoder_no_repeat_ngram_size)"
+        ngram = "a token" if n == 1 else f"a {n}-gram"
+        self.reason = f"it would repeat {ngram} of the source (encoder_no_repeat_ngram_size)"
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         source, history, n = context.rows.table.source, context.history, self.n
@@ -259,13 +264,15 @@ class EncoderNoRepeatNgram(Mask):
             return
         windows = source.unfold(1, n, 1)  # (B, W, n)
         windows = windows.repeat_interleave(len(history) // len(source), 0)  # (R, W, n)
-        ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
-        repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & (windows[:, :, -1] >= 0)
-        mask_columns(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)  # (R, W)
+        suffix = history[:, history.size(1) - n + 1 :]  # (R, n-1)
+        repeats = (windows[:, :, :-1] == suffix[:, None]).all(2) & (
+            windows[:, :, -1] >= 0
+        )  # (R, W)
+        mask_columns(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)
 
 
 class ExponentialDecayLength(LogitsProcessor):
-    """Make the end more likely with each token beyond a length, exponentially."""
+    """Raise EOS exponentially beyond a length (exponential_decay_length_penalty)."""
 
     def __init__(self, spec: SearchSpec, device: torch.device):
         assert spec.token_rules.exponential_decay_length_penalty is not None
@@ -278,19 +285,19 @@ class ExponentialDecayLength(LogitsProcessor):
         n_prefix = context.rows.table.n_prefix  # (B, 1)
         n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)
         beyond = context.steps - 1 + n_before - self.start  # (B, 1)
-        growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=MAX_GROWTH) - 1
+        growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=MAX_GROWTH) - 1  # (B, 1)
         logits = token_scores.logits.clone()
         before = logits[:, self.ids]  # (R, E)
         values = before if self.on_logits else before - token_scores.log_z[:, None]
-        more = values.abs() * context.rows.expand_to_rows(growth)[:, None]
-        logits[:, self.ids] = before + more.masked_fill(values == -math.inf, 0.0)
+        increase = values.abs() * context.rows.expand_to_rows(growth)[:, None]
+        logits[:, self.ids] = before + increase.masked_fill(values == -math.inf, 0.0)
         return replace_logits(token_scores, logits, self.on_logits)
 
 
 class PhraseConstraints(Mask):
-    """Follow the phrases that a sentence must or must not contain."""
+    """Apply the masks of -force_words and -ban_words, see `onmt_lite.search.constraints`."""
 
-    reason = "a phrase that is banned, or one that is forced, forbids it"
+    reason = "excluded by force_words or ban_words"
 
     def applies(self, context: StepContext) -> bool:
         return context.phrases is not None
@@ -301,25 +308,24 @@ class PhraseConstraints(Mask):
 
 
 class NoRepeatNgram(Mask):
-    """Forbid tokens that would repeat an n-gram, or rows that have repeated one.
+    """Forbid tokens that would repeat an n-gram, or drop rows that have repeated one.
 
-    With `allow_repeat_if_stuck`, a sentence (or independent row) without other continuations may
-    repeat.
-    Worked example, n = 2: history [7 8 9 7] ends in 7; the window [7 8] starts with 7, so 8 would
-    repeat.
+    Rows are dropped as in OpenNMT-py of 2018: one step after the repetition.  Worked example with
+    n = 2: the history [7 8 9 7] ends with 7, and the window [7 8] starts with 7, so 8 is masked.
+
+    With `Policy.allow_repeat_if_stuck`, a sentence (or a row, when rows are independent samples)
+    without other continuations may repeat.
     """
 
     needs_history = True
 
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.n, self.by_row = spec.block_ngram_repeat, spec.policy.ngrams == "row"
-        self.allow_repeat_if_stuck, self.beam_size = (
-            spec.policy.allow_repeat_if_stuck,
-            spec.beam_size,
-        )
-        self.rows_apart = spec.sampling is not None and spec.sampling.mode == "rows"
-        repeated = "a token" if self.n == 1 else f"{self.n} tokens in a row"
-        self.reason = f"it would repeat {repeated} (block_ngram_repeat)"
+        self.allow_repeat_if_stuck = spec.policy.allow_repeat_if_stuck
+        self.beam_size = spec.beam_size
+        self.has_independent_rows = spec.sampling is not None and spec.sampling.mode == "rows"
+        ngram = "a token" if self.n == 1 else f"a {self.n}-gram"
+        self.reason = f"it would repeat {ngram} (block_ngram_repeat)"
         exempt = torch.zeros(vocab_size, dtype=torch.bool)  # (V,)
         exempt[list(spec.exempt_ids)] = True
         self.exempt = exempt.to(device)
@@ -329,28 +335,29 @@ class NoRepeatNgram(Mask):
         if history.size(1) < n + self.by_row:
             return
         windows = history.unfold(1, n, 1)  # (R, T-n+1, n)
-        counts = (windows[:, :, 0] >= 0) & ~self.exempt[windows.clamp(min=0)].any(2)  # (R, T-n+1)
-        if self.by_row:  # the last n tokens have occurred before in this order
-            ended = (windows[:, :-1] == windows[:, -1:]).all(2).any(1) & counts[:, -1]  # (R,)
-            logits.masked_fill_(ended[:, None], -math.inf)
+        is_exempt = self.exempt[windows.clamp(min=0)].any(2)  # (R, T-n+1)
+        is_counted = (windows[:, :, 0] >= 0) & ~is_exempt  # (R, T-n+1)
+        if self.by_row:  # the last n tokens repeat an earlier window
+            repeats = (windows[:, :-1] == windows[:, -1:]).all(2).any(1)  # (R,)
+            logits.masked_fill_((repeats & is_counted[:, -1])[:, None], -math.inf)
             return
-        ending = history[:, history.size(1) - n + 1 :]  # (R, n-1): what the next token would extend
-        repeats = (windows[:, :, :-1] == ending[:, None]).all(2) & counts  # (R, T-n+1)
-        completing = windows[:, :, -1].clamp(min=0)  # (R, T-n+1): they complete the window again
-        before = logits.gather(1, completing)
+        suffix = history[:, history.size(1) - n + 1 :]  # (R, n-1)
+        repeats = (windows[:, :, :-1] == suffix[:, None]).all(2) & is_counted  # (R, T-n+1)
+        completing = windows[:, :, -1].clamp(min=0)  # (R, T-n+1) tokens that complete a window
+        before = logits.gather(1, completing)  # (R, T-n+1)
         mask_columns(logits, completing, repeats)
         if self.allow_repeat_if_stuck:
             alive = logits.amax(1) + context.scores.flatten() > -math.inf  # (R,)
-            if not self.rows_apart:
+            if not self.has_independent_rows:
                 alive = alive.view(-1, self.beam_size).any(1).repeat_interleave(self.beam_size)
-            back = before.where(repeats & ~alive[:, None], -math.inf)
-            logits.scatter_reduce_(1, completing, back, "amax")
+            restored = before.where(repeats & ~alive[:, None], -math.inf)  # (R, T-n+1)
+            logits.scatter_reduce_(1, completing, restored, "amax")
 
 
 class ForceTokens(Mask):
-    """Forbid all tokens but the forced one, in rows that have one."""
+    """Forbid all tokens except the forced one, in rows that have a forced token."""
 
-    reason = "another token is forced here: by the prefix or language of the line, or as its end"
+    reason = "another token is forced here: prefix, language tag, or EOS at the limit"
 
     def __init__(self, has_groups: bool):
         self.has_groups = has_groups
@@ -363,11 +370,13 @@ class ForceTokens(Mask):
         assert forced is not None
         token_scores = super().__call__(token_scores, context)
         logit = token_scores.logits.gather(1, forced.columns)[:, 0]  # (R,)
-        is_possible = logit - token_scores.log_z > -math.inf  # not for NaN, which must not be lost
+        is_possible = (
+            logit - token_scores.log_z > -math.inf
+        )  # False for NaN, which must reach the host
         log_z = logit.where(forced.is_free & is_possible, token_scores.log_z)
-        if self.has_groups:  # nor does a group pay for agreeing with another
-            share = torch.ones_like(token_scores.logits) if weight is None else weight
-            weight = share.masked_fill(forced.is_free[:, None], 0.0)  # (R, V)
+        if self.has_groups:  # no diversity penalty either
+            factor = torch.ones_like(token_scores.logits) if weight is None else weight
+            weight = factor.masked_fill(forced.is_free[:, None], 0.0)  # (R, V)
         return TokenScores(token_scores.logits, log_z, weight)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
@@ -378,7 +387,7 @@ class ForceTokens(Mask):
 def group_by_length(
     biases: Sequence[tuple[tuple[int, ...], float]], device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """Group sequences of tokens by length: (N, L), and their biases (N,)."""
+    """Group sequences by length L and return tokens (N, L) and biases (N,) of each group."""
     groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
     for phrase, bias in biases:
         groups.setdefault(len(phrase), []).append((phrase, bias))
@@ -387,40 +396,55 @@ def group_by_length(
 
 
 def match_phrases(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
-    """Return whether a history (R, T) ends with all but the last token of phrases (N, L): (R, N).
+    """Return a mask (R, N): True if a row ends with all but the last token of a phrase.
 
-    The first start token is part of no phrase unless phrases may `see_start`.
+    Args:
+        history: (R, T) tokens of the rows.
+        phrases: (N, L) sequences of tokens.
+        see_start: True if phrases may include the first start token.
     """
     n = phrases.size(1) - 1
     if history.size(1) < n + (not see_start):
         return history.new_zeros(len(history), len(phrases), dtype=torch.bool)
-    matches = (history[:, None, history.size(1) - n :] == phrases[:, :-1]).all(2)
+    matches = (history[:, None, history.size(1) - n :] == phrases[:, :-1]).all(2)  # (R, N)
     return matches if see_start else matches & (history[:, -n - 1] >= 0)[:, None]
 
 
 def replace_logits(token_scores: TokenScores, logits: Tensor, normalize: bool) -> TokenScores:
-    """Return scores with other logits (R, V), whose probabilities sum to 1 if `normalize`."""
+    """Return scores with new logits.
+
+    Args:
+        token_scores: the old scores.
+        logits: (R, V) the new logits.
+        normalize: True: recompute `log_z`, so that probabilities sum to 1.
+    """
     log_z = log_sum_exp(logits) if normalize else token_scores.log_z
     return replace(token_scores, logits=logits, log_z=log_z)
 
 
 def mask_columns(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:
-    """Write -inf into the columns (R, N) of logits (R, V) where forbidden (R, N); columns may
-    repeat."""
-    values = torch.zeros_like(columns, dtype=logits.dtype)
+    """Set entries of the logits to -inf, in place.
+
+    Args:
+        logits: (R, V) logits.
+        columns: (R, N) token IDs of each row, duplicates allowed.
+        forbidden: (R, N) True for the entries of `columns` to mask.
+    """
+    values = torch.zeros_like(columns, dtype=logits.dtype)  # (R, N)
     values = values.masked_fill_(forbidden, -math.inf).masked_fill_(~forbidden, math.inf)
     logits.scatter_reduce_(1, columns, values, "amin")
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:
-    """Return the log-sum-exp (..) of logits (.., V); finite for a row of -inf, which then stays.
+    """Return the log-sum-exp (...) of logits (..., V).
 
-    Few tokens are left to torch, to the last bit: scores of a small table tie.
+    Rows of -inf get a finite value, so that log-probabilities stay -inf.  Small vocabularies use
+    torch, bit for bit, because table models in tests rely on exact ties.
     """
     rows = logits.flatten(0, -2).float()
     if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.get_library() is not None:
         return kernels.logsumexp(rows).view(logits.shape[:-1])
-    if rows.is_cpu and len(rows) == 1:  # a sum alone would be split among threads
+    if rows.is_cpu and len(rows) == 1:  # torch splits the sum of a single row among threads
         rows = rows.expand(2, -1)
     sums = rows.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
     return sums[: logits[..., 0].numel()].view(logits.shape[:-1])

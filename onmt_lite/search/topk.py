@@ -1,7 +1,6 @@
-"""The best continuations of each sentence, by a total order: tensors in, tensors out.
+"""Top-k with a total order: higher scores first, ties by the lower flat index (row * V + token).
 
-Letters: B sentences of K rows, R = B*K, V tokens, N candidates.  Higher scores come first; of equal
-ones the lower flat index, row * V + token.
+Letters: B sentences, K rows per sentence, R = B*K rows, V tokens, N candidates.
 """
 
 import math
@@ -17,54 +16,60 @@ from onmt_lite.search.spec import SearchSpec
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Log-probabilities of the next tokens as `logits - log_z`, not yet subtracted."""
+    """Token log-probabilities as `logits - log_z`; the subtraction is left to the top-k."""
 
-    logits: Tensor  # (R, V); -inf: may not follow
+    logits: Tensor  # (R, V); -inf: forbidden
     log_z: Tensor  # (R,)
-    # (R, V): share of a diversity penalty that a token pays; None: all of it
+    # (R, V) factor of the diversity penalty per token; None: 1
     diversity_weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows with a token that may follow, best first for each sentence."""
+    """Candidates of each sentence, best first: a row and its next token."""
 
-    score: Tensor  # (B, N): of the row, plus log_prob; -inf: no candidate
-    parent: Tensor  # (B, N): the row of the batch that it continues
+    score: Tensor  # (B, N) score of the row plus log_prob; -inf: no candidate
+    parent: Tensor  # (B, N) back-pointer: a row of the batch
     token: Tensor  # (B, N)
     log_prob: Tensor  # (B, N)
-    ended: Tensor  # (B, N): the token is an end token
+    ended: Tensor  # (B, N) True if the token is EOS
 
     def take(self, index: Tensor) -> "Candidates":
+        """Return the candidates (B, M) at ranks `index` (B, M)."""
         return Candidates(*(column.gather(1, index) for column in vars(self).values()))
 
     def drop(self, dropped: Tensor) -> "Candidates":
-        """Return the candidates with no score, and not ended, where `dropped` (B, N) is True."""
+        """Return the candidates with score -inf and without EOS where `dropped` (B, N) is True."""
         score = self.score.masked_fill(dropped, -math.inf)
         return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))
 
     def with_model_log_probs(self, model: TokenScores) -> "Candidates":
-        """Return the candidates with the model's own log-probabilities."""
+        """Return the candidates with log-probabilities from before the logits processors.
+
+        Args:
+            model: scores (R, V) from the model.
+        """
         v = model.logits.size(1)
         logits = model.logits.take(self.parent * v + self.token)  # (B, N)
         return replace(self, log_prob=logits - model.log_z.take(self.parent))
 
 
 class TopK:
-    """Select the best candidates in two stages, so that only block maxima read all of (R, V).
+    """Two-stage top-k, of which only the first stage (block maxima) reads all of (R, V).
 
-    The n best of a sentence lie in its n best blocks, ranked by their maxima in the same order: a
-    block that is left out has n blocks before it, each with an element that comes before all of
-    its own.  Scores are added up in the originals' order, (logit - log_z) + score, so that they
-    round alike.
+    The logits of a row are split into blocks.  The n best elements of a sentence are in its n best
+    blocks, ranked by block maximum in the same total order: a block that is left out comes after n
+    blocks, each with an element that comes before all of its elements.  Scores are computed in the
+    order of the original systems, (logit - log_z) + score, for the same rounding.
 
-    A block is about as wide as the number of blocks in a row, and the last one may be narrower.
+    A row has about as many blocks as a block has columns; the last block may be narrower.
 
     Args:
-        spec: SearchSpec.
-        vocab_size: int, V.
-        n_slots: int, the most sentences that are ranked at once.
-        columns: list of int, tokens whose logits may differ from those that `block_max` saw.
+        spec: the search spec.
+        vocab_size: V.
+        n_slots: maximum number of sentences that are ranked at once.
+        device: the model's device.
+        columns: tokens whose logits may change after `block_max` was computed.
     """
 
     def __init__(
@@ -77,11 +82,11 @@ class TopK:
     ):
         self.spec, self.vocab_size, self.device = spec, vocab_size, device
         self.block = block_width(vocab_size)
-        self.renewed = sorted({column // self.block for column in columns})  # blocks
+        self.stale_blocks = sorted({column // self.block for column in columns})
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
-        self.own_places = torch.arange(self.block, device=device)  # (block,)
-        self.places: dict[int, Tensor] = {}
-        self.orders: dict[int, tuple[Tensor, Tensor]] = {}
+        self.offsets = torch.arange(self.block, device=device)  # (block,)
+        self.index_cache: dict[int, Tensor] = {}
+        self.tie_breakers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def select(
         self,
@@ -90,13 +95,15 @@ class TopK:
         is_first_step: Tensor | None = None,
         block_max: Tensor | None = None,
     ) -> Candidates:
-        """Rank the continuations of rows.
+        """Return the N best continuations of each sentence.
 
         Args:
-            token_scores: TokenScores of R rows.
-            scores: (B, K), of the rows.
-            is_first_step: (B,), whether a sentence is at its first step; for fairseq only.
-            block_max: (R, blocks), maxima of the logits before some `columns` changed; overwritten.
+            token_scores: scores of the next tokens of R rows.
+            scores: (B, K) scores of the rows.
+            is_first_step: (B,) True for sentences at their first step; only for
+                `Policy.drop_last_candidate`.
+            block_max: (R, blocks) block maxima of the logits before some of `columns` changed;
+                overwritten.  None: compute them.
         """
         b, k = scores.shape
         logits, log_z = token_scores.logits.view(b, k, -1), token_scores.log_z.view(b, k)
@@ -116,34 +123,42 @@ class TopK:
         n: int,
         block_max: Tensor | None = None,
     ) -> Candidates:
-        """The n best of logits (B, k, V) less log_z (B, k), plus scores (B, k)."""
+        """Return the n best continuations of each sentence.
+
+        Args:
+            logits: (B, k, V) for k of the K rows of each sentence.
+            log_z: (B, k) log-sum-exp of the logits.
+            scores: (B, k) scores of the rows.
+            n: number of candidates.
+            block_max: (B, k, blocks), see `select`.
+        """
         b, k, v = logits.shape
         if block_max is None:
             block_max = self._block_max(logits)
         else:
-            for i in self.renewed:
-                own = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
-                torch.amax(own, 2, out=block_max[:, :, i])
+            for i in self.stale_blocks:
+                block = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
+                torch.amax(block, 2, out=block_max[:, :, i])
         totals = (block_max - log_z[:, :, None] + scores[:, :, None]).flatten(1)  # (B, k*blocks)
         blocks = self._first(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
-        own_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
-        places, beyond = self._places(blocks, own_row, k, v)  # (B, N, block)
-        found = logits.flatten().index_select(0, places.flatten()).view_as(places)
+        block_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
+        flat_index, beyond = self._locate(blocks, block_row, k, v)  # (B, N, block)
+        block_logits = logits.flatten().index_select(0, flat_index.flatten()).view_as(flat_index)
         if beyond is not None:
-            found.masked_fill_(beyond, -math.inf)
-        both = log_z.new_empty(2, *places.shape)  # log-probabilities and totals
-        torch.sub(found, log_z.gather(1, own_row)[:, :, None], out=both[0])
-        torch.add(both[0], scores.gather(1, own_row)[:, :, None], out=both[1])
-        both = both.flatten(2)
+            block_logits.masked_fill_(beyond, -math.inf)
+        both = log_z.new_empty(2, *flat_index.shape)  # log-probabilities and scores
+        torch.sub(block_logits, log_z.gather(1, block_row)[:, :, None], out=both[0])
+        torch.add(both[0], scores.gather(1, block_row)[:, :, None], out=both[1])
+        both = both.flatten(2)  # (2, B, N*block)
         best = self._first(both[1], n)  # (B, n)
-        log_prob, score = both.gather(2, best.expand(2, b, n))
-        place = places.flatten(1).gather(1, best)
-        row = place.div(v, rounding_mode="floor")
-        token = torch.sub(place, row, alpha=v)
+        log_prob, score = both.gather(2, best.expand(2, b, n))  # (B, n)
+        best_index = flat_index.flatten(1).gather(1, best)  # (B, n)
+        row = best_index.div(v, rounding_mode="floor")
+        token = torch.sub(best_index, row, alpha=v)
         return Candidates(score, row, token, log_prob, is_eos(self.spec, token))
 
     def _block_max(self, logits: Tensor) -> Tensor:
-        """The largest of each block of logits (B, k, V): (B, k, blocks)."""
+        """Return the block maxima (B, k, blocks) of logits (B, k, V)."""
         (b, k, v), n_whole = logits.shape, logits.size(2) // self.block
         whole = logits[:, :, : n_whole * self.block].view(b, k, n_whole, self.block)
         if n_whole * self.block == v:
@@ -153,27 +168,48 @@ class TopK:
         torch.amax(logits[:, :, n_whole * self.block :], 2, out=block_max[:, :, -1])
         return block_max
 
-    def _places(
-        self, blocks: Tensor, own_row: Tensor, k: int, v: int
+    def _locate(
+        self, blocks: Tensor, block_row: Tensor, k: int, v: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Flat indices of the elements of blocks (B, N) in logits (B, k, V): (B, N, block), and
-        which of them are beyond the end of a row."""
-        if k * v not in self.places:
-            self.places[k * v] = self.sentences * (k * v) + self.own_places
-        places = torch.add(self.places[k * v][: len(blocks)], blocks[:, :, None], alpha=self.block)
+        """Find the elements of blocks in the flattened logits.
+
+        Args:
+            blocks: (B, N) blocks, numbered through the k rows of a sentence.
+            block_row: (B, N) the row of each block, 0 to k-1.
+            k: rows per sentence.
+            v: columns per row.
+
+        Returns:
+            Flat indices (B, N, block) into logits (B, k, V), and a mask (B, N, block) of the
+            elements beyond the end of a row, or None if there are none.
+        """
+        if k * v not in self.index_cache:
+            self.index_cache[k * v] = self.sentences * (k * v) + self.offsets
+        flat_index = torch.add(
+            self.index_cache[k * v][: len(blocks)], blocks[:, :, None], alpha=self.block
+        )
         missing = -v % self.block
         if not missing:
-            return places, None
-        places = torch.sub(places, own_row[:, :, None], alpha=missing)
-        row = self.sentences[: len(blocks)] * k + own_row[:, :, None]
-        beyond = places >= (row + 1) * v
-        firsts = self.places[k * v][: len(blocks), :, :1]  # of their own sentences
-        return torch.where(beyond, firsts, places), beyond
+            return flat_index, None
+        flat_index = torch.sub(flat_index, block_row[:, :, None], alpha=missing)
+        row = self.sentences[: len(blocks)] * k + block_row[:, :, None]  # (B, N, 1)
+        beyond = flat_index >= (row + 1) * v  # (B, N, block)
+        firsts = self.index_cache[k * v][: len(blocks), :, :1]  # any valid index
+        return torch.where(beyond, firsts, flat_index), beyond
 
     def _without_last(
         self, best: Candidates, n_rows: int, is_first_step: Tensor | None
     ) -> Candidates:
-        """fairseq never takes the last of all candidates, of which a first step has V."""
+        """Drop the last of all continuations if it is a candidate (fairseq).
+
+        fairseq ranks `min(2 * k, size - 1)` candidates, where size is V at the first step and k*V
+        after it.
+
+        Args:
+            best: candidates (B, N).
+            n_rows: rows per sentence.
+            is_first_step: (B,) True at a sentence's first step; None: keep all.
+        """
         n, v = best.score.size(1), self.vocab_size
         if is_first_step is None or n < v:
             return best
@@ -182,24 +218,25 @@ class TopK:
         return replace(best, score=best.score.masked_fill(last, -math.inf))
 
     def _first(self, totals: Tensor, n: int) -> Tensor:
-        """Columns of the n largest of totals (B, M), of equal ones the first: (B, n).
+        """Return the columns (B, n) of the n largest totals (B, M); ties by the lower column.
 
-        topk returns equals in any order, and a stable sort takes twenty times longer.  So totals go
-        to float64, in which float32 leaves 29 bits free, and each is lowered by its column: in
-        proportion to its size, and 0 by next to nothing.  Sums of log-probabilities are negative,
-        so that one product does it, unless a rule has raised some above 0.
+        torch.topk returns ties in any order, and a stable sort takes twenty times longer.  So
+        totals are converted to float64, which has 29 more bits than float32, and each one is
+        lowered slightly in proportion to its size and its column (zeros by a tiny constant).  One
+        product does this for sums of log-probabilities, which are negative; positive totals, which
+        a bias can cause, need another factor.
         """
         m = totals.size(1)
-        if m not in self.orders:
+        if m not in self.tie_breakers:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
-            self.orders[m] = -1e-200 * column, 1 + 2.0**-51 * column
-        lowered, factor = self.orders[m]
+            self.tie_breakers[m] = -1e-200 * column, 1 + 2.0**-51 * column
+        lowered, factor = self.tie_breakers[m]
         if (
             self.spec.token_rules.sequence_bias
             or self.spec.token_rules.exponential_decay_length_penalty
         ):
             factor = torch.where(totals > 0, 2 - factor, factor)
-        keys = torch.addcmul(lowered, totals, factor)
+        keys = torch.addcmul(lowered, totals, factor)  # (B, M) float64
         return keys.topk(n, dim=1).indices
 
     def _select_diverse(
@@ -210,17 +247,24 @@ class TopK:
         scores: Tensor,
         is_first_step: Tensor | None,
     ) -> Candidates:
-        """Diverse beam search (Vijayakumar et al. 2018): group after group ranks its rows, and
-        pays the rate for each time that earlier groups have a token at this step.
+        """Diverse beam search (Vijayakumar et al. 2018): rank the rows group by group.
 
-        If groups finish apart (transformers), only the tokens that earlier groups continue with
-        count; if they are interleaved (fairseq 0.12.2), all their candidates count.
+        A token costs `diversity_rate` for each time that an earlier group has it at this step.  If
+        groups finish apart (transformers), only tokens of new rows count; if they are interleaved
+        (fairseq 0.12.2), tokens of all candidates count.
+
+        Args:
+            token_scores: scores of the next tokens of R rows.
+            logits: (B, K, V) the same logits by sentence.
+            log_z: (B, K) log-sum-exp of the logits.
+            scores: (B, K) scores of the rows.
+            is_first_step: (B,) True at a sentence's first step, or None.
         """
         (b, k, v), spec, n_groups = logits.shape, self.spec, self.spec.beam_groups
         size, apart = k // n_groups, spec.policy.groups == "apart"
         weight = token_scores.diversity_weight
-        taken = logits.new_zeros(b, v)  # how many earlier groups have each token
-        of_batch = torch.arange(b * k, device=self.device).view(b, k)  # rows
+        taken = logits.new_zeros(b, v)  # (B, V) number of times that earlier groups have each token
+        batch_rows = torch.arange(b * k, device=self.device).view(b, k)  # (B, K)
         groups = []
         for g in range(n_groups):
             rows = slice(g * size, (g + 1) * size) if apart else slice(g, None, n_groups)
@@ -230,12 +274,12 @@ class TopK:
             n = min(spec.n_candidates // n_groups, size * self.vocab_size)
             best = self._top(logits[:, rows] - penalty, log_z[:, rows], scores[:, rows], n)
             best = self._without_last(best, size, is_first_step)
-            counted = best.score > -math.inf
+            counted = best.score > -math.inf  # (B, n)
             if apart:
                 counted &= ~best.ended
                 counted &= counted.cumsum(1) <= size
             taken.scatter_add_(1, best.token, counted.to(taken.dtype))
-            groups.append(replace(best, parent=of_batch[:, rows].flatten()[best.parent]))
+            groups.append(replace(best, parent=batch_rows[:, rows].flatten()[best.parent]))
         columns = zip(*(vars(group).values() for group in groups))
         if apart:
             return Candidates(*(torch.cat(column, 1) for column in columns))
@@ -243,20 +287,21 @@ class TopK:
 
 
 def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
-    """Return which tokens end a hypothesis, as a tensor of the same shape."""
+    """Return a mask of the tokens (any shape) that end a hypothesis."""
     ended = tokens == spec.eos_id
-    for other in spec.eos_ids[1:]:
-        ended |= tokens == other
+    for eos_id in spec.eos_ids[1:]:
+        ended |= tokens == eos_id
     return ended
 
 
 def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
-    """Return the ranks (B, K) of the candidates that become rows if ended ones make room.
+    """Return the ranks (B, K) of the candidates that become rows, most of them without EOS.
 
-    refill   the best that did not end, in whatever order they were drawn
-    in_slot  the first K, each that ended replaced by the next one further down that did not
+    refill   the best K candidates without EOS, whatever their order of sampling
+    in_slot  the first K; each one with EOS is replaced by the next candidate without EOS from rank
+             K on (CTranslate2)
 
-    Ended ones fill up if there are too few others.
+    If there are too few candidates without EOS, candidates with EOS fill the rest.
     """
     score, ended = candidates.score, candidates.ended
     k, (b, n) = spec.beam_size, score.shape
@@ -268,7 +313,7 @@ def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
         nth = ended[:, :k].cumsum(1).sub(1).clamp(min=0)  # (B, K)
         return torch.where(ended[:, :k], spare.gather(1, nth), first)
     g, size = spec.n_pools, spec.group_size
-    if spec.sampling is not None and spec.sampling.ranked_by == "draw":  # in no order of scores
+    if spec.sampling is not None and spec.sampling.ranked_by == "draw":  # not sorted by score
         score = score.masked_fill(ended, -math.inf).view(b * g, -1)
         order = score.argsort(dim=1, descending=True, stable=True)
     else:

@@ -125,7 +125,7 @@ class TestReasons:
 
     def test_too_early_an_end(self):
         others, _ = self.others(3, min_length=4)
-        assert "too early to end" in others[0, "</s>"].why
+        assert "EOS before the minimum length" in others[0, "</s>"].why
 
     def test_what_is_not_among_the_best(self):
         others, trace = self.others(1, beam_size=1)
