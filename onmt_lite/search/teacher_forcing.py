@@ -1,4 +1,4 @@
-"""Log-probabilities and attention of targets that are known."""
+"""Teacher forcing: log-probabilities and attention of given targets."""
 
 import math
 from collections.abc import Sequence
@@ -20,26 +20,41 @@ def score_targets(
     eos_id: int,
     needs_log_softmax: bool = True,
     ids: Tensor | None = None,
-    at_once: float = math.inf,
+    max_logits: float = math.inf,
 ) -> list[list[float]]:
-    """For each target the log-probabilities of its tokens and of the end token after them.
+    """Return the log-probabilities of each target's tokens and of EOS after them.
 
-    starts: tokens that the decoder reads before each target, all of one length.
-    needs_log_softmax: the model returns logits; False: log-probabilities.
-    ids (B, S): for a model that copies, see `onmt_lite.models.base.EncoderDecoder`.
-    at_once: if there are more logits (B * T * V), they are computed one position at a time.
+    Args:
+        model: the model, on its device.
+        src: (B, S) source tokens, padded.
+        src_lengths: (B,) number of source tokens.
+        targets: B lists of target tokens, without EOS.
+        starts: B lists of first decoder inputs, all of the same length.
+        eos_id: the EOS token.
+        needs_log_softmax: False: the model returns log-probabilities.
+        ids: (B, S) for copy models, see `onmt_lite.models.base.EncoderDecoder`.
+        max_logits: maximum number of logits (B * T * V) in memory; longer targets are decoded step by
+            step.
+
+    Returns:
+        B lists of log-probabilities in nats, one more than target tokens.
     """
-    read, out, before = _fed(targets, starts, eos_id, src.device)  # (B, N + T), (B, T)
+    inputs, out, n_before = _make_decoder_input(
+        targets, starts, eos_id, src.device
+    )  # (B, N + T), (B, T)
     memory = model.encode(src, src_lengths, ids)
-    if out.numel() * model.vocab_size <= at_once:
-        log_probs = _chosen(model.forward(memory, read)[:, before:], out, needs_log_softmax)
+    if out.numel() * model.vocab_size <= max_logits:
+        log_probs = _gather_log_probs(
+            model.forward(memory, inputs)[:, n_before:], out, needs_log_softmax
+        )
     else:
         state = model.init_state(memory)
-        for tokens in read[:, :before].unbind(1):
+        for tokens in inputs[:, :n_before].unbind(1):
             model.step(tokens, state)
-        steps = (model.step(tokens, state)[0] for tokens in read[:, before:].unbind(1))
+        steps = (model.step(tokens, state)[0] for tokens in inputs[:, n_before:].unbind(1))
         chosen = [
-            _chosen(logits, ids, needs_log_softmax) for logits, ids in zip(steps, out.unbind(1))
+            _gather_log_probs(logits, ids, needs_log_softmax)
+            for logits, ids in zip(steps, out.unbind(1))
         ]
         log_probs = torch.stack(chosen, 1)
     return [row[: len(target) + 1] for row, target in zip(log_probs.tolist(), targets)]
@@ -56,20 +71,42 @@ def compute_target_attention(
     heads: HeadSelection,
     ids: Tensor | None = None,
 ) -> list[Tensor]:
-    """For each target, the attention to its source (T + 1, S) from its T tokens and the end token
-    after them; on the host.  Arguments as above."""
-    read, _, before = _fed(targets, starts, eos_id, src.device)
+    """Return the attention from each target's tokens, and EOS after them, to its source.
+
+    Args:
+        model: the model, on its device.
+        src: (B, S) source tokens, padded.
+        src_lengths: (B,) number of source tokens.
+        targets: B lists of target tokens, without EOS.
+        starts: B lists of first decoder inputs, all of the same length.
+        eos_id: the EOS token.
+        heads: attention heads to average.
+        ids: (B, S) for copy models.
+
+    Returns:
+        B tensors (T + 1, S) on the host, T target tokens and S source tokens of each sentence.
+    """
+    inputs, _, n_before = _make_decoder_input(targets, starts, eos_id, src.device)
     memory = model.encode(src, src_lengths, ids)
-    weights = model.compute_attention(memory, read, heads)[:, before:].cpu()
+    weights = model.compute_attention(memory, inputs, heads)[:, n_before:].cpu()
     sizes = zip(map(len, targets), src_lengths.tolist())
-    return [own[: t + 1, :s].clone() for own, (t, s) in zip(weights, sizes)]
+    return [attn[: t + 1, :s].clone() for attn, (t, s) in zip(weights, sizes)]
 
 
-def _fed(
+def _make_decoder_input(
     targets: list[list[int]], starts: Sequence[Sequence[int]], eos_id: int, device: torch.device
 ) -> tuple[Tensor, Tensor, int]:
-    """Decoder input (B, N + T), the tokens that follow its last T positions (B, T), and N: the
-    number of tokens before the first position that counts."""
+    """Build decoder inputs and expected outputs.
+
+    Args:
+        targets: B lists of target tokens, without EOS.
+        starts: B lists of first decoder inputs, all of the same length N + 1.
+        eos_id: the EOS token, also used as padding.
+        device: the model's device.
+
+    Returns:
+        Decoder inputs (B, N + T), expected tokens (B, T) at the last T positions, and N.
+    """
     width = max(map(len, targets)) + 1
     padding = [[eos_id] * (width - len(target)) for target in targets]
     out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)
@@ -77,8 +114,14 @@ def _fed(
     return torch.cat([start, out[:, :-1]], 1), out, start.size(1) - 1
 
 
-def _chosen(logits: Tensor, tokens: Tensor, needs_log_softmax: bool) -> Tensor:
-    """logits (.., V), tokens (..) -> the log-probability of each token (..)."""
+def _gather_log_probs(logits: Tensor, tokens: Tensor, needs_log_softmax: bool) -> Tensor:
+    """Return the log-probability of each token.
+
+    Args:
+        logits: (..., V) logits, or log-probabilities.
+        tokens: (...) token IDs.
+        needs_log_softmax: False: `logits` are log-probabilities.
+    """
     logits = logits.float()
     chosen = logits.gather(-1, tokens[..., None])[..., 0]
     return chosen - log_sum_exp(logits) if needs_log_softmax else chosen
