@@ -1,12 +1,11 @@
-"""Phrases that a translation must contain, or must not.
+"""Phrase constraints: -force_words and -ban_words.
 
-A `PhraseAutomaton` follows the tokens of each row: which may come next, and which continue a forced
-phrase.  The host runs it between two steps; the device forbids tokens and chooses rows for the
-whole batch.
+A `PhraseAutomaton` follows the tokens of each row and lists the tokens that may come next.  The
+host runs it between two steps; the device masks tokens and ranks candidates for the whole batch.
 
-Forced phrases are met by dynamic beam allocation (Post and Vilar 2018; vectorised by Hu et al.
-2019): the rows of a sentence are allocated in turn among its banks; a bank is the set of candidates
-that hold equally many tokens of its phrases.  The end token comes when all are said.
+Forced phrases use dynamic beam allocation (Post and Vilar 2018; vectorized by Hu et al. 2019).  The
+bank of a candidate is the number of tokens of forced phrases that it has matched.  The K rows of a
+sentence are allocated to its banks in turn, and EOS is masked until all phrases are complete.
 """
 
 import math
@@ -24,87 +23,105 @@ from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.topk import Candidates, TokenScores, is_eos
 from onmt_lite.text.phrases import PhraseAutomaton, PhraseEffects, PhraseState
 
-# A word that begins like a banned one may go on with a probability of 2 % at least.  Less likely
-# tokens make no word, but a way around the ban
+# After a banned word, a token may continue the word only with at least 2 % probability.  Less
+# likely continuations are rarely words; they only evade the ban
 UNLIKELY = math.log(0.02)
 
 
 @dataclass(frozen=True)
 class PhraseMask:
-    """Constraints of one step, on the device."""
+    """Phrase constraints of one step, on the device."""
 
-    forbidden: Tensor  # (N, 2): rows of the batch, and tokens that may not follow
-    # (N, 4): rows of the batch; whether they join the next token; whether that must go on with
-    # their last word, or must not; whether unlikely tokens may not follow
-    bound: Tensor
-    goes_on: Tensor  # (2, V), see `Surfaces`; with words of the sentences' own
-    # Of each sentence with forced phrases: its place in the batch, the banks (K,) of its rows, and
-    # (P, 3) rows, tokens that bring a phrase further, banks then
+    forbidden: Tensor  # (N, 2) row of the batch, token that is masked
+    # (N, 4) row of the batch; 1 if its last token joins the next one; 1 if the next token must
+    # continue the last word, 0 if it must not; 1 if unlikely tokens are masked
+    word_ends: Tensor
+    continues_word: Tensor  # (2, V) by "joins the next one", see `SurfaceForms`; with copied words
+    # For each sentence with forced phrases: its slot, the banks (K,) of its rows, and (P, 3) row,
+    # token that matches more of a phrase, bank after this token
     steered: list[tuple[int, Tensor, Tensor]]
 
     def forbid(self, token_scores: TokenScores) -> None:
-        """Write -inf into the logits (R, V) of tokens that may not follow."""
+        """Set the logits (R, V) of forbidden tokens to -inf."""
         logits = token_scores.logits
-        if len(self.bound):
-            rows, joined, must, firm = self.bound.unbind(1)
-            found = logits[rows, : self.goes_on.size(1)]  # (N, V)
-            closed = self.goes_on[joined] != must[:, None].bool()
-            closed |= (found < token_scores.log_z[rows, None] + UNLIKELY) & firm[:, None].bool()
-            logits[rows, : self.goes_on.size(1)] = found.masked_fill(closed, -math.inf)
+        if len(self.word_ends):
+            rows, joined, must, drops_unlikely = self.word_ends.unbind(1)  # (N,)
+            row_logits = logits[rows, : self.continues_word.size(1)]  # (N, V)
+            masked = self.continues_word[joined] != must[:, None].bool()  # (N, V)
+            is_unlikely = row_logits < token_scores.log_z[rows, None] + UNLIKELY  # (N, V)
+            masked |= is_unlikely & drops_unlikely[:, None].bool()
+            row_logits = row_logits.masked_fill(masked, -math.inf)
+            logits[rows, : self.continues_word.size(1)] = row_logits
         logits[self.forbidden[:, 0], self.forbidden[:, 1]] = -math.inf
 
     def allocate(
         self, candidates: Candidates, token_scores: TokenScores, scores: Tensor, spec: SearchSpec
     ) -> None:
-        """Replace the candidates (B, N) of sentences with forced phrases by allocation among banks.
+        """Allocate the candidates of sentences with forced phrases to banks.
 
         Args:
-            candidates: Candidates as ranked; overwritten.
-            token_scores: TokenScores of R rows.
-            scores: (B, K), of the rows.
-            spec: SearchSpec.
+            candidates: candidates (B, N) as ranked; overwritten for these sentences.
+            token_scores: scores (R, V) of the next tokens.
+            scores: (B, K) scores of the rows.
+            spec: the search spec.
         """
-        (b, k), n, v = scores.shape, candidates.score.size(1), self.goes_on.size(1)
-        values = token_scores.logits.view(b, k, -1)  # (B, K, V)
-        norm = token_scores.log_z.view(b, k)  # (B, K)
+        (b, k), n, v = scores.shape, candidates.score.size(1), self.continues_word.size(1)
+        logits = token_scores.logits.view(b, k, -1)  # (B, K, V)
+        log_z = token_scores.log_z.view(b, k)  # (B, K)
         rows = torch.arange(k, device=scores.device)[:, None]  # (K, 1)
-        for b, banks, wanted in self.steered:
-            row, token, then = wanted.unbind(1)  # (P,)
-            log_probs = values[b, :, :v] - norm[b, :, None]  # (K, V)
-            totals = log_probs + scores[b, :, None]
-            steps = totals[row, token]
-            totals[row, token] = -math.inf
-            best, place = totals.topk(min(n, v))  # (K, n), of the other tokens
-            total = torch.cat([best.flatten(), steps])  # (M,)
-            places = torch.cat([(place + rows * v).flatten(), row * v + token])
-            order = allocate_in_turn(
-                total, torch.cat([banks.repeat_interleave(best.size(1)), then]), n
-            )
-            places = places[order]
-            candidates.score[b] = total[order]
-            candidates.log_prob[b] = log_probs.flatten()[places]
-            candidates.parent[b], candidates.token[b] = places // v + b * k, places % v
+        for b, banks, matches in self.steered:
+            row, token, next_bank = matches.unbind(1)  # (P,)
+            log_probs = logits[b, :, :v] - log_z[b, :, None]  # (K, V)
+            path_scores = log_probs + scores[b, :, None]  # (K, V)
+            match_scores = path_scores[row, token]  # (P,)
+            path_scores[row, token] = -math.inf
+            best, column = path_scores.topk(min(n, v))  # (K, n) of the other tokens
+            score = torch.cat([best.flatten(), match_scores])  # (M,)
+            flat_index = torch.cat([(column + rows * v).flatten(), row * v + token])  # (M,)
+            next_banks = torch.cat([banks.repeat_interleave(best.size(1)), next_bank])  # (M,)
+            order = allocate_in_turn(score, next_banks, n)  # (n,)
+            flat_index = flat_index[order]
+            candidates.score[b] = score[order]
+            candidates.log_prob[b] = log_probs.flatten()[flat_index]
+            candidates.parent[b], candidates.token[b] = flat_index // v + b * k, flat_index % v
             candidates.ended[b] = is_eos(spec, candidates.token[b])
 
 
-def allocate_in_turn(total: Tensor, banks: Tensor, n: int) -> Tensor:
-    """The places of n candidates among those with these totals and banks (M,): (n,).
+def allocate_in_turn(score: Tensor, banks: Tensor, n: int) -> Tensor:
+    """Choose n candidates: the best of each bank, then the second best of each, and so on.
 
-    The best of each bank, then the second of each, and so on, as many as there is room for, a bank
-    with more tokens before one with less; in this order of banks, each by its totals.
+    Higher banks come first in each round.
+
+    Args:
+        score: (M,) scores of the candidates.
+        banks: (M,) their banks.
+        n: number of candidates to choose.
+
+    Returns:
+        Indices (n,) of the candidates, from the highest bank to the lowest, by score within a bank.
     """
-    order = total.argsort(descending=True, stable=True)
-    total, banks = total[order], banks[order]
-    turn = (banks[:, None] == banks).tril(-1).sum(1)  # candidates of the bank that are better
+    order = score.argsort(descending=True, stable=True)
+    score, banks = score[order], banks[order]
+    turn = (banks[:, None] == banks).tril(-1).sum(1)  # (M,) number of better ones in the same bank
     most = int(1e6)
-    key = (turn * most - banks).masked_fill(total == -math.inf, most * most)
-    taken = key.argsort(stable=True)[:n].sort().values  # by totals again
-    banks = banks[taken].masked_fill(total[taken] == -math.inf, -1)
-    return order[taken[banks.argsort(descending=True, stable=True)]]
+    key = (turn * most - banks).masked_fill(score == -math.inf, most * most)  # (M,)
+    chosen = key.argsort(stable=True)[:n].sort().values  # (n,) by score again
+    banks = banks[chosen].masked_fill(score[chosen] == -math.inf, -1)  # (n,)
+    return order[chosen[banks.argsort(descending=True, stable=True)]]
 
 
 class Constraints:
-    """The phrases of the sentences of a search, and the states of their rows, on the host."""
+    """Phrases of all sentences of a search and the automaton states of their rows, on the host.
+
+    states    states of the K rows by sentence index; None: no such row
+    best_row  the row with the highest score by sentence index
+
+    Args:
+        spec: the search spec.
+        phrases: phrases of each sentence, None if it has none.
+        n_words: V plus the maximum number of source words outside the vocabulary.
+        device: the model's device.
+    """
 
     def __init__(
         self,
@@ -113,91 +130,97 @@ class Constraints:
         n_words: int,
         device: torch.device,
     ):
-        """phrases: of each sentence of the search, None if it has none.
-        n_words: V, and words of the sentences' own."""
         self.spec, self.phrases, self.device = spec, phrases, device
-        # By sentence number; None: no such row
         self.states: dict[int, list[PhraseState | None]] = {}
-        self.best: dict[int, int] = {}  # the row with the highest score
-        some = next(each for each in phrases if each is not None)
-        goes_on = torch.zeros(2, n_words, dtype=torch.bool)
-        goes_on[1] = True  # words of the sentences' own begin a word unless they are joined
-        known = torch.tensor(some.surface_forms.goes_on)[:, :n_words]
-        goes_on[:, : known.size(1)] = known
-        self.goes_on = goes_on.to(device)
-        # If no row can be spared, or forbidden tokens make the others more likely, no word
-        # begins like a banned one
-        apart = spec.beam_size == 1 or spec.beam_groups > 1 or spec.sampling is not None
-        self.strict = spec.policy.masks == "logits" or apart
+        self.best_row: dict[int, int] = {}
+        automaton = next(automaton for automaton in phrases if automaton is not None)
+        continues_word = torch.zeros(2, n_words, dtype=torch.bool)
+        continues_word[1] = True  # a copied source word starts a word unless it is joined
+        vocab_table = torch.tensor(automaton.surface_forms.goes_on)[:, :n_words]  # (2, V)
+        continues_word[:, : vocab_table.size(1)] = vocab_table
+        self.continues_word = continues_word.to(device)
+        # Never allow words that start with a banned word if no row is expendable, or if masked
+        # tokens raise the probability of the others
+        is_separate = spec.beam_size == 1 or spec.beam_groups > 1 or spec.sampling is not None
+        self.is_strict = spec.policy.masks == "logits" or is_separate
 
     def make_mask(self, slots: Sequence[Slot], n_steps: int) -> PhraseMask | None:
-        """The constraints on rows beyond their prefixes at step n_steps; None if there are none."""
-        forbidden, bound, steered = [], [], []
+        """Return the constraints for rows beyond their prefixes, or None if there are none.
+
+        Args:
+            slots: running sentences.
+            n_steps: steps of the batch, the next one included.
+        """
+        forbidden, word_ends, steered = [], [], []
         k = self.spec.beam_size
         for b, slot in enumerate(slots):
             phrases, step = self.phrases[slot.index], n_steps - slot.start_step
             if phrases is None or step <= len(slot.beam.limits.prefix):
                 continue
-            states = self._states(slot, phrases)
-            found = [
+            states = self._get_states(slot, phrases)
+            row_effects = [
                 PhraseEffects() if state is None else phrases.effects(state) for state in states
             ]
-            spare = any(s and not e.goes_on for s, e in zip(states, found))
-            for row, (state, effects) in enumerate(zip(states, found)):
+            has_alternative = any(s and not e.goes_on for s, e in zip(states, row_effects))
+            for row, (state, effects) in enumerate(zip(states, row_effects)):
                 tokens = [*effects.forbidden]
-                # A word of one row alone may begin like a banned one, so that others are spared;
-                # none does if the next token may be the last
-                if self.strict or n_steps >= slot.limit_step - 1 or row != self.best[slot.index]:
+                # Only the best row may start a word like a banned one, so that the other rows stay
+                # usable; no row may if the next token may be the last
+                is_near_limit = n_steps >= slot.limit_step - 1
+                if self.is_strict or is_near_limit or row != self.best_row[slot.index]:
                     tokens += effects.completing
                 if not effects.may_end:
                     tokens += self.spec.eos_ids
                 forbidden += [(b * k + row, token) for token in tokens]
                 if state is not None and effects.goes_on is not None:
                     must = effects.goes_on
-                    bound.append((b * k + row, state.joined, must, must and spare))
+                    word_ends.append((b * k + row, state.joined, must, must and has_alternative))
             if any(phrases.paths):
-                wanted = [(row, *pair) for row, each in enumerate(found) for pair in each.wanted]
-                steered.append((b, [effects.bank for effects in found], wanted))
-        if not (forbidden or bound or steered):
+                matches = [(row, *pair) for row, e in enumerate(row_effects) for pair in e.wanted]
+                steered.append((b, [effects.bank for effects in row_effects], matches))
+        if not (forbidden or word_ends or steered):
             return None
-        tables = [
-            forbidden,
-            bound,
-            *(each for _, banks, wanted in steered for each in (banks, wanted)),
-        ]
-        first, second, *others = self._sent(tables, [2, 4, *[1, 3] * len(steered)])
-        places = [b for b, _, _ in steered]
-        dealt_out = [*zip(places, (banks[:, 0] for banks in others[::2]), others[1::2])]
-        return PhraseMask(first, second, self.goes_on, dealt_out)
+        by_sentence = [table for _, banks, matches in steered for table in (banks, matches)]
+        widths = [2, 4, *[1, 3] * len(steered)]
+        first, second, *others = self._upload([forbidden, word_ends, *by_sentence], widths)
+        banks_on_device = (banks[:, 0] for banks in others[::2])
+        uploaded = [*zip([b for b, _, _ in steered], banks_on_device, others[1::2])]
+        return PhraseMask(first, second, self.continues_word, uploaded)
 
-    def _sent(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
-        """Tables of numbers of these widths, in one transfer."""
-        flat = [torch.tensor(each, dtype=torch.long).flatten() for each in tables]
+    def _upload(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
+        """Upload tables of integers with the given numbers of columns in one transfer."""
+        flat = [torch.tensor(table, dtype=torch.long).flatten() for table in tables]
         parts = torch.split(upload(torch.cat(flat), self.device), [*map(len, flat)])
         return [part.view(-1, width) for part, width in zip(parts, widths)]
 
-    def _states(self, slot: Slot, phrases: PhraseAutomaton) -> list[PhraseState | None]:
-        """Of the rows of a sentence; at first they have read its prefix."""
+    def _get_states(self, slot: Slot, phrases: PhraseAutomaton) -> list[PhraseState | None]:
+        """Return the states of a sentence's rows; at first, the state after its prefix."""
         if slot.index not in self.states:
             state = phrases.start
             for token in slot.beam.limits.prefix:
                 state = phrases.after(state, token)
             self.states[slot.index] = [state] * self.spec.beam_size
-            self.best[slot.index] = 0
+            self.best_row[slot.index] = 0
         return self.states[slot.index]
 
     def update(self, slots: Sequence[Slot], n_steps: int, newest: Sequence[CandidateList]) -> None:
-        """Follow the newest rows of the sentences in their slots."""
+        """Advance the states by the newest rows.
+
+        Args:
+            slots: running sentences.
+            n_steps: steps of the batch, the newest one included.
+            newest: new rows of each slot.
+        """
         for slot, rows in zip(slots, newest):
             phrases = self.phrases[slot.index]
-            if phrases is None or n_steps <= slot.start_step:  # others read start tokens
+            if phrases is None or n_steps <= slot.start_step:  # no phrases, or a start token
                 continue
-            old = self._states(slot, phrases)
+            old = self._get_states(slot, phrases)
             states: list[PhraseState | None] = []
             for k, (parent, token) in enumerate(zip(rows.parent, rows.token)):
-                alive = rows.exists(k) and not rows.ended[k]
-                # A row that does not exist may name a token that there is not
-                before = old[int(parent)] if alive else None
+                is_open = rows.exists(k) and not rows.ended[k]
+                # The parent and token of a row that does not exist may be invalid
+                before = old[int(parent)] if is_open else None
                 states.append(None if before is None else phrases.after(before, int(token)))
             self.states[slot.index] = states
-            self.best[slot.index] = max(range(len(states)), key=rows.score.__getitem__)
+            self.best_row[slot.index] = max(range(len(states)), key=rows.score.__getitem__)

@@ -33,8 +33,7 @@ def score_targets(
         eos_id: the EOS token.
         needs_log_softmax: False: the model returns log-probabilities.
         ids: (B, S) for copy models, see `onmt_lite.models.base.EncoderDecoder`.
-        max_logits: maximum number of logits (B * T * V) in memory; longer targets are decoded step by
-            step.
+        max_logits: maximum number of logits (B * T * V) in memory; above it, decode step by step.
 
     Returns:
         B lists of log-probabilities in nats, one more than target tokens.
