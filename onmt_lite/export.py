@@ -1,4 +1,4 @@
-"""Write a model in another toolkit's format: `python -m onmt_lite.export -help`."""
+"""Export a model to the format of another toolkit: `python -m onmt_lite.export -help`."""
 
 import os
 import shutil
@@ -25,13 +25,13 @@ from onmt_lite.system.atomic_files import replace_files
 USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH
 
-Writes a Transformer for another toolkit, which translates with it as we do.  A model that the
-other toolkit cannot hold is refused by name, and nothing is written."""
+Exports a Transformer to the format of another toolkit, with the same translations.  A model that
+the format does not support is an error, and nothing is written."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, and to where."""
+    """Options of the export program."""
 
     title: ClassVar[str] = "Export"
 
@@ -66,51 +66,65 @@ load_export_options = PROGRAM.load
 
 
 def export(options: ExportOptions) -> None:
-    """The whole program.  OnmtLiteError where the model is refused or cannot be written."""
-    # Imported late: wrong options must not wait for torch
+    """Load the model, export it and write its files.
+
+    Raises:
+        OnmtLiteError: if the model cannot be loaded, exported or written.
+    """
+    # Imported here, so that wrong options fail before torch is imported
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 
     output = Path(os.path.abspath(options.output))
-    _check_free(output)
+    _refuse_existing(output)
     checkpoint = load_checkpoint(options.model)
     if options.to == "marian":
         exported = export_marian(checkpoint)
         written = [output]
-        write_whole(exported.files, output.parent, output.name)
+        write_files(exported.files, output.parent, output.name)
     else:
         exported = export_opennmt(checkpoint, output.stem)
         written = [output.with_name(name) for name in exported.files]
         for path in written:
-            _check_free(path)
-        write_whole(exported.files, output.parent)
-    for line in (f"wrote {', '.join(map(str, written))}", *exported.notes):
+            _refuse_existing(path)
+        write_files(exported.files, output.parent)
+    for line in (f"wrote {', '.join(map(str, written))}", *exported.notices):
         print(line, file=sys.stderr)
 
 
-def _check_free(path: Path) -> None:
-    """OptionError where something is there: nothing that exists is ever touched."""
+def _refuse_existing(path: Path) -> None:
+    """Raise OptionError if the path exists, because an export never overwrites anything."""
     if os.path.lexists(path):
-        raise OptionError(f"output: {path} exists already; choose another path or remove it")
+        raise OptionError(f"output: {path} already exists; choose another path or remove it")
 
 
-def write_whole(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
-    """Write all files into `parent`, or into a new directory there, or none.  Raises FileError."""
+def write_files(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
+    """Write either all files or none.
+
+    Args:
+        files: contents by file name.
+        parent: where to write them.
+        directory: a new subdirectory of `parent` to write them to instead.
+
+    Raises:
+        FileError: if writing fails.
+    """
     if directory is None:
         replace_files(parent, files)
         return
-    part = parent / f".{directory}.{os.getpid()}.part"  # which then gets the name
+    partial = parent / f".{directory}.{os.getpid()}.part"  # renamed when complete
     try:
         with wrap_os_errors(f"write {parent / directory}"):
-            part.mkdir()
-        replace_files(part, files)
+            partial.mkdir()
+        replace_files(partial, files)
         with wrap_os_errors(f"write {parent / directory}"):
-            os.rename(part, parent / directory)
+            os.rename(partial, parent / directory)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the export program; return its exit code."""
     return run_program(argv, PROGRAM, export)
 
 

@@ -1,4 +1,4 @@
-"""Options in a model file: values by name, checked for their type; files that are not read."""
+"""Type-checked access to the configuration files of models, and detection of unsupported models."""
 
 import os.path
 from functools import lru_cache
@@ -12,116 +12,129 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
 
 MAX_JSON = 64 << 20
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one takes a tenth of 10 ms
-MAX_SHOWN, MAX_DIGITS = 50, 40  # of a text and of a whole number in a message
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader: 1 ms instead of 10 ms
+MAX_SHOWN, MAX_DIGITS = 50, 40  # characters of a string and digits of an integer in a message
 
 
 class ConfigReader:
-    """Options of a model.
+    """Typed access to the options of a model.
 
-    A value that is absent or None becomes the default.  The methods raise CheckpointError for a
-    value of another type, for a missing one without default, and where a name that is one letter
-    away stands in the place of a missing one: a default would change what the model says.
+    A missing or null option has its default.  All getters raise CheckpointError for a value of the
+    wrong type, for a missing option without a default, and for an unknown option whose name differs
+    by one letter: a misspelled option must not silently become the default.
     """
 
     def __init__(self, values: Any, path: Path):
+        """Wrap the options in `values`, a dict or an unpickled namespace, read from `path`."""
         if isinstance(values, InertObject):
             values = values.state
         if not isinstance(values, dict):
-            raise CheckpointError(f"{path}: its options are not a table of names and values")
+            raise CheckpointError(f"{path}: the options must be an object with names and values")
         self.values, self.path = values, path
-        self.paths: dict[str, Path] = {}  # of values from other files
+        self.paths: dict[str, Path] = {}  # by option, if it is from another file than `path`
 
     def get_file(self, name: str) -> Path:
-        """Return the file that a value is from."""
+        """Return the file that sets an option."""
         return self.paths.get(name, self.path)
 
     def get(self, name: str) -> Any:
+        """Return a value of any type, None if it is missing."""
         if name in self.values:
             return self.values[name]
         for other in self.values:
             if isinstance(other, str) and is_one_letter_apart(name, other):
                 raise CheckpointError(
-                    f"{self.get_file(other)}: {other[:50]!r} is not known; is it {name}?"
+                    f"{self.get_file(other)}: unknown option {other[:50]!r}; did you mean {name}?"
                 )
         return None
 
     def get_int(self, name: str, default: int | None = None) -> int:
-        value = self._value(name, default)
+        """Return a 32-bit integer."""
+        value = self._get_required(name, default)
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is not int or not -(1 << 31) < value < 1 << 31:
-            raise self._wrong(name, "a whole number")
+            raise self._type_error(name, "an integer")
         return value
 
     def get_float(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default)
+        """Return a finite number."""
+        value = self._get_required(name, default)
         if type(value) not in (int, float) or not abs(value) < 1e30:
-            raise self._wrong(name, "a number")
+            raise self._type_error(name, "a number")
         return float(value)
 
     def get_bool(self, name: str, default: bool | None = False) -> bool:
-        value = self._value(name, default)
+        """Return a boolean; 0 and 1 count as booleans."""
+        value = self._get_required(name, default)
         if value not in (True, False) or isinstance(value, float):
-            raise self._wrong(name, "true or false")
+            raise self._type_error(name, "true or false")
         return bool(value)
 
     def get_str(self, name: str, default: str | None = None) -> str:
-        value = self._value(name, default)
+        """Return a string."""
+        value = self._get_required(name, default)
         if type(value) is not str:
-            raise self._wrong(name, "a text")
+            raise self._type_error(name, "a string")
         return value
 
     def get_label(self, name: str) -> str:
-        """A text that is only shown to people, cut short; "" for anything else."""
+        """Return a string for display, at most 20 characters; "" for any other type."""
         value = self.get(name)
         return value[:20] if isinstance(value, str) else ""
 
     def get_choice(self, name: str, choices: dict[str, Any], default: str | None = None) -> Any:
-        """The value in `choices` under the option's text."""
+        """Look up a string option in a table of supported values.
+
+        Args:
+            name: the option.
+            choices: what to return for each supported value.
+            default: the value of a missing option.
+        """
         value = self.get_str(name, default)
         if value not in choices:
             raise CheckpointError(
-                f"{self.get_file(name)}: {name} {value[:50]!r} is not one that is read: "
-                f"{', '.join(choices)}"
+                f"{self.get_file(name)}: {name} {value[:50]!r} is not supported "
+                f"(supported: {', '.join(choices)})"
             )
         return choices[value]
 
     def require_equal(self, name: str, n: int) -> None:
-        """Raise CheckpointError where the option, if it is there, is not what the weights have."""
+        """Raise CheckpointError if an option differs from `n`, the size found in the weights."""
         if self.get_int(name, n) != n:
             raise CheckpointError(
                 f"{self.get_file(name)}: {name} is {self.get_int(name)}, but the weights have {n}"
             )
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _get_required(self, name: str, default: Any) -> Any:
         value = self.get(name)
         if value is None and default is None:
-            raise CheckpointError(f"{self.path}: its options do not say {name}")
+            raise CheckpointError(f"{self.path}: {name} is missing")
         return default if value is None else value
 
-    def _wrong(self, name: str, expected: str) -> CheckpointError:
-        value = self.values.get(name)
-        return CheckpointError(
-            f"{self.get_file(name)}: {name} is {format_value(value)}, not {expected}"
-        )
+    def _type_error(self, name: str, expected: str) -> CheckpointError:
+        found = format_value(self.values.get(name))
+        return CheckpointError(f"{self.get_file(name)}: {name} must be {expected}, not {found}")
 
 
 def refuse_unsupported_options(options: ConfigReader, toolkit: str) -> None:
-    """Raise CheckpointError for an option value that unsupported.yaml does not list."""
-    for name, known in load_yaml("unsupported.yaml")["options"][toolkit].items():
+    """Raise CheckpointError if an option has a value that unsupported.yaml does not list."""
+    for name, supported in load_yaml("unsupported.yaml")["options"][toolkit].items():
         value = options.get(name)
         is_plain = isinstance(value, (str, int, float, list, type(None)))  # no tensor
-        if not is_plain or value not in (None, *known):
-            values = " or ".join(map(repr, known))
-            file, found = options.get_file(name), format_value(value)
+        if not is_plain or value not in (None, *supported):
+            found, values = format_value(value), " or ".join(map(repr, supported))
             raise CheckpointError(
-                f"{file}: {toolkit}: {name} is {found}, not {values}, which is not supported"
+                f"{options.get_file(name)}: {toolkit}: {name} is {found}, but only {values} is "
+                "supported"
             )
 
 
 def is_one_letter_apart(one: str, other: str) -> bool:
-    """Whether a letter changed, added or left out makes one of the other, eos of bos aside."""
+    """Return True if one inserted, deleted or replaced letter separates two names.
+
+    Names that differ only by eos and bos are different options.
+    """
     if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):
         return False
     start = len(os.path.commonprefix([one, other]))
@@ -130,20 +143,20 @@ def is_one_letter_apart(one: str, other: str) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """A value of a model file in a message: short, whatever it is.
+    """Format a value from a model file for a message, in a few words whatever its size.
 
-    Lists are named by their kind: a few bytes of a file can nest them without end.
+    Containers are named by type only, because a few bytes can encode endlessly nested lists.
     """
     if type(value) is int and abs(value) >= 10**MAX_DIGITS:  # Python refuses to print the longest
-        return f"a whole number of more than {MAX_DIGITS} digits"
+        return f"an integer of more than {MAX_DIGITS} digits"
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN])
-    plain = isinstance(value, (int, float, bool, type(None)))
-    return repr(value) if plain else f"a {type(value).__name__}"
+    is_plain = isinstance(value, (int, float, bool, type(None)))
+    return repr(value) if is_plain else f"a {type(value).__name__}"
 
 
 def read_limited(path: str | Path, limit: int) -> bytes:
-    """Read a file.  Raises CheckpointError where it has more bytes than any of its kind."""
+    """Read a file of at most `limit` bytes; raise CheckpointError for a larger file."""
     with open(path, "rb") as f:
         data = f.read(limit + 1)
     if len(data) > limit:
@@ -153,17 +166,17 @@ def read_limited(path: str | Path, limit: int) -> bytes:
 
 @lru_cache
 def load_yaml(name: str) -> dict[str, Any]:
-    """Read a YAML file of this room."""
+    """Load a YAML file of this package, given its path relative to this directory."""
     return LOADER((Path(__file__).parent / name).read_bytes()).get_single_data()
 
 
 def read_config(path: Path) -> ConfigReader:
-    """The table in a JSON file, or an empty one where there is no such file."""
+    """Read the options in a JSON file; a missing file has none."""
     return ConfigReader(read_json(path) if path.is_file() else {}, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the table in a JSON file.  Raises CheckpointError for anything else."""
+    """Read a JSON object; raise CheckpointError if the file has anything else or is missing."""
     try:
         table = parse_json(read_limited(path, MAX_JSON))
     except OSError as error:
@@ -171,33 +184,38 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"{path}: not a table of names and values")
+        raise CheckpointError(f"{path}: the file must contain a JSON object")
     return table
 
 
 def check_tokens(tokens: Any, path: Path) -> list[str]:
-    """Check a vocabulary: a list of at least one text, without lone surrogates."""
+    """Return the tokens of a vocabulary if they are a non-empty list of valid strings.
+
+    Raises:
+        CheckpointError: for any other value and for lone surrogates.
+    """
     try:
         if not isinstance(tokens, list) or not tokens or not all(type(t) is str for t in tokens):
             raise ValueError
         "".join(tokens).encode("utf-8")
     except ValueError:
-        raise CheckpointError(f"{path}: its vocabulary is not a list of texts") from None
+        raise CheckpointError(f"{path}: the vocabulary must be a list of strings") from None
     return tokens
 
 
-# -- Models that are not supported, by file names and first bytes ----------------------------------
+# -- Unsupported models, recognized by file names and magic bytes ----------------------------------
 
 
 def identify_by_name(path: Path) -> str:
-    """Describe a file, or the content of a directory, by file names; "" if none is known."""
-    for pattern, kind in load_yaml("unsupported.yaml")["names"].items():
+    """Describe an unsupported file, or the contents of a directory, by its name; "" if unknown."""
+    for pattern, model_format in load_yaml("unsupported.yaml")["names"].items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
-            return kind if ";" in kind else f"{kind}, which is not supported"
+            has_remedy = ";" in model_format
+            return model_format if has_remedy else f"{model_format}, which is not supported"
     return ""
 
 
 def identify_by_magic(data: bytes) -> str:
-    """Describe a file by its first bytes; "" if they are not known."""
-    starts = load_yaml("unsupported.yaml")["starts"].items()
-    return next((kind for start, kind in starts if data.startswith(start.encode("latin-1"))), "")
+    """Describe an unsupported file by its first bytes; "" if unknown."""
+    formats = load_yaml("unsupported.yaml")["magic_bytes"].items()
+    return next((name for start, name in formats if data.startswith(start.encode("latin-1"))), "")

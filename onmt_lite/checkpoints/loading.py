@@ -1,4 +1,4 @@
-"""Finds out what kind of model a path holds, and loads it, or an ensemble of several."""
+"""Loads a model in any supported format, or an ensemble of several models."""
 
 import os
 import re
@@ -33,7 +33,7 @@ READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
 
 def accept_languages(languages: Languages | None) -> None:
-    """Whatever the languages are, the weights are read."""
+    """Accept any languages: the default language check."""
 
 
 def load_checkpoints(
@@ -42,63 +42,69 @@ def load_checkpoints(
     avg_raw_probs: bool = False,
     check: LanguageCheck = accept_languages,
 ) -> Checkpoint:
-    """The model, or the ensemble of several; see `combine`.
+    """Load a model, or an ensemble if there are several paths.
 
-    Raises CheckpointError, and what `check` raises when it sees the languages of a directory whose
-    weights have not been read yet.
+    Args:
+        paths: one path per model, see `load_checkpoint`.
+        weights: ensemble weights, one per model; equal weights by default.
+        avg_raw_probs: average probabilities instead of log-probabilities.
+        check: language check, see `load_checkpoint`.
+
+    Raises:
+        CheckpointError: if a model cannot be loaded, or if the models cannot form an ensemble.
     """
-    found = [load_checkpoint(path, check) for path in paths]
-    if len(found) == 1:
-        return found[0]
-    return combine(found, list(map(str, paths)), weights, avg_raw_probs)
+    checkpoints = [load_checkpoint(path, check) for path in paths]
+    if len(checkpoints) == 1:
+        return checkpoints[0]
+    return combine(checkpoints, list(map(str, paths)), weights, avg_raw_probs)
 
 
 @cpu_threads()
 def load_checkpoint(path: str | Path, check: LanguageCheck = accept_languages) -> Checkpoint:
-    """Load a model of any kind that is read.
+    """Load a model in any supported format.
 
     Args:
-        path: str or Path of a directory or file; where nothing is at a str, the name of a shipped
-            model or TEAM/NAME of the hub.
-        check: called with the languages of a directory before its weights are read, None if it
-            has none; what it raises is passed on.  By default it accepts all.
+        path: a file or directory; a str that does not exist may name a shipped model or a model on
+            the Hugging Face hub (TEAM/NAME).
+        check: called with the languages of the model (None for a bilingual model) before the
+            weights are read, so that wrong languages fail early; its exceptions propagate.
 
     Returns:
-        The Checkpoint: a model with its vocabularies and tokenizers.
+        The model with its vocabularies and tokenizers.
 
     Raises:
-        CheckpointError: for a model that is missing, damaged or of no kind that is read.
-        MemoryExhausted: if it does not fit into memory.
+        CheckpointError: if the model is missing, damaged or not supported.
+        MemoryExhausted: if the model does not fit into memory.
     """
     path = find_model(download_model(path) if isinstance(path, str) else path)
     try:
         for reader in READERS:
             if reader.can_load(path):
-                given = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
-                return _checked(reader.load(path, *given), path)
-        found = _describe(path)
-        remedy = "" if ";" in found else Message.of("; {0}", ACCEPTED_PATHS)
-        raise CheckpointError(Message.of("no model at {0}: {1}{2}", str(path), found, remedy))
+                arguments = (check,) if getattr(reader, "CHECKS_LANGUAGES", False) else ()
+                return _check_vocab_sizes(reader.load(path, *arguments), path)
+        problem = _describe_unsupported(path)
+        remedy = "" if ";" in problem else Message.of("; {0}", ACCEPTED_PATHS)
+        raise CheckpointError(Message.of("no model at {0}: {1}{2}", str(path), problem, remedy))
     except CheckpointError as error:
         if "; " in str(error):
             raise
-        remedy = "download or export the model again, or give another one"
+        remedy = "download or export the model again, or use another model"
         raise CheckpointError(f"{error}; {remedy}") from None
-    except (OSError, ValueError) as error:  # a path that is no path: unreadable, too long, with NUL
+    except (OSError, ValueError) as error:  # unreadable, or an invalid path (too long, NUL)
         problem = f"cannot read the model at {str(path)[:200]!r}"
         raise CheckpointError(f"{problem}: {explain_os_error(error)}") from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
             raise
         raise MemoryExhausted(
-            f"out of memory while the model at {path} is read; close other programs or take a "
+            f"out of memory while loading the model at {path}; close other programs or use a "
             "smaller model"
         ) from None
 
 
-def _checked(checkpoint: Checkpoint, path: Path) -> Checkpoint:
-    """Raise CheckpointError unless the vocabularies have the sizes of the model's tables."""
-    cfg = getattr(checkpoint.model, "cfg", None)  # a table model has none
+def _check_vocab_sizes(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """Raise CheckpointError unless the vocabularies are as large as the embedding tables."""
+    cfg = getattr(checkpoint.model, "cfg", None)  # a table model has no configuration
     for side, vocab in (("src", checkpoint.src_vocab), ("tgt", checkpoint.tgt_vocab)):
         size = getattr(cfg, f"{side}_vocab_size", len(vocab))
         if len(vocab) != size:
@@ -108,33 +114,34 @@ def _checked(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _describe(path: Path) -> str:
+def _describe_unsupported(path: Path) -> str:
+    """Describe a path at which no reader finds a model, for an error message."""
     if not path.exists():
-        return describe_missing_path(path) + _as_ensemble(str(path))
+        return describe_missing_path(path) + _suggest_ensemble(str(path))
     if path.is_dir():
         if other := identify_by_name(path):
             return f"the directory holds {other}"
-        models = [each.name for each in sorted(path.iterdir()) if looks_like_model(each)]
-        inside = f" (did you mean {path / models[0]}?)" if models else ""
-        return f"the directory has no model.json, no config.json and no dict.*.txt{inside}"
-    if not path.is_file():  # a pipe might never say anything
+        models = [entry.name for entry in sorted(path.iterdir()) if looks_like_model(entry)]
+        hint = f" (did you mean {path / models[0]}?)" if models else ""
+        return f"the directory has no model.json, no config.json and no dict.*.txt{hint}"
+    if not path.is_file():  # reading a pipe might block forever
         return "it is neither a file nor a directory"
     with open(path, "rb") as f:
         start = f.read(64)
     if not start:
         return "the file is empty"
-    kind = identify_by_name(path) or identify_by_magic(start)
-    if not kind and path.suffix == ".safetensors":
-        kind = "a file of weights alone; give the model directory, or the .pt file"
-    return f"it is {kind}" if kind else "it is a file of unknown kind"
+    model_format = identify_by_name(path) or identify_by_magic(start)
+    if not model_format and path.suffix == ".safetensors":
+        model_format = "a weights file only; pass the model directory or the .pt file"
+    return f"it is {model_format}" if model_format else "its file format is unknown"
 
 
-def _as_ensemble(path: str) -> str:
-    """Return the remedy for the paths of an ensemble in one word, as fairseq writes them."""
+def _suggest_ensemble(path: str) -> str:
+    """Return a remedy if the path looks like several paths in the syntax of fairseq."""
     for separator in ":,":
         parts = path.split(separator)
-        known = all(map(os.path.exists, parts)) or separator == ":"
-        if len(parts) > 1 and all(parts) and known and not re.match(r"[A-Za-z]:[\\/]", path):
+        is_list = all(map(os.path.exists, parts)) or separator == ":"
+        if len(parts) > 1 and all(parts) and is_list and not re.match(r"[A-Za-z]:[\\/]", path):
             return f"; for an ensemble, separate the paths with spaces: -model {shlex.join(parts)}"
     return ""
 
@@ -147,7 +154,7 @@ def looks_like_model(path: Path) -> bool:
 
 # -- Ensembles -------------------------------------------------------------------------------------
 
-SPECIAL = ("eos_id", "bos_id", "pad_id", "unk_id")
+SPECIAL_IDS = ("eos_id", "bos_id", "pad_id", "unk_id")
 
 
 def combine(
@@ -156,27 +163,34 @@ def combine(
     weights: Sequence[float] = (),
     avg_raw_probs: bool = False,
 ) -> Checkpoint:
-    """Make one checkpoint whose model is the ensemble; `onmt_lite.models.ensemble` has the options.
+    """Combine several checkpoints into one whose model is their ensemble.
 
-    All members read each decoded token, so they need the same target vocabulary and start token.
-    Their source vocabularies may differ where tokens are the words of the line; a word that a
-    member lacks is its unknown token.  Tokenizers and the preparation of lines are those of the
-    first member.  An id that one member must not produce is banned for all.
+    All members decode the same tokens, so they need the same target vocabulary and start token.
+    With space-separated tokens the source vocabularies may differ; a word that a member lacks maps
+    to its unknown token.  Tokenizers and preprocessing are those of the first model.  A token that
+    is banned for one member is banned for all.
 
-    Raises CheckpointError, with the names of two models, where their vocabularies differ.
+    Args:
+        checkpoints: the members.
+        names: their paths, for error messages.
+        weights: ensemble weights, see `onmt_lite.models.ensemble.Ensemble`.
+        avg_raw_probs: average probabilities instead of log-probabilities.
+
+    Raises:
+        CheckpointError: if two models differ in their vocabularies or special tokens.
     """
     first = checkpoints[0]
     for checkpoint, name in zip(checkpoints[1:], names[1:]):
-        if difference := _difference(first, checkpoint):
+        if difference := _find_difference(first, checkpoint):
             raise CheckpointError(
-                f"ensemble: {names[0]!r} and {name!r} {difference}; the models of an ensemble "
-                "share their vocabularies"
+                f"ensemble: {names[0]!r} and {name!r} {difference}; use models with the same "
+                "vocabularies"
             )
     vocabs = [checkpoint.src_vocab for checkpoint in checkpoints]
     words = (t for vocab in vocabs for i, t in enumerate(vocab.tokens) if not vocab.is_special(i))
-    others = [token for token in dict.fromkeys(words) if token not in vocabs[0].ids]
-    src_vocab = replace(vocabs[0], tokens=[*vocabs[0].tokens, *others])
-    src_ids = [_ids_in(vocab, src_vocab) for vocab in vocabs]
+    added = [token for token in dict.fromkeys(words) if token not in vocabs[0].ids]
+    src_vocab = replace(vocabs[0], tokens=[*vocabs[0].tokens, *added])
+    src_ids = [_map_ids(src_vocab, vocab) for vocab in vocabs]
     models = [checkpoint.model for checkpoint in checkpoints]
     pairs = {checkpoint.language_pair for checkpoint in checkpoints}
     return replace(
@@ -184,59 +198,65 @@ def combine(
         model=Ensemble(models, weights, avg_raw_probs, src_ids),
         src_vocab=src_vocab,
         banned_ids=tuple(sorted({i for c in checkpoints for i in c.banned_ids})),
-        rules={version: _merged(checkpoints, version) for version in first.rules},
+        rules={version: _merge_token_rules(checkpoints, version) for version in first.rules},
         needs_log_softmax=avg_raw_probs,
-        confidence=None,  # fitted to the scores of one model
+        confidence=None,  # fitted to the scores of a single model
         language_pair=pairs.pop() if len(pairs) == 1 else LanguagePair(),
     )
 
 
-def _merged(checkpoints: Sequence[Checkpoint], version: str) -> TokenRules:
+def _merge_token_rules(checkpoints: Sequence[Checkpoint], version: str) -> TokenRules:
+    """Return the token rules of the first model, with the banned words of all models."""
     rules = [checkpoint.get_token_rules(version) for checkpoint in checkpoints]
     return replace(rules[0], banned=tuple(sorted({word for r in rules for word in r.banned})))
 
 
-def _difference(a: Checkpoint, b: Checkpoint) -> str:
-    """Say why two models cannot be of one ensemble; "" if they can."""
-    targets = _different_vocab("target", a.tgt_vocab, b.tgt_vocab)
-    sources = _different_vocab("source", a.src_vocab, b.src_vocab)
-    words = {*a.tokenizers, *b.tokenizers} == {"space"} and a.src_end == b.src_end
-    if words and None not in (a.src_vocab.unk_id, b.src_vocab.unk_id):
-        sources = ""  # either has tokens for the words of the line
+def _find_difference(a: Checkpoint, b: Checkpoint) -> str:
+    """Describe why two models cannot form an ensemble; "" if they can."""
+    targets = _compare_vocabs("target", a.tgt_vocab, b.tgt_vocab)
+    sources = _compare_vocabs("source", a.src_vocab, b.src_vocab)
+    splits_at_spaces = {*a.tokenizers, *b.tokenizers} == {"space"} and a.src_end == b.src_end
+    if splits_at_spaces and None not in (a.src_vocab.unk_id, b.src_vocab.unk_id):
+        sources = ""  # each model looks up the words in its own vocabulary
     if targets or sources:
         return targets or sources
     if a.start_id != b.start_id:
-        return f"start with different tokens: id {a.start_id} or {b.start_id}"
+        return f"have different start tokens: ID {a.start_id} and {b.start_id}"
     if a.languages != b.languages:
-        return "have other languages, or other tokens or defaults for them"
+        return "have different languages, language tokens or default languages"
     if a.src_end != b.src_end:
-        return f"end the source differently: with ids {list(a.src_end)} or {list(b.src_end)}"
+        return f"have different source end tokens: IDs {list(a.src_end)} and {list(b.src_end)}"
     return ""
 
 
-def _different_vocab(side: str, a: Vocab, b: Vocab) -> str:
-    """Describe the first difference of two vocabularies; "" if they are equal."""
+def _compare_vocabs(side: str, a: Vocab, b: Vocab) -> str:
+    """Describe the first difference between two vocabularies; "" if they are equal.
+
+    Args:
+        side: "source" or "target", for the description.
+        a, b: the vocabularies.
+    """
     for i, (token, other) in enumerate(zip(a.tokens, b.tokens)):
         if token != other:
             return (
-                f"differ in their {side} vocabularies: id {i} is {token[:50]!r} or {other[:50]!r}"
+                f"differ in their {side} vocabularies: ID {i} is {token[:50]!r} and {other[:50]!r}"
             )
     if len(a) != len(b):
-        return f"differ in their {side} vocabularies: {len(a)} or {len(b)} tokens"
-    for name in SPECIAL:
+        return f"differ in their {side} vocabularies: {len(a)} and {len(b)} tokens"
+    for name in SPECIAL_IDS:
         one, two = getattr(a, name), getattr(b, name)
         if one != two:
-            return f"differ in the {name} of their {side} vocabularies: {one} or {two}"
+            return f"differ in the {name} of their {side} vocabularies: {one} and {two}"
     return ""
 
 
-def _ids_in(vocab: Vocab, union: Vocab) -> list[int] | None:
-    """The id in `vocab` for each id of the union; None where all ids are equal."""
+def _map_ids(union: Vocab, vocab: Vocab) -> list[int] | None:
+    """Return the ID in `vocab` for each ID of the union; None if all IDs are equal."""
     if vocab.tokens == union.tokens:
         return None
     ids = [vocab.ids.get(token, vocab.unk_id) for token in union.tokens]
-    for name in SPECIAL:
-        here, there = getattr(union, name), getattr(vocab, name)
-        if here is not None:
-            ids[here] = vocab.unk_id if there is None else there
+    for name in SPECIAL_IDS:
+        union_id, vocab_id = getattr(union, name), getattr(vocab, name)
+        if union_id is not None:
+            ids[union_id] = vocab.unk_id if vocab_id is None else vocab_id
     return [i for i in ids if i is not None]

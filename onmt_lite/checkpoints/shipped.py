@@ -1,7 +1,7 @@
-"""The models and configurations that come with the package.
+"""Models and configurations that are shipped with the package.
 
-A path that exists is what it says.  Where nothing exists, `de-en` or `data/de-en` is the shipped
-model of that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` the shipped configuration.
+A path that exists is used as it is.  Otherwise, `de-en` or `data/de-en` is the shipped model of
+that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` is the shipped configuration.
 """
 
 import difflib
@@ -13,69 +13,72 @@ from pathlib import Path, PurePath
 from onmt_lite.errors import hint_for_path
 
 _HERE = Path(__file__).resolve().parent.parent
-# Inside the package where that is installed, beside it in a checkout
+# Inside the package if installed, next to the package in a checkout
 _ROOT = _HERE if (_HERE / "data").is_dir() else _HERE.parent
 DATA, CONFIGS = _ROOT / "data", _ROOT / "configs"
 DEFAULT_MODEL = DATA / "de-en"
 
 
 def find_model(path: str | Path) -> Path:
-    """The path itself if it exists or names no shipped model."""
+    """Return the path of a shipped model by its name; return any other path unchanged."""
     path = Path(path)
-    return DATA / path.name if path.name in list_models() and _may_mean(path, DATA) else path
+    return DATA / path.name if path.name in list_models() and _may_refer_to(path, DATA) else path
 
 
 def get_model_paths(names: Iterable[str]) -> list[Path]:
-    """What -model names, or the default model."""
+    """Return the paths of -model, or the default model if there are none."""
     return list(map(Path, names)) or [DEFAULT_MODEL]
 
 
 def list_model_files(path: Path) -> list[Path]:
-    """The files that a model may consist of."""
+    """Return the existing files that may belong to a model."""
     if path.is_dir():
-        folders = [path, path / "model"]  # CTranslate2 models may be in a folder of theirs
-        found = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
-    elif path.suffix == ".npz":  # its vocabularies and its decoder.yml lie beside it
-        found = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
+        directories = [path, path / "model"]  # Argos Translate: the CTranslate2 model is in model/
+        files = [
+            file for directory in directories if directory.is_dir() for file in directory.iterdir()
+        ]
+    elif path.suffix == ".npz":  # Marian: vocabularies and decoder.yml are in the same directory
+        files = [path, *path.parent.glob("*.yml"), *path.parent.glob("*.spm")]
     else:
-        parts = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
-        of_fairseq = path.parent.glob("dict.*.txt") if path.suffix == ".pt" else ()
-        found = [path, path.with_suffix(".safetensors"), *parts, *of_fairseq]
-    return sorted({f for f in found if f.is_file() and not _is_log(f)})
+        shards = path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors")
+        dictionaries = path.parent.glob("dict.*.txt") if path.suffix == ".pt" else ()
+        files = [path, path.with_suffix(".safetensors"), *shards, *dictionaries]
+    return sorted({f for f in files if f.is_file() and not _is_log(f)})
 
 
 def _is_log(file: Path) -> bool:
-    """Return True for a hidden file or a log, which belong to no model."""
+    """Return True for a log or hidden file, which is never part of a model."""
     return file.name.startswith(".") or file.suffix == ".log"
 
 
 def find_config(path: str) -> str:
-    """The path itself if it exists or names no shipped configuration."""
+    """Return the path of a shipped configuration by name; return any other path unchanged."""
     name = PurePath(path).name.removesuffix(".yaml")
-    shipped = name in list_configs() and _may_mean(path, CONFIGS)
-    return str(CONFIGS / f"{name}.yaml") if shipped else path
+    is_shipped = name in list_configs() and _may_refer_to(path, CONFIGS)
+    return str(CONFIGS / f"{name}.yaml") if is_shipped else path
 
 
 def list_models() -> list[str]:
-    """None where the models were left out, as in a smaller image."""
+    """Return the names of the shipped models; empty if an image was built without them."""
     return sorted(path.name for path in DATA.glob("*") if path.is_dir() or path.suffix == ".json")
 
 
 def describe_missing_path(path: str | Path) -> str:
-    """Say that nothing is at a path, what is near it, and which models there are."""
+    """Describe a path that does not exist, with similar names and the shipped models."""
     shipped = list_models()
     hint = hint_for_path(str(path))
     if not hint and (near := difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)):
         hint = f"did you mean {near[0]}?"
     start = hint + (" " if hint.endswith("?") else "; " if hint else "")
-    listed = f"{start}shipped are {', '.join(shipped) or 'none'}"
-    return f"there is no such file or directory ({listed})"
+    return f"no such file or directory ({start}shipped models: {', '.join(shipped) or 'none'})"
 
 
 def list_configs() -> list[str]:
+    """Return the names of the shipped configurations."""
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
-def _may_mean(path: str | Path, folder: Path) -> bool:
-    in_folder = PurePath(path).parent in (PurePath(), PurePath(folder.name))
-    return in_folder and not os.path.lexists(path)
+def _may_refer_to(path: str | Path, directory: Path) -> bool:
+    """Return True if a missing path is a bare name, or a name in a directory called the same."""
+    is_inside = PurePath(path).parent in (PurePath(), PurePath(directory.name))
+    return is_inside and not os.path.lexists(path)

@@ -1,4 +1,4 @@
-"""Translate names of weights between other toolkits and us, by the tables in weight_names.yaml."""
+"""Maps weight names of other toolkits to ours and back, by the tables in weight_names.yaml."""
 
 import re
 from functools import lru_cache
@@ -7,19 +7,19 @@ from typing import NamedTuple
 from onmt_lite.checkpoints.config_reader import load_yaml
 
 NUMBER = re.compile(r"\d+")
-SUFFIX = re.compile(r"(weight|bias)\w*")  # what is added to the names of a table
+SUFFIX = re.compile(r"(weight|bias)\w*")  # the tables omit it
 
 
 class Names(NamedTuple):
-    """A table in both directions."""
+    """A table of weight_names.yaml in both directions."""
 
-    theirs: dict[str, list[str]]  # by our name: the names whose tensors are stacked
-    ours: dict[str, list[str]]  # by each of their names: our name, and the names of the stack
+    theirs: dict[str, list[str]]  # our name -> names of the tensors to stack
+    ours: dict[str, list[str]]  # each of these names -> our name, then all names of the stack
 
 
 @lru_cache
 def load_weight_names(model: str) -> Names:
-    """Read the table of a model type."""
+    """Load the table of a model format."""
     names = Names({}, {})
     for scope in load_yaml("weight_names.yaml")[model]:
         for ours, versions in scope["parts"].items():
@@ -32,14 +32,14 @@ def load_weight_names(model: str) -> Names:
 
 
 def translate_name(name: str, table: dict[str, list[str]]) -> list[str]:
-    """Look up a weight: encoder.#.ffn.up in the table is the entry of encoder.3.ffn.up.bias.
+    """Translate the name of a weight: `encoder.#.ffn.up` in the table covers encoder.3.ffn.up.bias.
 
     Args:
-        name: the weight, with the number of its layer and a suffix.
-        table: one direction of a `Names`.
+        name: a weight name with layer number and suffix.
+        table: one of the two directions of `Names`.
 
     Returns:
-        The names in the table, with number and suffix; none if the table lacks the weight.
+        The names in the table, with layer number and suffix; empty if the table has no entry.
     """
     scope, _, suffix = name.rpartition(".")
     for stem, end in ((name, ""), (scope, suffix if SUFFIX.fullmatch(suffix) else None)):
@@ -47,10 +47,10 @@ def translate_name(name: str, table: dict[str, list[str]]) -> list[str]:
         for key in (stem, NUMBER.sub("#", stem, count=1)):
             if end is not None and key in table:
                 layer = number[0] if number else ""
-                return [join_name(found.replace("#", layer), end) for found in table[key]]
+                return [join_name(entry.replace("#", layer), end) for entry in table[key]]
     return []
 
 
 def join_name(*names: str) -> str:
-    """Join the parts of a weight's name, of which some may be empty."""
+    """Join the non-empty parts of a weight name with dots."""
     return ".".join(filter(None, names))

@@ -1,4 +1,4 @@
-"""Weights in the files of other toolkits: from bytes to tensors under our names, and to models."""
+"""Model weights from other toolkits: checks, renaming to our names, and building models."""
 
 import math
 import re
@@ -17,17 +17,17 @@ from onmt_lite.models.convolution import ConvLayer, Convolution, ConvolutionConf
 from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 
-# Tolerances of position tables computed in float32, where large positions lose digits
+# Tolerances for position tables computed in float32, which is inaccurate for large positions
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
-# What a file may claim to hold
+# Upper limits for the sizes that a file declares
 MAX_TENSORS, MAX_DIMS, MAX_SIZE = 20_000, 16, 1 << 48
 
 
 class Weights:
-    """Tensors of a file by name, from which a reader takes those of its model."""
+    """The tensors of a model file by name, from which a reader builds its model."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
-        """Raises CheckpointError where a number is not finite."""
+        """Wrap tensors read from `path`; raise CheckpointError for infinite or NaN values."""
         self.tensors, self.path = tensors, path
         for name in tensors:
             self.check_finite(name)
@@ -36,15 +36,15 @@ class Weights:
         return name in self.tensors
 
     def check_finite(self, name: str) -> None:
-        """Raise CheckpointError where a number of the tensor is not finite."""
+        """Raise CheckpointError if a tensor has infinite or NaN values."""
         tensor = self.tensors[name]
-        # A sum is many times faster than a test of each number, but may overflow
-        finite = not tensor.is_floating_point() or tensor.sum().isfinite()
-        if not finite and not tensor.isfinite().all():
-            raise CheckpointError(f"{self.path}: {name[:100]!r} holds numbers that are not finite")
+        # A sum is many times faster than testing each value, but may overflow
+        is_finite = not tensor.is_floating_point() or tensor.sum().isfinite()
+        if not is_finite and not tensor.isfinite().all():
+            raise CheckpointError(f"{self.path}: {name[:100]!r} has values that are not finite")
 
     def get_shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
-        """Shape of a tensor.  Raises CheckpointError unless it has `n_dims` dimensions."""
+        """Return the shape of a tensor; raise CheckpointError unless it has `n_dims` dimensions."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
         tensor = self.tensors[name]
@@ -53,62 +53,66 @@ class Weights:
         return tuple(tensor.shape)
 
     def pop(self, name: str) -> Tensor:
-        """Remove a tensor and return it as float32, so that no second copy is held.
+        """Remove a tensor and return it as float32, so that memory holds a single copy.
 
-        Raises CheckpointError where it is missing or of integers.
+        Raises:
+            CheckpointError: if the tensor is missing or has an integer dtype.
         """
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
         if not self.tensors[name].is_floating_point():
             raise CheckpointError(
-                f"{self.path}: {name[:100]!r} holds whole numbers; a quantised model?"
+                f"{self.path}: {name[:100]!r} has integers; use the model before quantization"
             )
         return self.tensors.pop(name).float().contiguous()
 
     def drop(self, pattern: str) -> None:
-        """Remove tensors that translation does not need."""
+        """Remove the tensors whose names match a regular expression."""
         for name in [name for name in self.tensors if re.fullmatch(pattern, name)]:
             del self.tensors[name]
 
     def count_layers(self, start: str) -> int:
-        """Count the layers whose weights have names of this start and a number."""
+        """Count the layers in weight names of the form `start` + layer number."""
         matches = (re.match(re.escape(start) + r"\d+", name) for name in self.tensors)
         return len({match[0] for match in matches if match})
 
     def rename(self, model: str) -> None:
-        """Rename weights to our names by a table of weight_names.yaml, and stack them.
+        """Rename weights to our names by a table of weight_names.yaml, and stack split matrices.
 
-        Raises CheckpointError where one of a stack is missing or does not fit, and where two
-        weights would get one name.
+        Args:
+            model: the table.
+
+        Raises:
+            CheckpointError: if a weight of a stack is missing or has a different width, or if two
+                weights map to the same name.
         """
         table = load_weight_names(model).ours
         for name in list(self.tensors):
             ours, *stack = translate_name(name, table) or [""]
-            if not ours or name not in self:  # taken before, in a stack
+            if not ours or name not in self:  # already part of a stack
                 continue
-            parts = [self.pop(part) for part in stack]
+            tensors = [self.pop(member) for member in stack]
             if ours in self:
-                raise CheckpointError(f"{self.path}: {name} is there under another name too")
-            if any(part.dim() == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
-                raise CheckpointError(f"{self.path}: weights of one layer do not fit together")
-            self.tensors[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+                raise CheckpointError(f"{self.path}: {name} is duplicated under another name")
+            if any(t.dim() == 0 or t.shape[1:] != tensors[0].shape[1:] for t in tensors):
+                raise CheckpointError(f"{self.path}: the weights of {ours} differ in width")
+            self.tensors[ours] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def dequantize(
     tensors: Mapping[str, Tensor], suffix: str, divide: bool = False
 ) -> dict[str, Tensor]:
-    """Return the tensors with the numbers that integers stand for: integer * scale.
+    """Return float32 tensors for quantized ones: integer * scale.
 
     Args:
-        tensors: those of a file.
-        suffix: what the name of a scale has behind the name of its tensor; there is one scale for
-            each row, or one for all.
-        divide: whether the numbers are integer / scale instead.
+        tensors: all tensors of a file.
+        suffix: appended to the name of a tensor, the name of its scales: (rows,) or a scalar.
+        divide: compute integer / scale instead.
 
     Raises:
-        ValueError: if there are other scales, or one is not above 0.
+        ValueError: if scales have a different shape, or are not positive.
     """
-    found = {}
+    dequantized = {}
     for name, tensor in tensors.items():
         scale = tensors.get(f"{name}{suffix}")
         if name.endswith(suffix) and name.removesuffix(suffix) in tensors:
@@ -117,20 +121,28 @@ def dequantize(
             is_positive = ((scale > 0) & (scale < torch.inf)).all()
             if scale.shape not in ((), tensor.shape[:1]) or not is_positive:
                 raise ValueError(
-                    f"{name[:80]!r} has {list(scale.shape)} scales; each row needs one above 0, or "
-                    "all rows the same"
+                    f"{name[:80]!r} has scales of shape {list(scale.shape)}; it needs one positive "
+                    "scale per row, or a single one"
                 )
             rows = scale.float().view(-1, *[1] * (tensor.dim() - 1)) if scale.dim() else scale
             tensor = tensor.float() / rows if divide else tensor.float() * rows
-        found[name] = tensor
-    return found
+        dequantized[name] = tensor
+    return dequantized
 
 
 def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
-    """Multiply out weight norm: of v, the `direction`, and g, the `length`, make w = g v / ||v||.
+    """Fold weight norm into the weights: w = g v / ||v||.
 
-    The norm runs over the dimensions in which g has length 1, all but the first one if g has one
-    dimension.  Older versions of fairseq normed the decoder's convolutions over others.
+    The norm runs over the dimensions in which g has length 1, or over all but the first dimension
+    if g is a vector.  The dimensions vary between fairseq versions (decoder convolutions).
+
+    Args:
+        weights: all weights; w replaces v and g in place.
+        direction: last component of the name of v.
+        length: last component of the name of g.
+
+    Raises:
+        CheckpointError: if the shape of g does not fit v.
     """
     for name in [name for name in weights.tensors if name.endswith(f".{direction}")]:
         scope = name.removesuffix(direction)
@@ -148,9 +160,9 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
 
 
 def detect_position_layout(table: Tensor) -> str:
-    """Tell how a stored position table (n, d) was computed: a layout, or else `learned`.
+    """Return the sinusoid layout of a stored position table (n, d), or `learned`.
 
-    A table in half precision is `learned`: the rounded numbers are those the model was used with.
+    A half-precision table is `learned`, so that the model keeps its rounded values.
     """
     n, d = table.shape
     for layout in ("interleaved", "concat", "fairseq") if d % 2 == 0 else ():
@@ -161,41 +173,54 @@ def detect_position_layout(table: Tensor) -> str:
 
 
 def is_valid_shape(sizes: Sequence[Any]) -> bool:
-    """Whether a tensor can have these sizes."""
+    """Return True if a tensor can have this shape."""
     if len(sizes) > MAX_DIMS or not all(map(is_valid_size, sizes)):
         return False
-    # PyTorch multiplies those beside a 0 too, and fails where they are too large
+    # PyTorch multiplies the other sizes even if one is 0, and fails on overflow
     return math.prod(max(1, n) for n in sizes) < MAX_SIZE
 
 
 def make_tensor(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """The tensor whose numbers these bytes are, without a copy."""
-    numbers = torch.frombuffer(data or bytearray(8), dtype=dtype)  # an empty buffer is refused
-    return numbers[: math.prod(shape)].view(tuple(shape))
+    """Return a tensor that shares memory with `data`.
+
+    Args:
+        data: the values, little-endian.
+        dtype: dtype of the values.
+        shape: shape of the tensor.
+    """
+    values = torch.frombuffer(data or bytearray(8), dtype=dtype)  # it rejects empty buffers
+    return values[: math.prod(shape)].view(tuple(shape))
 
 
 def is_valid_size(n: Any) -> bool:
+    """Return True if a tensor dimension or file offset can have this value."""
     return type(n) is int and 0 <= n < MAX_SIZE
 
 
-# -- Models from weights under our names -----------------------------------------------------------
+# -- Building models from renamed weights ----------------------------------------------------------
 
-MAX_POSITIONS = 1 << 17  # a table of positions is computed, so no file bounds it
-Built = TypeVar("Built", bound=nn.Module)
+MAX_POSITIONS = 1 << 17  # for computed position tables, which no file size limits
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def build_model(make: Callable[[], Built], weights: Weights) -> Built:
-    """Call `make` and give the model all weights, which have our names and are float32.
+def build_model(make: Callable[[], Model], weights: Weights) -> Model:
+    """Build a model and move the weights into it.
 
-    The model is made on the meta device and takes over the tensors: a false size in a file costs no
-    memory, and no weight is held twice.  Raises CheckpointError unless names and shapes of the
-    weights are exactly those of the model.
+    The model is created on the meta device and adopts the tensors, so a wrong size in a file costs
+    no memory and no weight is stored twice.
+
+    Args:
+        make: creates the model.
+        weights: float32 tensors under our names.
+
+    Raises:
+        CheckpointError: unless the weights match the model exactly in names and shapes.
     """
     path = weights.path
     try:
-        with torch.device("meta"), _Unfilled():
+        with torch.device("meta"), _SkipInitialization():
             model = make()
-        # A transposed view would be slower, and another order of sums
+        # A transposed view would be slower and change the order of summation
         tensors = {name: weight.contiguous() for name, weight in weights.tensors.items()}
         _, unknown = model.load_state_dict(tensors, strict=False, assign=True)
     except ValueError as error:
@@ -205,18 +230,18 @@ def build_model(make: Callable[[], Built], weights: Weights) -> Built:
     if isinstance(model, Transformer):
         model.tie()
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
-    for what, names in (("missing", missing), ("unknown", unknown)):
+    for problem, names in (("missing", missing), ("unknown", unknown)):
         if names:
             raise CheckpointError(
-                f"{path}: {len(names)} weights are {what}, first {names[0][:100]!r}"
+                f"{path}: {len(names)} weights are {problem}, the first is {names[0][:100]!r}"
             )
     return model.eval().requires_grad_(False)
 
 
-class _Unfilled(TorchFunctionMode):
-    """Skips random initialisation, which has no effect on the meta device.
+class _SkipInitialization(TorchFunctionMode):
+    """Skips random initialization, which has no effect on the meta device.
 
-    PyTorch would load its compiler for it, at more time and memory than a model of 100 MB.
+    It would make PyTorch import its compiler, which costs more than loading a model of 100 MB.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -227,12 +252,13 @@ class _Unfilled(TorchFunctionMode):
 
 
 def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
-    """Build a Transformer, after a check of the configuration's sizes against the weights."""
-    for kind, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
-        if (layers := weights.count_layers(f"{kind}.")) != n:
-            reason = f"{layers} {kind} layers, its description says {n}"
-            raise CheckpointError(f"{weights.path}: {reason}")
-    # Before tables of these sizes are computed, as a model is made
+    """Build a Transformer, after checking the sizes in its configuration against the weights."""
+    for side, n in (("encoder", cfg.enc_layers), ("decoder", cfg.dec_layers)):
+        if (n_layers := weights.count_layers(f"{side}.")) != n:
+            raise CheckpointError(
+                f"{weights.path}: the weights have {n_layers} {side} layers, the configuration {n}"
+            )
+    # Check sizes before allocating memory for position tables
     tables = [w for name, w in weights.tensors.items() if name.endswith("_embedding.token.weight")]
     widest = max(n for weight in weights.tensors.values() for n in weight.shape)
     heads, d_ff = max(cfg.heads, cfg.dec_heads), max(cfg.d_ff, cfg.dec_d_ff)
@@ -241,23 +267,26 @@ def build_transformer(cfg: TransformerConfig, weights: Weights) -> Transformer:
         or max(cfg.src_vocab_size, cfg.tgt_vocab_size, d_ff, heads * cfg.head_dim) > widest
         or max(cfg.max_positions, cfg.position_offset) > MAX_POSITIONS
     ):
-        raise CheckpointError(f"{weights.path}: sizes in its description do not fit the weights")
+        raise CheckpointError(
+            f"{weights.path}: sizes in the configuration do not match the weights"
+        )
     return build_model(lambda: Transformer(cfg), weights)
 
 
 def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Transformer:
-    """Build a Transformer of weights under our names, which show most switches of a configuration.
+    """Build a Transformer, with a configuration that is mostly inferred from the weights.
 
     Args:
-        weights: all weights; tables of positions are cut to the same length.
-        path: the file that describes the model.
-        switches: what no weight shows, and what must be so whatever the weights show.
+        weights: all weights, under our names; position tables are truncated to the same length.
+        path: the configuration file, for error messages.
+        switches: fields of TransformerConfig that cannot be inferred, or that override what the
+            weights show.
 
     Raises:
-        CheckpointError: if the switches contradict each other or the weights, and for weights that
-            are missing or unknown.
+        CheckpointError: if the switches contradict each other or the weights, or if weights are
+            missing or unknown.
     """
-    shown = _sizes(weights, **switches) | _switches(weights.tensors)
+    inferred = _infer_sizes(weights, **switches) | _infer_switches(weights.tensors)
     positions = [name for name in weights.tensors if name.endswith("_embedding.position")]
     if positions:
         offset = switches.get("position_offset", 0)
@@ -266,15 +295,24 @@ def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Trans
         weights.tensors |= {name: weights.tensors[name][:n] for name in positions}
         switches |= dict(positions="learned", max_positions=n - offset)
     try:
-        cfg = TransformerConfig(**{**shown, **switches})
+        cfg = TransformerConfig(**{**inferred, **switches})
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     return build_transformer(cfg, weights)
 
 
-def _sizes(weights: Weights, heads: int, relative: str = "shaw", **others: Any) -> dict[str, Any]:
-    """Sizes of a Transformer, by the shapes of its weights and the switches that they depend on."""
-    weights.get_shape("output.weight")  # must be there
+def _infer_sizes(
+    weights: Weights, heads: int, relative: str = "shaw", **unused: Any
+) -> dict[str, Any]:
+    """Infer the sizes of a Transformer from the shapes of its weights.
+
+    Args:
+        weights: all weights, under our names.
+        heads: number of encoder attention heads.
+        relative: type of relative positions, if the weights have any.
+        unused: further switches, ignored.
+    """
+    weights.get_shape("output.weight")  # must exist
     n_tgt, d_model = weights.get_shape("tgt_embedding.token.weight")
     n_rows, _ = weights.get_shape("encoder.0.self_attn.qkv.weight")
     _, d_heads = weights.get_shape("encoder.0.self_attn.out.weight")
@@ -298,8 +336,8 @@ def _sizes(weights: Weights, heads: int, relative: str = "shaw", **others: Any) 
     return sizes
 
 
-def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Switches of a Transformer, by the names of its weights."""
+def _infer_switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Infer the variant of a Transformer from the names of its weights."""
     src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
     has_gates = "decoder.0.self_attn.gates.weight" in ours
     average = "average_ffn" if "decoder.0.self_attn.ffn.up.weight" in ours else "average"
@@ -319,7 +357,16 @@ def _switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
-    """Build a convolutional model of weights under our names, with position vectors or without."""
+    """Build a convolutional model, with sizes that are inferred from the weights.
+
+    Args:
+        weights: all weights, under our names.
+        positions: whether the model has position embeddings.
+        switches: further fields of ConvolutionConfig.
+
+    Raises:
+        CheckpointError: if the weights do not match the model.
+    """
     has_bottleneck = "decoder.outward.weight" in weights
     d_out = weights.get_shape("decoder.outward.weight")[0] if has_bottleneck else 0
     sizes = dict[str, Any](bottleneck=has_bottleneck, d_out=d_out)
@@ -336,12 +383,14 @@ def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> 
     return build_model(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
 
 
-BANNED_LOGIT = -1e9  # the logit of what is no token: its probability is 0 in every precision
+BANNED_LOGIT = -1e9  # gives probability 0 in every precision
 
 
 def add_zero_start_token(ours: dict[str, Tensor]) -> None:
-    """Add a last row for a decoder that starts from zeros, never to be said, to the target table,
-    and to the source table if both are one."""
+    """Append a banned token with a zero embedding, for decoders that start from zeros.
+
+    It extends the target table, and the source table if both are shared.
+    """
     table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
     longer = torch.cat([table, table.new_zeros(1, table.size(1))])
     if has_same_values(table, ours["src_embedding.token.weight"]):
@@ -354,4 +403,5 @@ def add_zero_start_token(ours: dict[str, Tensor]) -> None:
 
 
 def has_same_values(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have equal shapes and values."""
     return one is other or one.shape == other.shape and torch.equal(one, other)

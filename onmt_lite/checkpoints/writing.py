@@ -1,8 +1,8 @@
-"""Writes a Transformer as transformers' Marian directory or as OpenNMT-py's file.
+"""Exports a Transformer as a transformers Marian directory or as an OpenNMT-py file.
 
-The inverse of `huggingface/bart.py` and `opennmt/models.py`.  transformers 4 and 5 read the
-directory (`MarianMTModel`, `MarianTokenizer`).  The `.pt` file of OpenNMT-py 3 holds weights,
-vocabularies, and options of its model builder that have no default (3.5.1: `onmt/model_builder.py`,
+The inverse of `huggingface/bart.py` and `opennmt/models.py`.  transformers 4 and 5 load the
+directory (`MarianMTModel`, `MarianTokenizer`).  The `.pt` file for OpenNMT-py 3 contains weights,
+vocabularies, and the model options without a default (3.5.1: `onmt/model_builder.py`,
 `onmt/utils/parse.py`).
 """
 
@@ -31,93 +31,118 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.tokenizers import MarianTokenizer, SentencePieceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-CAPITALS = (
-    "lines and words in capitals are put into lowercase here before the model reads them; "
-    "elsewhere, do so yourself"
+ALL_CAPS_NOTICE = (
+    "onmt_lite lowercases uppercase lines and words before translation; other programs do not: "
+    "lowercase them yourself"
 )
 
 
 class ExportedFiles(NamedTuple):
-    """Files of a model by name, the one that readers look for last, and notes for its user."""
+    """Files of a model by name, and notices for its user.
+
+    The last file is the one that readers look for, so that they never find a partial model.
+    """
 
     files: dict[str, bytes]
-    notes: tuple[str, ...]
+    notices: tuple[str, ...]
 
 
 def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) -> list[str]:
-    """Return the properties of a Transformer that the format cannot hold."""
-    found = [
+    """List the properties of a Transformer that the target format does not support.
+
+    Args:
+        checkpoint: the model with its vocabularies.
+        cfg: configuration of the Transformer.
+        target: "Marian" or "OpenNMT-py".
+    """
+    obstacles = [
         f"{name} {getattr(cfg, name)} (must be {needed})"
         for name, needed in load_yaml("exports.yaml")[target]["needs"].items()
         if getattr(cfg, name) != needed
     ]
-    more = OBSTACLES[target](checkpoint, cfg)
-    return found + [name for name, is_there in more.items() if is_there]
+    checks = OBSTACLES[target](checkpoint, cfg)
+    return obstacles + [name for name, applies in checks.items() if applies]
 
 
-def _described(cfg: TransformerConfig, target: str) -> dict[str, Any]:
-    """Options of the format that need no computation."""
+def _get_options(cfg: TransformerConfig, target: str) -> dict[str, Any]:
+    """Return the options that exports.yaml defines for a format."""
     table = load_yaml("exports.yaml")[target]
     fields = {name: getattr(cfg, field) for name, field in table["fields"].items()}
     return {**table["options"], **fields}
 
 
-def _checked(checkpoint: Checkpoint, target: str) -> Transformer:
-    """Return the model.  Raises CheckpointError if the format cannot hold it."""
+def _get_transformer(checkpoint: Checkpoint, target: str) -> Transformer:
+    """Return the model; raise CheckpointError if the target format does not support it."""
     model = checkpoint.model
     if not isinstance(model, Transformer) or model.has_copy_mechanism:
-        kind = type(model).__name__ + " that copies" * model.has_copy_mechanism
+        architecture = type(model).__name__ + " with copy attention" * model.has_copy_mechanism
         raise CheckpointError(
-            f"only a Transformer can be written for {target}, this is a {kind}; give another model"
+            f"model: only a Transformer can be exported for {target}, not a {architecture}; use "
+            "another model"
         )
     if reasons := find_obstacles(checkpoint, model.cfg, target):
-        raise _unsuitable(target, "; ".join(reasons))
+        raise _unsupported(target, "; ".join(reasons))
     return model
 
 
-def _unsuitable(target: str, reason: str) -> CheckpointError:
-    message = f"{target} cannot hold this model: {reason}; choose another format or model"
+def _unsupported(target: str, reason: str) -> CheckpointError:
+    message = f"{target} does not support this model: {reason}; choose another format or model"
     return CheckpointError(message)
 
 
-def _named_as(vocab: Vocab, special: Mapping[int | None, str], target: str) -> list[str]:
-    """Rename special tokens.  Raises CheckpointError where two tokens would be equal."""
+def _rename_special_tokens(
+    vocab: Vocab, special: Mapping[int | None, str], target: str
+) -> list[str]:
+    """Return the tokens of a vocabulary, with special tokens named as in the target format.
+
+    Args:
+        vocab: the vocabulary.
+        special: new names by ID.
+        target: the target format, for error messages.
+
+    Raises:
+        CheckpointError: if another token already has such a name.
+    """
     tokens = [special.get(i, token) for i, token in enumerate(vocab.tokens)]
     if len(set(tokens)) < len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
-        raise _unsuitable(target, f"its vocabulary has {twice[:50]!r} twice")
+        duplicate = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+        raise _unsupported(target, f"the vocabulary has {duplicate[:50]!r} twice")
     return tokens
 
 
 def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
-    """Split and rename the weights that a table of weight_names.yaml has: undo `Weights.rename`."""
+    """Rename and split weights by a table of weight_names.yaml: the inverse of `Weights.rename`."""
     renamed: dict[str, Tensor] = {}
     for name, stacked in ours.items():
         theirs = translate_name(name, load_weight_names(model).theirs)
         if len(theirs) < 2:
             renamed |= dict.fromkeys(theirs, stacked)
             continue
-        # Queries, as wide as the model, then keys and values
+        # Query rows (model width), then key and value rows
         rows, width = stacked.size(0), ours[f"{name.rpartition('.')[0]}.weight"].size(-1)
         sizes = {2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
-        pieces = stacked.split(sizes[len(theirs)])
-        renamed |= {name: piece.clone() for name, piece in zip(theirs, pieces)}
+        blocks = stacked.split(sizes[len(theirs)])
+        renamed |= {name: block.clone() for name, block in zip(theirs, blocks)}
     return renamed
 
 
 # -- Marian ----------------------------------------------------------------------------------------
 
 ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-BEAMS = 5  # what transformers searches with where it is not told; ours is the same
+BEAMS = 5  # num_beams, our default beam_size
 
 
 def export_marian(checkpoint: Checkpoint) -> ExportedFiles:
-    """The files of the directory.  CheckpointError names what Marian cannot hold."""
-    model = _checked(checkpoint, "Marian")
+    """Return the files of a Marian directory for transformers.
+
+    Raises:
+        CheckpointError: with the properties that Marian does not support.
+    """
+    model = _get_transformer(checkpoint, "Marian")
     weights = {name: w.float() for name, w in _marian_weights(model).items()}
-    # transformers does not open a file that does not say where its tensors come from
+    # transformers rejects a file without this metadata
     files = {"model.safetensors": safetensors.dump(weights, {"format": "pt"})}
-    notes = [CAPITALS] * checkpoint.lowercase_all_caps
+    notices = [ALL_CAPS_NOTICE] * checkpoint.lowercase_all_caps
     tokenizer = checkpoint.tokenizers.get("sentencepiece")
     if isinstance(tokenizer, SentencePieceTokenizer):
         files |= dict.fromkeys(SIDE_MODELS, tokenizer.processor.serialized_model_proto())
@@ -125,21 +150,23 @@ def export_marian(checkpoint: Checkpoint) -> ExportedFiles:
         sides = (tokenizer.source, tokenizer.target)
         files |= {name: side.serialized_model_proto() for name, side in zip(SIDE_MODELS, sides)}
     else:
-        notes.append("without pieces: the MarianTokenizer of transformers needs source.spm")
+        notices.append(
+            "no sentencepiece model was exported; MarianTokenizer in transformers needs source.spm"
+        )
     for name, table in _marian_tables(checkpoint, model.cfg).items():
         files[name] = (json.dumps(table, ensure_ascii=False, indent=1) + "\n").encode()
-    return ExportedFiles(files, tuple(notes))
+    return ExportedFiles(files, tuple(notices))
 
 
 def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     return {
-        "fewer heads of keys than of queries": cfg.kv_heads not in (0, cfg.heads),
-        "no token for padding or unknown words": None in (tgt.pad_id, tgt.unk_id),
-        "special tokens with other ids in source and target": (
+        "fewer key heads than query heads": cfg.kv_heads not in (0, cfg.heads),
+        "no padding token or no unknown token": None in (tgt.pad_id, tgt.unk_id),
+        "special tokens with different IDs in source and target": (
             (src.eos_id, src.pad_id) != (tgt.eos_id, tgt.pad_id)
         ),
-        "source lines without the end token": checkpoint.src_end != (tgt.eos_id,),
+        "source lines without an end token": checkpoint.src_end != (tgt.eos_id,),
         "several end tokens": any(len(rules.eos_ids) > 1 for rules in checkpoint.rules.values()),
     }
 
@@ -159,14 +186,14 @@ def _marian_weights(model: Transformer) -> dict[str, Tensor]:
 
 
 def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, dict[str, Any]]:
-    """The JSON files, that of the configuration last."""
+    """Return the JSON files, config.json last."""
     vocabs = {"vocab.json": checkpoint.src_vocab}
     if separate := checkpoint.src_vocab.tokens != checkpoint.tgt_vocab.tokens:
         vocabs["target_vocab.json"] = checkpoint.tgt_vocab
     tables: dict[str, dict[str, Any]] = {}
     for name, vocab in vocabs.items():
         special = {vocab.unk_id: "<unk>", vocab.pad_id: "<pad>", vocab.eos_id: "</s>"}
-        tokens = _named_as(vocab, special, "Marian")
+        tokens = _rename_special_tokens(vocab, special, "Marian")
         tables[name] = {token: i for i, token in enumerate(tokens)}
     tables["tokenizer_config.json"] = {
         "tokenizer_class": "MarianTokenizer",
@@ -188,7 +215,7 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
         "num_beams": BEAMS,
     }
     tables[CONFIG] = ids | {
-        **_described(cfg, "Marian"),
+        **_get_options(cfg, "Marian"),
         "decoder_attention_heads": cfg.decoder_config.heads,
         "decoder_ffn_dim": cfg.decoder_config.d_ff,
         "activation_function": ACTIVATION_NAMES[cfg.activation],
@@ -198,7 +225,7 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
 
 # -- OpenNMT-py ------------------------------------------------------------------------------------
 
-# By activation and whether it is gated
+# By activation function and gating
 ACTIVATIONS_AND_GATES = {
     ("relu", False): "relu",
     ("gelu", False): "gelu",
@@ -211,11 +238,17 @@ SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "ave
 
 
 def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
-    """STEM.pt, and STEM.model of pieces.  CheckpointError names what OpenNMT-py 3.5.1 lacks."""
-    model = _checked(checkpoint, "OpenNMT-py")
+    """Return the files of an OpenNMT-py model: STEM.pt, and STEM.model with subwords.
+
+    Raises:
+        CheckpointError: with the properties that OpenNMT-py 3.5.1 does not support.
+    """
+    model = _get_transformer(checkpoint, "OpenNMT-py")
     weights = _opennmt_weights(model)
     src, tgt = (
-        _named_as(v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py")
+        _rename_special_tokens(
+            v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py"
+        )
         for v in (checkpoint.src_vocab, checkpoint.tgt_vocab)
     )
     start = tgt[checkpoint.start_id]
@@ -223,7 +256,7 @@ def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
         "model": weights,
         "generator": {name: weights.pop(f"generator.{name}") for name in ("weight", "bias")},
         "vocab": {"src": src, "tgt": tgt, "data_task": "seq2seq", "decoder_start_token": start},
-        "opt": argparse.Namespace(**_options(model.cfg, bool(checkpoint.src_end))),
+        "opt": argparse.Namespace(**_make_options(model.cfg, bool(checkpoint.src_end))),
         "optim": None,
     }
     data = io.BytesIO()
@@ -233,37 +266,38 @@ def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
     if isinstance(tokenizer, SentencePieceTokenizer):
         files[f"{stem}.model"] = tokenizer.processor.serialized_model_proto()
     files[f"{stem}.pt"] = data.getvalue()
-    return ExportedFiles(files, _notes(checkpoint, model.cfg, list(files)))
+    return ExportedFiles(files, _list_notices(checkpoint, model.cfg, list(files)))
 
 
 def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
-    vectors = cfg.positions != "none"
+    has_positions = cfg.positions != "none"
     return {
-        f"positions computed as {cfg.positions}": cfg.positions == "concat",
-        f"lines of more than {MAX_POSITIONS} tokens": cfg.max_positions > MAX_POSITIONS,
-        "position vectors beside relative positions": vectors and cfg.relative != "none",
-        "embeddings scaled without position vectors": cfg.scale_embedding and not vectors,
-        "position vectors on embeddings that are not scaled": vectors and not cfg.scale_embedding,
-        f"the {'gated ' * cfg.gated_ffn}activation {cfg.activation}": (
+        f"position layout {cfg.positions}": cfg.positions == "concat",
+        f"more than {MAX_POSITIONS} positions": cfg.max_positions > MAX_POSITIONS,
+        "both absolute and relative positions": has_positions and cfg.relative != "none",
+        "scaled embeddings without absolute positions": cfg.scale_embedding and not has_positions,
+        "absolute positions without scaled embeddings": has_positions and not cfg.scale_embedding,
+        f"activation function {'gated ' * cfg.gated_ffn}{cfg.activation}": (
             (cfg.activation, cfg.gated_ffn) not in ACTIVATIONS_AND_GATES
         ),
-        "heads of the decoder other than the encoder's": cfg.decoder_config.heads != cfg.heads,
-        "d_ff of the decoder other than the encoder's": cfg.decoder_config.d_ff != cfg.d_ff,
-        "no token for padding or unknown words": None
+        "different numbers of heads in encoder and decoder": cfg.decoder_config.heads != cfg.heads,
+        "different d_ff in encoder and decoder": cfg.decoder_config.d_ff != cfg.d_ff,
+        "no padding token or no unknown token": None
         in (src.pad_id, src.unk_id, tgt.pad_id, tgt.unk_id),
         "no start token": tgt.bos_id is None,
-        "source lines that end in another token": checkpoint.src_end not in ((), (src.eos_id,)),
+        "source lines with an end token other than EOS": checkpoint.src_end
+        not in ((), (src.eos_id,)),
     }
 
 
 OBSTACLES = {"OpenNMT-py": _opennmt_obstacles, "Marian": _marian_obstacles}
 
 
-def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
-    """Options of OpenNMT-py's model builder."""
+def _make_options(cfg: TransformerConfig, adds_src_eos: bool) -> dict[str, Any]:
+    """Return the options for the model builder of OpenNMT-py."""
     limit = {"rotary": -1, "alibi": -2, "none": 0}.get(cfg.relative, cfg.relative_limit)
-    options = _described(cfg, "OpenNMT-py") | dict(
+    options = _get_options(cfg, "OpenNMT-py") | dict(
         pos_ffn_activation_fn=ACTIVATIONS_AND_GATES[cfg.activation, cfg.gated_ffn],
         self_attn_type=SELF_ATTENTION[cfg.dec_self_attn],
         aan_useffn=cfg.dec_self_attn == "average_ffn",
@@ -273,7 +307,7 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
         max_relative_positions=limit,
         relative_positions_buckets=cfg.relative_buckets if cfg.relative == "buckets" else 0,
     )
-    if ends_sources:
+    if adds_src_eos:
         options |= dict(transforms=["suffix"], src_suffix=EOS, tgt_suffix="")
     if cfg.report_layer:
         options |= {"alignment_layer": cfg.report_layer - 1, "alignment_heads": cfg.report_heads}
@@ -282,19 +316,19 @@ def _options(cfg: TransformerConfig, ends_sources: bool) -> dict[str, Any]:
 
 def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
-    # OpenNMT-py's output layer always has a bias
+    # The output layer of OpenNMT-py always has a bias
     ours.setdefault("output.bias", torch.zeros(cfg.tgt_vocab_size))
     offset, tables = cfg.position_offset, ("src_embedding.position", "tgt_embedding.position")
     if cfg.positions == "learned":
         for name in tables:
             table = ours[name][offset:]
-            # OpenNMT-py's tables have one size
+            # OpenNMT-py has a fixed table size: repeat the last position
             rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
             ours[name] = torch.cat([table, rest])[:, None]
     elif cfg.positions != "none":
         table = make_sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
         ours |= dict.fromkeys(tables, table[offset:, None])
-    if cfg.parallel_residual:  # a norm that is not used
+    if cfg.parallel_residual:  # OpenNMT-py has an unused norm here
         for i in range(cfg.dec_layers):
             ours[f"decoder.{i}.cross_attn_residual.norm.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
@@ -305,20 +339,30 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
     return theirs
 
 
-def _notes(checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]) -> tuple[str, ...]:
-    """Return lines for OpenNMT-py's YAML, and differences between the two programs."""
-    pieces = files[0] if len(files) > 1 else None
-    transforms = ["sentencepiece"] * (pieces is not None) + ["suffix"] * bool(checkpoint.src_end)
+def _list_notices(
+    checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]
+) -> tuple[str, ...]:
+    """Return settings for the YAML file of OpenNMT-py, and differences in behavior.
+
+    Args:
+        checkpoint: the exported model.
+        cfg: its configuration.
+        files: names of the exported files, the subword model first if there is one.
+    """
+    subword_model = files[0] if len(files) > 1 else None
+    transforms = ["sentencepiece"] * (subword_model is not None) + ["suffix"] * bool(
+        checkpoint.src_end
+    )
     lines = [f"transforms: [{', '.join(transforms)}]"] if transforms else []
-    if pieces is not None:
-        lines += [f'src_subword_model: "{pieces}"', f'tgt_subword_model: "{pieces}"']
+    if subword_model is not None:
+        lines += [f'{side}_subword_model: "{subword_model}"' for side in ("src", "tgt")]
     if checkpoint.src_end:
         lines.append(f'src_suffix: "{EOS}"')
     lines.append(f"self_attn_type: {SELF_ATTENTION[cfg.dec_self_attn]}")
-    notes = ["in the YAML of OpenNMT-py's onmt_translate:", *(f"  {line}" for line in lines)]
+    notices = ["add to the YAML file of onmt_translate:", *(f"  {line}" for line in lines)]
     if checkpoint.banned_ids:
-        never = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.banned_ids)
-        notes.append(f"OpenNMT-py does not forbid {never} in outputs, as is done here")
+        banned = " and ".join(checkpoint.tgt_vocab.tokens[i] for i in checkpoint.banned_ids)
+        notices.append(f"unlike onmt_lite, OpenNMT-py may generate {banned}")
     if cfg.positions == "learned":
-        notes.append(f"OpenNMT-py gives the position of token {cfg.max_positions} to all after it")
-    return tuple(notes + [CAPITALS] * checkpoint.lowercase_all_caps)
+        notices.append(f"OpenNMT-py reuses position {cfg.max_positions} for all later tokens")
+    return tuple(notices + [ALL_CAPS_NOTICE] * checkpoint.lowercase_all_caps)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from onmt_lite.config.cli import run_program
 from onmt_lite.errors import FileError, OptionError
-from onmt_lite.export import write_whole
+from onmt_lite.export import write_files
 from onmt_lite.train.data import Pair, read_lines, read_pairs, repeat_by_weight
 from recipes.de_en.augment import Augment
 from recipes.de_en.options import PROGRAM, TextOptions
@@ -79,7 +79,7 @@ def write_text(options: TextOptions) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {output}: {error.strerror}") from None
-    write_whole(written, output.parent, output.name)
+    write_files(written, output.parent, output.name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

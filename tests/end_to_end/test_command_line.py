@@ -329,7 +329,7 @@ def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
         (b"", "the file is empty"),
         (b"PK\x03\x04", "zip archive"),
         (b"{}", "not a table model"),
-        (b"[" * 100_000, "unknown kind"),
+        (b"[" * 100_000, "file format is unknown"),
         (b'{"a":' + b"[" * 100_000, "not a table model"),
     ],
 )

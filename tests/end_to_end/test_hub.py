@@ -29,7 +29,7 @@ MARIAN = DATA / "hf" / "marian"
 DESCRIPTIONS = ["config.json", "generation_config.json", "source.spm", "target.spm"]
 DESCRIPTIONS += ["tokenizer_config.json", "vocab.json"]
 TEXT = b"ein kind liest\nder hund sieht den garten\n" * 8
-NONE = "there is no such file or directory (shipped are de-en, searches.json, toy.json)"
+NONE = "no such file or directory (shipped models: de-en, searches.json, toy.json)"
 
 
 def made_of(*names):

@@ -1,4 +1,4 @@
-"""Models written for other toolkits: read again they are the same, and nothing is half written."""
+"""Export to other toolkits: exported models compute the same, and no partial export remains."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from onmt_lite.checkpoints import archive, native, safetensors
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 from onmt_lite.errors import CheckpointError, FileError, OptionError
-from onmt_lite.export import ExportOptions, export, load_export_options, write_whole
+from onmt_lite.export import ExportOptions, export, load_export_options, write_files
 from tests.support import tiny
 from tests.support.files import DATA, change, logits_of
 from tests.support.random_models import make_copying_transformer
@@ -24,7 +24,7 @@ MARIAN = DATA / "hf" / "marian"
 TRAINED = DATA / "onmt351_transformer.pt"
 SWITCHES = sorted((DATA / "switches").glob("onmt351_*.pt"))
 SWITCHES = [path for path in SWITCHES if "expected" not in path.name]
-# Options of OpenNMT-py that no weight tells
+# Options of OpenNMT-py that cannot be inferred from the weights
 STRUCTURE = (
     *("encoder_type", "decoder_type", "heads", "transformer_ff", "pos_ffn_activation_fn"),
     *("add_qkvbias", "add_ffnbias", "parallel_residual", "layer_norm", "aan_useffn"),
@@ -35,34 +35,34 @@ TGT = torch.tensor([[2, 8, 9, 10], [2, 5, 7, 4]])
 POST_NORM = dict(pre_norm=False, final_norm=False, positions="concat", norm_eps=1e-5)
 
 
-def logits(path):
+def compute_logits(path):
     return logits_of(path, SRC, LENGTHS, TGT)
 
 
-def exported(model, to, output):
+def run_export(model, to, output):
     export(ExportOptions(str(model), to, str(output)))
     return output
 
 
 @pytest.fixture
-def own(tmp_path, tiny_pieces):
-    """own(**config) -> a model in our own format."""
+def make_native(tmp_path, tiny_pieces):
+    """make_native(**config) writes a model in our format and returns its directory."""
 
     def write(**config):
-        (tmp_path / "own").mkdir()
-        native.save(tmp_path / "own", tiny.make_model(**config), tiny_pieces)
-        return tmp_path / "own"
+        (tmp_path / "native").mkdir()
+        native.save(tmp_path / "native", tiny.make_model(**config), tiny_pieces)
+        return tmp_path / "native"
 
     return write
 
 
-def assert_kept(path, to, output):
-    """What is exported computes the same."""
-    after = logits(exported(path, to, output))
-    torch.testing.assert_close(after, logits(path), atol=1e-5, rtol=0)
+def assert_same_logits(path, to, output):
+    """The exported model computes the same logits."""
+    after = compute_logits(run_export(path, to, output))
+    torch.testing.assert_close(after, compute_logits(path), atol=1e-5, rtol=0)
 
 
-def tensors(path):
+def read_tensors(path):
     root = archive.load(path)
     return root["model"] | {f"gen.{name}": t for name, t in root["generator"].items()}
 
@@ -84,18 +84,18 @@ class TestOpenNMT:
         ],
         ids=str,
     )
-    def test_each_switch(self, tmp_path, own, config):
-        assert_kept(own(**config), "opennmt-py", tmp_path / "x.pt")
+    def test_export_opennmt_each_switch_same_logits(self, tmp_path, make_native, config):
+        assert_same_logits(make_native(**config), "opennmt-py", tmp_path / "x.pt")
 
     @pytest.mark.parametrize("original", [TRAINED, *SWITCHES], ids=lambda path: path.stem)
-    def test_what_opennmt_wrote_comes_out_as_it_was(self, original, tmp_path):
+    def test_export_opennmt_file_of_opennmt_round_trips(self, original, tmp_path):
         """The same weights under the same names, and options that build the same model."""
-        path = exported(original, "opennmt-py", tmp_path / "x.pt")
-        before, after = tensors(original), tensors(path)
+        path = run_export(original, "opennmt-py", tmp_path / "x.pt")
+        before, after = read_tensors(original), read_tensors(path)
         assert set(after) == {name for name in before if "layer_norm_res." not in name}
         for name, tensor in after.items():
             if "layer_norm_2" not in name or "parallel" not in original.name:
-                # Position tables are computed anew
+                # Position tables are recomputed
                 atol = 2e-3 if name.endswith("pe.pe") else 0
                 torch.testing.assert_close(tensor, before[name], atol=atol, rtol=0)
         assert load_checkpoint(path).model.cfg == load_checkpoint(original).model.cfg
@@ -104,13 +104,13 @@ class TestOpenNMT:
         for name in STRUCTURE:
             assert new["opt"].get(name) == old["opt"].get(name), name
 
-    def test_translations_and_special_tokens(self, tiny_checkpoint, tmp_path):
-        path = exported(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
+    def test_export_opennmt_same_scores_and_special_tokens(self, tiny_checkpoint, tmp_path):
+        path = run_export(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
         checkpoint = load_checkpoint(path)
         vocab = checkpoint.tgt_vocab
         special = (vocab.unk_id, vocab.pad_id, vocab.bos_id, vocab.eos_id)
         assert special == (tiny.UNK, tiny.PAD, tiny.BOS, tiny.EOS)
-        # Sources end as those that it was trained with
+        # Sources end with EOS, as in training
         assert (checkpoint.start_id, checkpoint.src_end) == (tiny.BOS, (tiny.EOS,))
         options = dict(device="cpu", tokenizer="space")
         pairs = ["▁der ▁hund", "▁die ▁k"], ["▁the ▁d", "▁a"]
@@ -119,15 +119,17 @@ class TestOpenNMT:
         )
         assert theirs == pytest.approx(ours, abs=1e-4)
 
-    def test_pieces_beside_it(self, tiny_checkpoint, tmp_path, tiny_pieces, capsys):
-        exported(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
+    def test_export_opennmt_writes_sentencepiece_model_and_notices(
+        self, tiny_checkpoint, tmp_path, tiny_pieces, capsys
+    ):
+        run_export(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
         assert (tmp_path / "x.model").read_bytes() == tiny_pieces
         log = capsys.readouterr().err
-        for word in ('src_subword_model: "x.model"', "[sentencepiece, suffix]", "capitals"):
+        for word in ('src_subword_model: "x.model"', "[sentencepiece, suffix]", "uppercase"):
             assert word in log
 
-    def test_weights_that_are_shared_are_stored_once(self, tmp_path, own):
-        path, model = exported(own(), "opennmt-py", tmp_path / "x.pt"), tiny.make_model()
+    def test_export_opennmt_shared_weights_stored_once(self, tmp_path, make_native):
+        path, model = run_export(make_native(), "opennmt-py", tmp_path / "x.pt"), tiny.make_model()
         numbers = sum(p.numel() for p in model.parameters()) + 5000 * model.cfg.d_model
         assert path.stat().st_size == pytest.approx(4 * numbers, abs=60_000)
 
@@ -136,26 +138,29 @@ class TestOpenNMT:
         [
             (POST_NORM, r"pre_norm False \(must be True\); final_norm False"),
             (dict(embedding_norm=True), "embedding_norm True"),
-            (dict(max_positions=5001), "lines of more than 5000 tokens"),
-            (dict(relative="alibi"), "beside relative positions"),
-            (dict(positions="none", relative="alibi"), "scaled without"),
-            (dict(scale_embedding=False), "not scaled"),
-            (dict(activation="silu"), "the activation silu"),
-            (dict(activation="relu", gated_ffn=True), "the gated activation relu"),
-            (dict(dec_heads=2), "heads of the decoder"),
-            (dict(dec_d_ff=8), "d_ff of the decoder"),
+            (dict(max_positions=5001), "more than 5000 positions"),
+            (dict(relative="alibi"), "both absolute and relative positions"),
+            (
+                dict(positions="none", relative="alibi"),
+                "scaled embeddings without absolute positions",
+            ),
+            (dict(scale_embedding=False), "absolute positions without scaled embeddings"),
+            (dict(activation="silu"), "activation function silu"),
+            (dict(activation="relu", gated_ffn=True), "activation function gated relu"),
+            (dict(dec_heads=2), "numbers of heads in encoder and decoder"),
+            (dict(dec_d_ff=8), "different d_ff in encoder and decoder"),
         ],
         ids=str,
     )
-    def test_what_it_cannot_hold_is_named(self, own, config, words):
+    def test_export_opennmt_unsupported_property_named(self, make_native, config, words):
         with pytest.raises(CheckpointError, match=words):
-            export_opennmt(load_checkpoint(own(**config)), "x")
+            export_opennmt(load_checkpoint(make_native(**config)), "x")
 
 
 class TestMarian:
-    def test_translations(self, own, tmp_path):
-        post_norm = own(seed=2, **POST_NORM)
-        path = exported(post_norm, "marian", tmp_path / "x")
+    def test_export_marian_same_translations(self, make_native, tmp_path):
+        post_norm = make_native(seed=2, **POST_NORM)
+        path = run_export(post_norm, "marian", tmp_path / "x")
         lines = ["der hund sieht", "das rote buch", "heute"]
         ours, theirs = (
             Translator.from_pretrained(p, device="cpu").translate(lines, n_best=3)
@@ -175,11 +180,11 @@ class TestMarian:
         ],
         ids=str,
     )
-    def test_each_switch(self, tmp_path, own, config):
-        assert_kept(own(**POST_NORM | config), "marian", tmp_path / "x")
+    def test_export_marian_each_switch_same_logits(self, tmp_path, make_native, config):
+        assert_same_logits(make_native(**POST_NORM | config), "marian", tmp_path / "x")
 
-    def test_what_transformers_wrote_comes_out_as_it_was(self, tmp_path):
-        path = exported(MARIAN, "marian", tmp_path / "x")
+    def test_export_marian_directory_of_transformers_round_trips(self, tmp_path):
+        path = run_export(MARIAN, "marian", tmp_path / "x")
         before = safetensors.read(MARIAN / "model.safetensors")
         after = safetensors.read(path / "model.safetensors")
         assert set(before) == set(after)
@@ -194,16 +199,16 @@ class TestMarian:
             )
             assert old.encode("w37 w2", out_type=str) == new.encode("w37 w2", out_type=str)
 
-    def test_a_vocabulary_for_each_language(self, tmp_path):
+    def test_export_marian_separate_vocabs_kept(self, tmp_path):
         copy = shutil.copytree(MARIAN, tmp_path / "copy")
         vocab = json.loads((copy / "vocab.json").read_text("utf-8"))
         other = {token if i in (0, 1, 119) else f"x{i}": i for token, i in vocab.items()}
         (copy / "target_vocab.json").write_text(json.dumps(other), "utf-8")
         change(copy / "tokenizer_config.json", separate_vocabs=True)
-        path = exported(copy, "marian", tmp_path / "x")
-        found, wanted = load_checkpoint(path), load_checkpoint(copy)
-        assert found.src_vocab.tokens == wanted.src_vocab.tokens
-        assert found.tgt_vocab.tokens == wanted.tgt_vocab.tokens
+        path = run_export(copy, "marian", tmp_path / "x")
+        exported, original = load_checkpoint(path), load_checkpoint(copy)
+        assert exported.src_vocab.tokens == original.src_vocab.tokens
+        assert exported.tgt_vocab.tokens == original.tgt_vocab.tokens
 
     @pytest.mark.parametrize(
         "config, words",
@@ -215,20 +220,20 @@ class TestMarian:
             (POST_NORM | dict(norm="rms"), "norm rms"),
             (POST_NORM | dict(attn_bias=False), "attn_bias False"),
             (POST_NORM | dict(gated_ffn=True), "gated_ffn True"),
-            (POST_NORM | dict(kv_heads=1), "fewer heads"),
+            (POST_NORM | dict(kv_heads=1), "fewer key heads"),
             (POST_NORM | dict(relative="shaw"), "relative shaw"),
             (POST_NORM | dict(dec_self_attn="average"), "dec_self_attn average"),
             (POST_NORM | dict(parallel_residual=True), "parallel_residual True"),
         ],
         ids=str,
     )
-    def test_what_it_cannot_hold_is_named(self, own, config, words):
+    def test_export_marian_unsupported_property_named(self, make_native, config, words):
         with pytest.raises(CheckpointError, match=words):
-            export_marian(load_checkpoint(own(**config)))
+            export_marian(load_checkpoint(make_native(**config)))
 
 
 class TestProgram:
-    def test_refusals_write_nothing(self, tiny_checkpoint, tmp_path):
+    def test_unsupported_model_writes_nothing(self, tiny_checkpoint, tmp_path):
         command = [sys.executable, "-m", "onmt_lite.export", "-model", str(tiny_checkpoint)]
         command += ["-to", "marian", "-output", str(tmp_path / "x")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -236,24 +241,24 @@ class TestProgram:
         assert done.stderr.count("\n") == 1 and "pre_norm True" in done.stderr
         assert not list(tmp_path.iterdir())
 
-    def test_other_families_are_refused(self, tmp_path):
+    def test_rnn_refused(self, tmp_path):
         with pytest.raises(CheckpointError, match="only a Transformer"):
-            exported(DATA / "onmt120_lstm.pt", "opennmt-py", tmp_path / "x.pt")
+            run_export(DATA / "onmt120_lstm.pt", "opennmt-py", tmp_path / "x.pt")
 
-    @pytest.mark.parametrize("write", [export_marian, lambda found: export_opennmt(found, "x")])
-    def test_transformer_that_copies_is_refused(self, write):
+    @pytest.mark.parametrize("write", [export_marian, lambda model: export_opennmt(model, "x")])
+    def test_copy_attention_refused(self, write):
         copying = dataclasses.replace(load_checkpoint(TRAINED), model=make_copying_transformer())
-        with pytest.raises(CheckpointError, match="this is a Transformer that copies"):
+        with pytest.raises(CheckpointError, match="not a Transformer with copy attention"):
             write(copying)
 
     @pytest.mark.parametrize("taken", ["x.pt", "x.model"])
-    def test_what_exists_is_never_touched(self, tiny_checkpoint, tmp_path, taken):
+    def test_output_existing_file_refused(self, tiny_checkpoint, tmp_path, taken):
         (tmp_path / taken).write_text("mine", "utf-8")
-        with pytest.raises(OptionError, match="exists already"):
-            exported(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
+        with pytest.raises(OptionError, match="already exists"):
+            run_export(tiny_checkpoint, "opennmt-py", tmp_path / "x.pt")
         assert [path.name for path in tmp_path.iterdir()] == [taken]
 
-    def test_options_that_are_missing_or_wrong(self):
+    def test_options_missing_or_wrong_refused(self):
         for words, problem in (
             ("-to opennmt-py", "model.*\n.*output"),
             ("-model x -to opennmt-py -output y", r"must end in \.pt"),
@@ -263,7 +268,7 @@ class TestProgram:
                 load_export_options(words.split())
 
     @pytest.mark.parametrize("to", ["ctranslate2", "fairseq"])
-    def test_unknown_format_is_one_error_with_the_way_to_ctranslate2(self, to):
+    def test_to_unknown_format_error_suggests_ctranslate2_converter(self, to):
         with pytest.raises(OptionError) as caught:
             load_export_options(["-model", "x", "-to", to, "-output", "y"])
         (problem,) = caught.value.problems
@@ -273,19 +278,19 @@ class TestProgram:
             "(command line)"
         )
 
-    def test_option_without_value_is_one_error(self):
+    def test_model_without_value_one_error(self):
         with pytest.raises(OptionError) as caught:
             load_export_options(["-model", "-to", "marian", "-output", "y"])
         (problem,) = caught.value.problems
         assert problem.startswith("model: takes one value, got none; for example: -model ")
 
     @pytest.mark.parametrize("directory", [None, "x"])
-    def test_all_or_nothing(self, tmp_path, directory):
-        files = {"a": b"1", "no/such/place": b"2"}
+    def test_write_files_failure_leaves_nothing(self, tmp_path, directory):
+        files = {"a": b"1", "no/such/directory": b"2"}
         with pytest.raises(FileError, match="cannot write"):
-            write_whole(files, tmp_path, directory)
+            write_files(files, tmp_path, directory)
         assert not list(tmp_path.iterdir())
 
-    def test_where_there_is_no_place(self, tiny_checkpoint, tmp_path):
+    def test_output_in_missing_directory_refused(self, tiny_checkpoint, tmp_path):
         with pytest.raises(FileError, match="cannot write"):
-            exported(tiny_checkpoint, "opennmt-py", tmp_path / "none" / "x.pt")
+            run_export(tiny_checkpoint, "opennmt-py", tmp_path / "none" / "x.pt")

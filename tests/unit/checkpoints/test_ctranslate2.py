@@ -413,13 +413,13 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["with_source_eos", "user_decoder_start_tokens"])
     def test_flags_that_are_not_one_number(self, copy, name, n):
         change(copy, lambda stored: stored.variables.update({name: ([n], INT8, bytes(n))}))
-        assert_refused(copy, "copy", f"{name} is a list, not true or false")
+        assert_refused(copy, "copy", f"{name} must be true or false, not a list")
 
     @pytest.mark.parametrize("copy", ["marian_int8"], indirect=True)
     def test_scales_that_are_not_of_the_rows(self, copy):
         scale = {"x": ([], INT8, b"\1"), "x_scale": ([1], FLOAT32, struct.pack("<f", 1))}
         change(copy, lambda stored: stored.variables.update(scale))
-        assert_refused(copy, "'x' has [1] scales")
+        assert_refused(copy, "'x' has scales of shape [1]")
 
     @pytest.mark.parametrize(
         "values, word",
@@ -429,7 +429,7 @@ class TestRefused:
             (dict(eos_token="</x>"), "end token"),
             (dict(add_source_eos="yes"), "add_source_eos"),
             (dict(add_source_eos=None), "add_source_eos"),
-            (dict(quantization_type=1), "quantization_type is 1, not 0"),
+            (dict(quantization_type=1), "quantization_type is 1, but only 0"),
             (dict(layer_norm_epsilon="small"), "layer_norm_epsilon"),
         ],
     )

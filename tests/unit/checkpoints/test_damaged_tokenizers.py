@@ -122,7 +122,7 @@ def test_ids_of_added_tokens(file, value, copy):
     else:
         edit(path / file, lambda said: said.update({max(said, key=said.get): value}))
         (path / "tokenizer.json").unlink()
-    words = "has the ID a whole number of more than 40 digits"
+    words = "has the ID an integer of more than 40 digits"
     assert_refused(path, file, words if value == 10**400 else "of an added token is not an integer")
 
 
@@ -299,7 +299,7 @@ class TestCTranslate2:
         shape, kind, numbers = stored.variables[name]
         stored.variables[name] = shape, kind, bytes(4) + numbers[4:]
         (path / "model.bin").write_bytes(stored.dump())
-        assert_refused(path, "above 0")
+        assert_refused(path, "one positive scale")
 
     def test_no_start_token_is_not_the_word_none(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")

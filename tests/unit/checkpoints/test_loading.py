@@ -73,7 +73,7 @@ def nested(depth: int) -> list:
         ({"a": 1}, "a dict"),
         ("x" * 99, repr("x" * 50)),
         (-(10**39), f"-{10**39}"),
-        (1 << 20_000, "a whole number of more than 40 digits"),  # Python does not print it
+        (1 << 20_000, "an integer of more than 40 digits"),  # Python does not print it
         (None, "None"),
         (True, "True"),
         (0.5, "0.5"),
@@ -252,14 +252,14 @@ class TestRows:
                 tensors[name] = scale(old)
 
         self.rewrite(path, change)
-        assert_refused(path, "encoder.0.ffn.up.weight", "scale" if scale else "whole numbers")
+        assert_refused(path, "encoder.0.ffn.up.weight", "scale" if scale else "integers")
 
     def test_a_scale_of_nothing_and_integers_in_the_first_format_are_refused(self, saved, copy):
         _, path = saved
         self.rewrite(path, lambda t: t.update({"x.scale": torch.ones(1).half()}))
         assert_refused(path, "x.scale")
         self.rewrite(copy, lambda t: t.update(x=torch.ones(1, 1, dtype=torch.int8)))
-        assert_refused(copy, "whole numbers")
+        assert_refused(copy, "integers")
 
 
 def zipped() -> bytes:
@@ -279,12 +279,12 @@ class TestForeign:
             "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "LFS"),
             "html": (b"<!DOCTYPE html><html></html>", "HTML"),
             "empty": (b"", "empty"),
-            "zeros": (b"\x00" * 100, "unknown kind"),
+            "zeros": (b"\x00" * 100, "file format is unknown"),
             "bergamot": (b"\1" + bytes(99), "Bergamot"),
             "hf": (b'{"model_type": "marian"}', "not a table model"),
             "cut": (b'{"format": ', "not a table model"),
             "deep": (b'{"format":' + b"[" * 100_000, "not a table model"),
-            "list": (b"[1, 2]", "unknown kind"),
+            "list": (b"[1, 2]", "file format is unknown"),
         }.values(),
     )
     def test_files_are_refused_by_kind(self, tmp_path, data, words):
@@ -310,10 +310,10 @@ class TestForeign:
             ("1200.ckpt", "JoeyNMT or PyTorch Lightning"),
             ("model.00.safetensors", "an Eole model, which is not supported; -model takes"),
             ("model.deen.intgemm.alphas.bin", "Bergamot"),
-            ("translate-de_en-1_0.argosmodel", "unzip it and give the directory in it"),
-            ("opus-2021-02-18.zip", "unzip it and give the model directory in it"),
+            ("translate-de_en-1_0.argosmodel", "unzip it and pass the directory inside"),
+            ("opus-2021-02-18.zip", "unzip it and pass the model directory inside"),
             ("ende.tar.gz", "unpack it"),
-            ("model.npz.yml", "settings of a Marian model; give the .npz file"),
+            ("model.npz.yml", "settings of a Marian model; pass the .npz file"),
         ],
     )
     def test_models_of_other_toolkits_are_named(self, tmp_path, name, words):
@@ -323,7 +323,7 @@ class TestForeign:
 
     def test_file_of_weights_alone_is_refused_with_a_remedy(self, tmp_path):
         (tmp_path / "model.safetensors").write_bytes(b"x")
-        words = "weights alone; give the model directory, or the .pt file"
+        words = "a weights file only; pass the model directory or the .pt file"
         assert_refused(tmp_path / "model.safetensors", words)
         assert_refused(tmp_path, "no config.json")
 
@@ -362,7 +362,7 @@ class TestForeign:
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(joined)
         remedy = f"; for an ensemble, separate the paths with spaces: -model {parts}"
-        assert str(caught.value).startswith(f"no model at {joined}: there is no such file")
+        assert str(caught.value).startswith(f"no model at {joined}: no such file")
         assert str(caught.value).endswith(remedy)
 
     def test_paths_with_commas_between_them_are_refused_with_spaces(self, tmp_path):
@@ -424,7 +424,8 @@ class TestTable:
         for wrong in (dict(format="onmt_lite-table-2"), dict(sources={})):
             assert_refused(write({**TABLE, **wrong}), "table.json", "not a table model")
         for vocab in ([], 3, ["$", "\ud800", "b"]):
-            assert_refused(write({**TABLE, "vocab": vocab}), "table.json", "not a list of texts")
+            path = write({**TABLE, "vocab": vocab})
+            assert_refused(path, "table.json", "must be a list of strings")
         assert_refused(write({**TABLE, "format": ["x"]}), "format a list")
         source = {**TABLE["sources"]["s0"], "length": ["x"]}
         assert_refused(write({**TABLE, "sources": {"s0": source}}), "length a list")

@@ -250,7 +250,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         "values, words",
         [
-            ({"type": "s2s"}, "type is 's2s', not 'transformer'"),
+            ({"type": "s2s"}, "type is 's2s', but only 'transformer'"),
             ({"type": "transformer-lm"}, "transformer-lm"),
             ({"transformer-decoder-autoreg": "rnn"}, "'rnn'"),
             ({"transformer-decoder-autoreg": "average-attention"}, "average-attention"),
@@ -265,7 +265,10 @@ class TestRefused:
             ({"enc-depth": 3}, "encoder"),
             ({"enc-depth": 1}, "encoder"),
             ({"dim-vocabs": [1 << 62, 1 << 62]}, "dim-vocabs is not a list of sizes"),
-            ({"transformer-guided-alignment-layer": [["x"]]}, "alignment-layer is a list"),
+            (
+                {"transformer-guided-alignment-layer": [["x"]]},
+                "alignment-layer must be an integer, not a list",
+            ),
         ],
         ids=str,
     )

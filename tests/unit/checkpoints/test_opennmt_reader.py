@@ -227,7 +227,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         "values, word",
         [
-            (dict(model_task="lm"), "model_task is 'lm', not 'seq2seq'"),
+            (dict(model_task="lm"), "model_task is 'lm', but only 'seq2seq'"),
             (dict(decoder_type="transformer_lm"), "transformer_lm"),
             (dict(model_type="audio"), "audio"),
             (dict(model_type=torch.ones(2)), "model_type is a Tensor"),
@@ -270,7 +270,7 @@ class TestRefused:
             ("encoder.surprise", torch.ones(16), "encoder.surprise"),
             ("encoder.layer_norm.weight", torch.ones(15), "size mismatch"),
             ("encoder.layer_norm.weight", torch.full((16,), torch.nan), "finite"),
-            ("encoder.layer_norm.weight", torch.ones(16, dtype=torch.int8), "whole numbers"),
+            ("encoder.layer_norm.weight", torch.ones(16, dtype=torch.int8), "integers"),
             (f"{LAYER}.feed_forward.w_1.weight", torch.ones(3), "shape"),
             (f"{LAYER}.self_attn.linear_keys.weight", torch.ones(3, 16), "size mismatch"),
         ],

@@ -68,8 +68,8 @@ def test_stacked_weights_are_written_as_they_were_read():
     ("change", "words"),
     [
         (lambda w: w.pop(QKV[1]), f"the weights lack {QKV[1]}"),
-        (lambda w: w.update({QKV[2]: torch.ones(D, D + 1)}), "do not fit together"),
-        (lambda w: w.update({QKV[0]: torch.ones(D, D).char()}), "whole numbers"),
+        (lambda w: w.update({QKV[2]: torch.ones(D, D + 1)}), "differ in width"),
+        (lambda w: w.update({QKV[0]: torch.ones(D, D).char()}), "integers"),
         (lambda w: w.update({"encoder.1.self_attn.qkv.weight": torch.ones(1)}), "another name"),
     ],
 )

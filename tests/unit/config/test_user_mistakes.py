@@ -315,9 +315,9 @@ MISSING = [
     ("-output no/out", 5, "cannot write no/out: the directory no does not", "mkdir -p no"),
     ("-log_file folder", 5, "cannot write folder: it is a directory", "give the path of a file"),
     ("-config nbst", 2, "config: cannot be read: No such file or directory (nbst)", "mean nbest?"),
-    ("-model models/opus-de", 4, "no model at models/opus-de: there is no such ", "opus-de-en?"),
+    ("-model models/opus-de", 4, "no model at models/opus-de: no such ", "opus-de-en?"),
     ("-model models", 4, "no model at models: the directory has no", "mean models/opus-de-en?"),
-    ("-model de_en", 4, "no model at de_en: there is no such file ", "did you mean de-en?"),
+    ("-model de_en", 4, "no model at de_en: no such file ", "did you mean de-en?"),
 ]  # fmt: skip
 
 

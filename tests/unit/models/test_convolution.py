@@ -107,7 +107,7 @@ class TestStrictness:
             # Averages that were never made
             (build_cnn, CNN, f"{LAYER}.V_avg", torch.zeros(16, 8, 3, 1), "not finite"),
             *(
-                (build_fconv, FCONV, name, FCONV[name].sign().long(), "whole numbers")
+                (build_fconv, FCONV, name, FCONV[name].sign().long(), "integers")
                 for name in ("encoder.fc1.weight_v", "decoder.fc3.weight_g", "decoder.fc3.bias")
             ),
         ],

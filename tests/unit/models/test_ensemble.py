@@ -232,7 +232,7 @@ class TestSourceVocabularies:
             checkpoint_of(other, [*self.WORDS[:-1], "new"]),
             tokenizers={"sentencepiece": SpaceTokenizer(), "space": SpaceTokenizer()},
         )
-        with pytest.raises(CheckpointError, match="source vocabularies: id 39"):
+        with pytest.raises(CheckpointError, match="source vocabularies: ID 39"):
             combine([checkpoint_of(one, self.WORDS), cut], ["x", "y"])
 
 
@@ -240,12 +240,12 @@ class TestWhatFits:
     @pytest.mark.parametrize(
         "change, words",
         [
-            ({"tgt_vocab": Vocab(["$", "b", "a"], eos_id=0)}, "target vocabularies: id 1 is 'a'"),
-            ({"tgt_vocab": Vocab(["$", "a"], eos_id=0)}, "target vocabularies: 3 or 2 tokens"),
+            ({"tgt_vocab": Vocab(["$", "b", "a"], eos_id=0)}, "target vocabularies: ID 1 is 'a'"),
+            ({"tgt_vocab": Vocab(["$", "a"], eos_id=0)}, "target vocabularies: 3 and 2 tokens"),
             ({"tgt_vocab": Vocab(["$", "a", "b"], eos_id=1)}, "eos_id of their target"),
-            ({"src_vocab": Vocab(["s1"])}, "source vocabularies: id 0 is 's0' or 's1'"),
-            ({"start_id": 2}, "start with different tokens: id -1 or 2"),
-            ({"src_end": (0,)}, "end the source differently"),
+            ({"src_vocab": Vocab(["s1"])}, "source vocabularies: ID 0 is 's0' and 's1'"),
+            ({"start_id": 2}, "have different start tokens: ID -1 and 2"),
+            ({"src_end": (0,)}, "have different source end tokens"),
         ],
     )
     def test_what_differs_is_told_with_the_models(self, change, words):
@@ -261,7 +261,7 @@ class TestWhatFits:
         path.write_text(json.dumps(twin))
         assert translate.main(["-model", TOY, str(path), "-src", TOY]) == 4
         err = capfd.readouterr().err
-        assert TOY in err and str(path) in err and "'cat' or 'cats'" in err
+        assert TOY in err and str(path) in err and "'cat' and 'cats'" in err
         assert err.count("\n") == 1
 
     def test_what_one_may_not_produce_none_does(self):

@@ -142,7 +142,7 @@ def test_export_formats_that_exclude_the_model_are_named_before_training(
             continue
         with pytest.raises(CheckpointError) as error:
             export(wanted)
-        assert str(error.value).startswith(f"{title} cannot hold this model: {told[title]}; ")
+        assert str(error.value).startswith(f"{title} does not support this model: {told[title]}; ")
 
 
 @pytest.mark.sweep
