@@ -1,1 +1,1 @@
-"""The trainer, `python -m onmt_lite.train`, and calibration of what it made."""
+"""The trainer, `python -m onmt_lite.train`, and the calibration of trained models."""

@@ -1,4 +1,4 @@
-"""Train a Transformer on pairs of lines: `python -m onmt_lite.train -help`."""
+"""Train a Transformer on sentence pairs: `python -m onmt_lite.train -help`."""
 
 import sys
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ if __name__ == "__main__":
 
 from onmt_lite.config.cli import run_program
 from onmt_lite.train.options import PROGRAM
-from onmt_lite.train.trainer import train
+from onmt_lite.train.run import train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, train)
 
 

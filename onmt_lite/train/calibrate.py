@@ -1,12 +1,12 @@
-"""Calibrate a model on held-out pairs of lines: `python -m onmt_lite.train.calibrate -help`.
+"""Calibrate a model on held-out sentence pairs: `python -m onmt_lite.train.calibrate -help`.
 
-The model's own translations of the sources give two fields of its description:
+The program translates the sources with the model and writes two fields to its model.json:
 
-confidence  the probability that a translation is right, as a logistic curve of its mean
-            log-probability per token and its length; a translation is right if its chrF is 50 or
-            more.  Fitted to the lines and to neighbours joined, for longer text
-attention   the decoder's head that finds most of the words that source and translation share, by
-            which placeholders are put back in their places
+confidence  the probability that a translation is correct, as a logistic function of its mean
+            log-probability per token and its length; a translation counts as correct if its chrF is
+            50 or more.  Fitted to single lines and to concatenated neighbors, for longer text
+attention   the decoder attention head that aligns most of the words that source and translation
+            share; used to restore placeholders
 """
 
 import math
@@ -47,16 +47,16 @@ from onmt_lite.train.data import read_pairs
 USAGE = """\
 -model PATH -valid FILE [FILE ...] [options]
 
-Translates held-out text with a model of our format, learns how reliable the translations are, and
-writes that into its model.json.  The weights stay as they are."""
+Translates held-out text with an onmt_lite model, estimates how reliable the translations are, and
+writes the result to its model.json.  The weights do not change."""
 
-RIGHT = 50.0  # chrF from which on a translation counts as right
-RARE = 5_000  # a mark is rare if fewer than one in so many lines has it
+MIN_CHRF = 50.0  # of a correct translation
+RARE = 5_000  # a mark is rare if fewer than one line in this many contains it
 
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """What is calibrated, and on what."""
+    """The model to calibrate, the data, and fields of model.json to set."""
 
     title: ClassVar[str] = "Calibrate"
 
@@ -72,9 +72,9 @@ class CalibrateOptions:
 
 
 def find_invalid_words(v: Values) -> list[str]:
-    """Find placeholders and marks that are not single words."""
+    """Return an error for each placeholder or mark that is not a single word."""
     problems = [
-        f"{name}: {word!r} is not one word; give one without spaces"
+        f"{name}: {word!r} must be a single word, without spaces"
         for name in ("names", "numbers")
         for word in v[name]
         if not is_one_word(word)
@@ -82,7 +82,7 @@ def find_invalid_words(v: Values) -> list[str]:
     for pair in v.words:
         sides = pair.split("=")
         if len(sides) != 2 or not all(map(is_one_word, sides)):
-            problems.append(f"words: {pair!r} is not of the form mark=word")
+            problems.append(f"words: {pair!r} must have the form mark=word")
     return problems
 
 
@@ -92,10 +92,11 @@ RULES = (
     reject_all(find_invalid_words),
     reject_if(
         lambda v: len(v.languages) not in (0, 2) or "" in v.languages,
-        "languages: give two codes, source and target",
+        "languages: must be two codes, source and target",
     ),
     reject_if(
-        lambda v: not has_sacrebleu(), "chrF is computed by sacrebleu 2; pip install sacrebleu"
+        lambda v: not has_sacrebleu(),
+        "chrF needs sacrebleu 2, which is not installed (pip install sacrebleu)",
     ),
 )
 PROGRAM = Program(
@@ -109,42 +110,53 @@ load_calibrate_options = PROGRAM.load
 
 
 def calibrate(options: CalibrateOptions) -> None:
-    """Run the whole program.  Raises OnmtLiteError if something cannot be read or written."""
+    """Calibrate a model and write the result to its model.json.
+
+    Raises:
+        CheckpointError: the model has another format
+        OnmtLiteError: a file cannot be read or written, or the data do not determine a curve
+    """
     path = Path(options.model)
     if not native.can_load(path):
-        raise CheckpointError(f"{path}: not a model of our format; only such can be calibrated")
+        raise CheckpointError(
+            f"{path}: the model has another format; only onmt_lite models can be calibrated"
+        )
     import sacrebleu  # optional
 
     files = [read_pairs(file) for file in options.valid]
     pairs, joined = [*chain(*files)], [*chain(*map(join_neighbors, files))]
     checkpoint = apply_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
-    made = pipeline.translate_lines(list(lines_from_texts((src for src, _ in pairs), "lines")))
-    config, n_found, n_shared = find_alignment_head(pipeline, made)
-    made += pipeline.translate_lines(list(lines_from_texts((src for src, _ in joined), "lines")))
+    translations = pipeline.translate_lines(
+        list(lines_from_texts((src for src, _ in pairs), "lines"))
+    )
+    config, n_found, n_shared = find_alignment_head(pipeline, translations)
+    translations += pipeline.translate_lines(
+        list(lines_from_texts((src for src, _ in joined), "lines"))
+    )
     points = [
         Point(
             hyp.log_prob / len(hyp.token_log_probs),
             len(hyp.token_log_probs),
-            sacrebleu.sentence_chrf(t.text, [ref]).score >= RIGHT,
+            sacrebleu.sentence_chrf(t.text, [ref]).score >= MIN_CHRF,
         )
-        for t, (_, ref) in zip(made, pairs + joined)
+        for t, (_, ref) in zip(translations, pairs + joined)
         if (hyp := t.hyps[0]).token_log_probs
     ]
     curve = fit_confidence(points)
     described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
     native.update_manifest(path, config, *described)
+    n_correct = sum(p.is_correct for p in points)
     write_text(
-        f"confidence: {len(pairs)} lines, {len(joined)} joined; {sum(p.right for p in points)} of "
-        f"{len(points)} are right, half of those of ten tokens at {curve.threshold(10):.3f} per "
-        f"token\n{format_reliability_table(points, curve)}"
-        f"attention: {config or 'unchanged'}; finds {n_found} of {n_shared} words that both sides "
-        "share\n"
+        f"confidence: {len(pairs)} lines, {len(joined)} concatenations of two; {n_correct} of "
+        f"{len(points)} correct; 50 % at {curve.threshold(10):.3f} per token for ten tokens\n"
+        f"{format_reliability_table(points, curve)}"
+        f"attention: {config or 'unchanged'}; aligns {n_found} of {n_shared} shared words\n"
     )
 
 
 def apply_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoint:
-    """Return the checkpoint with the values that the options set."""
+    """Return the checkpoint with the values set by the options."""
     unknown: dict[str, Any] = {
         "rule": options.unknown,
         "names": options.names,
@@ -165,56 +177,59 @@ def apply_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoi
 
 
 def find_rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
-    """Return the marks among the `known` characters that are rare in the lines."""
-    n_lines, n_with = 0, Counter[str]()
+    """Return the marks among the `known` characters that are rare in the lines, sorted."""
+    n_lines, counts = 0, Counter[str]()
     for line in lines:
         n_lines += 1
-        n_with.update(set(line))
+        counts.update(set(line))
     marks = [char for char in set(known) if not char.isalnum() and char != "▁"]
-    return "".join(sorted(char for char in marks if n_with[char] * RARE < n_lines))
+    return "".join(sorted(char for char in marks if counts[char] * RARE < n_lines))
 
 
 # -- confidence -----------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
-    """Mean log-probability per token of a translation, its tokens, and whether it is right."""
+    """A translation as a data point: mean log-probability per token, length and correctness."""
 
     mean: float
     n_tokens: int
-    right: bool
+    is_correct: bool
 
 
 def join_neighbors(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join the pairs two and two."""
+    """Concatenate pairs two by two."""
     return [(f"{a} {b}", f"{x} {y}") for (a, x), (b, y) in zip(pairs[::2], pairs[1::2])]
 
 
 def fit_confidence(points: Sequence[Point]) -> Confidence:
-    """Fit the curve of maximum likelihood, with a normal prior of variance 1 on
-    `per_log_token`, so that a few lines of a few lengths do not decide it.
+    """Fit the confidence curve by maximum likelihood.
 
-    Raises OptionError if the points do not determine a curve: all are right, all are wrong, or a
-    threshold separates the two.
+    A normal prior of variance 1 on `per_log_token` keeps a few lines with similar lengths from
+    determining it.
+
+    Raises:
+        OptionError: the points do not determine a curve because all are correct, all are wrong, or
+            a threshold separates the two
     """
-    rights = [p.mean for p in points if p.right]
-    wrongs = [p.mean for p in points if not p.right]
-    if not rights or not wrongs or max(wrongs) <= min(rights) or max(rights) <= min(wrongs):
+    correct = [p.mean for p in points if p.is_correct]
+    wrong = [p.mean for p in points if not p.is_correct]
+    if not correct or not wrong or max(wrong) <= min(correct) or max(correct) <= min(wrong):
         raise OptionError(
-            f"valid: {len(rights)} right and {len(wrongs)} wrong translations do not "
-            "determine a curve; give more pairs"
+            f"valid: {len(correct)} correct and {len(wrong)} wrong translations do not "
+            "determine a curve; add more pairs"
         )
     columns = [[1.0, p.mean, math.log(p.n_tokens)] for p in points]
     inputs = torch.tensor(columns, dtype=torch.float64)  # (N, 3)
-    targets = torch.tensor([float(p.right) for p in points], dtype=torch.float64)  # (N,)
+    targets = torch.tensor([float(p.is_correct) for p in points], dtype=torch.float64)  # (N,)
     weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     exact: dict[str, Any] = dict(tolerance_grad=1e-12, tolerance_change=1e-14)
     optimizer = torch.optim.LBFGS([weights], max_iter=1000, line_search_fn="strong_wolfe", **exact)
 
     def cost() -> Tensor:
         optimizer.zero_grad()
-        unlikely = binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum")
-        total = unlikely + weights[2] ** 2 / 2
+        nll = binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum")
+        total = nll + weights[2] ** 2 / 2
         total.backward()
         return total
 
@@ -222,23 +237,24 @@ def fit_confidence(points: Sequence[Point]) -> Confidence:
     at_zero, per_nat, per_log_token = (round(weight, 4) for weight in weights.tolist())
     if per_nat <= 0:
         raise OptionError(
-            "valid: better scores do not mean better translations here; give other pairs"
+            "valid: better scores do not mean better translations on these pairs; use different "
+            "pairs"
         )
     return Confidence(at_zero, per_nat, per_log_token)
 
 
 def format_reliability_table(points: Sequence[Point], curve: Confidence) -> str:
-    """Compare predicted with observed shares in ten bins, as Markdown."""
+    """Format predicted and observed accuracy in ten bins as a Markdown table."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
-    for mean, n_tokens, right in points:
+    for mean, n_tokens, is_correct in points:
         p = curve.probability(mean, n_tokens)
-        bins[min(9, int(10 * p))].append((p, right))
-    rows = ["| confidence | lines | predicted right | observed right |", "|---|---|---|---|"]
-    for i, found in enumerate(bins):
-        if found:
-            predicted, observed = (sum(column) / len(found) for column in zip(*found))
+        bins[min(9, int(10 * p))].append((p, is_correct))
+    rows = ["| confidence | lines | predicted correct | observed correct |", "|---|---|---|---|"]
+    for i, lines in enumerate(bins):
+        if lines:
+            predicted, observed = (sum(column) / len(lines) for column in zip(*lines))
             rows.append(
-                f"| {i / 10:.1f} to {(i + 1) / 10:.1f} | {len(found)} | {predicted:.0%} "
+                f"| {i / 10:.1f} to {(i + 1) / 10:.1f} | {len(lines)} | {predicted:.0%} "
                 f"| {observed:.0%} |"
             )
     return "".join(f"{row}\n" for row in rows)
@@ -248,35 +264,41 @@ def format_reliability_table(points: Sequence[Point], curve: Confidence) -> str:
 
 
 def find_alignment_head(
-    pipeline: Any, made: Sequence[Translation]
+    pipeline: Any, translations: Sequence[Translation]
 ) -> tuple[dict[str, Any], int, int]:
-    """Find the head that attends to most of the words that both sides share, at their own step or
-    (late) the next.
+    """Find the attention head that aligns most of the words that both sides share.
 
-    Returns its fields of the model's configuration, {} if no words are shared, the number of words
-    that it finds, and the number of shared words.
+    A head may attend to a word at the word's own step, or "late", at the next step.
+
+    Args:
+        pipeline: the pipeline of the model
+        translations: translations by this model
+
+    Returns:
+        The head's fields in the model config ({} if no words are shared), the number of words that
+        it aligns, and the number of shared words.
     """
-    found: Counter[tuple[int, int, bool]] = Counter()
+    n_hits: Counter[tuple[int, int, bool]] = Counter()
     n_shared = 0
-    for translation in made:
+    for translation in translations:
         example = pipeline.preprocessor.make_example(Line(translation.id, translation.src))
         tokens = translation.hyps[0].tokens
         source, target = TextUnits(example.src_tokens), TextUnits(tokens)
         shared = source.unique.keys() & target.unique.keys()
-        places = find_attended_tokens(pipeline, example, tokens) if shared else []
+        attended = find_attended_tokens(pipeline, example, tokens) if shared else []
         for word in shared:
             if target.unique[word] not in target.of_token:
-                continue  # it begins inside a token, so no step is its own
+                continue  # the word starts inside a token, so it has no step
             n_shared += 1
             t = target.of_token.index(target.unique[word])
-            for layer, heads in enumerate(places):
-                for head, place in enumerate(heads):
+            for layer, heads in enumerate(attended):
+                for head, sources in enumerate(heads):
                     for late in (False, True):
-                        hit = source.of_token[place[t + late]] == source.unique[word]
-                        found[layer, head, late] += hit
-    if not found:
+                        hit = source.of_token[sources[t + late]] == source.unique[word]
+                        n_hits[layer, head, late] += hit
+    if not n_hits:
         return {}, 0, 0
-    (layer, head, late), n_found = max(found.items(), key=lambda item: item[1])
+    (layer, head, late), n_found = max(n_hits.items(), key=lambda item: item[1])
     config = {"align_layer": layer + 1, "align_head": head, "align_late": late}
     return config, n_found, n_shared
 
@@ -284,7 +306,16 @@ def find_alignment_head(
 def find_attended_tokens(
     pipeline: Any, example: Example, tokens: list[str]
 ) -> list[list[list[int]]]:
-    """Return by layer and head the source token that each step attends to most."""
+    """Find the source token that each decoding step attends to most.
+
+    Args:
+        pipeline: the pipeline of the model
+        example: the source
+        tokens: T target tokens
+
+    Returns:
+        Source token indices by decoder layer, head and step; T + 1 steps, the last one for EOS.
+    """
     model, device = pipeline.model, pipeline.device
     src = torch.tensor([example.src_ids], device=device)
     ids = [pipeline.checkpoint.start_id, *pipeline.checkpoint.tgt_vocab.encode(tokens)]
@@ -296,6 +327,7 @@ def find_attended_tokens(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, calibrate)
 
 

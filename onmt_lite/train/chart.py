@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by matplotlib, which is optional: the extra `plots`."""
+"""SVG charts drawn with matplotlib, an optional dependency (extra `plots`)."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -9,12 +9,21 @@ from onmt_lite.train.run_directory import Row
 
 HAS_MATPLOTLIB = find_spec("matplotlib") is not None
 
-# Text stays text, which can be searched and copied; equal numbers give equal files
+# Keep text as text, so that it can be searched and copied; equal data give equal files
 SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "onmt_lite"}
 
 
 def draw_svg(width: float, height: float, draw: Callable[[Any], None]) -> bytes:
-    """Return an SVG file of this size in inches with what `draw` puts on its matplotlib figure."""
+    """Draw an SVG chart.
+
+    Args:
+        width: width in inches
+        height: height in inches
+        draw: draws on a matplotlib figure
+
+    Returns:
+        The content of the file.
+    """
     import matplotlib  # optional
     from matplotlib.figure import Figure
 
@@ -27,7 +36,7 @@ def draw_svg(width: float, height: float, draw: Callable[[Any], None]) -> bytes:
 
 
 def draw_training_chart(rows: Sequence[Row]) -> bytes:
-    """Plot the losses over time, and BLEU below them if there are scores."""
+    """Plot the losses over time, and BLEU below if there are scores."""
     lines = (("training", "train_loss", 0), ("held out", "valid_loss", 0), ("BLEU", "bleu", 1))
     has_bleu = any(row.bleu is not None for row in rows)
 
@@ -36,7 +45,7 @@ def draw_training_chart(rows: Sequence[Row]) -> bytes:
         for name, field, panel in lines:
             known = [(row.minutes, getattr(row, field)) for row in rows]
             known = [(x, y) for x, y in known if y is not None]
-            if known:  # dots make a single one visible
+            if known:  # markers make a single point visible
                 panels[panel].plot(*zip(*known), marker=".", label=name, gid=name)
         panels[0].set_ylabel("loss, nats per token")
         panels[0].legend()

@@ -1,4 +1,4 @@
-"""Text to learn from: files of pairs, held-out pairs, pieces, and the batches of each epoch."""
+"""Training data: sentence pairs, held-out pairs, SentencePiece training, and batches."""
 
 import io
 import re
@@ -22,10 +22,10 @@ Pair = tuple[str, str]  # a source line and its translation
 Example = tuple[list[int], list[int]]  # ids of a source with </s>, and of its target
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0, as in OpenNMT-py
-HELD_OUT = 500
-POOL = 200_000  # pairs that are sorted by length together; more leave less padding
+HELD_OUT = 500  # most pairs held out without -valid
+POOL = 200_000  # pairs sorted by length together; a larger pool needs less padding
 
-# Latin letters with their marks, Greek and Cyrillic, for names and quoted words
+# Latin letters with diacritics, Greek and Cyrillic, for names and quoted words
 LETTERS = "".join(
     chr(code)
     for first, last in ((0x21, 0x7F), (0xC0, 0x180), (0x391, 0x3CF), (0x410, 0x450))
@@ -41,9 +41,9 @@ COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
 @dataclass(frozen=True)
 class Text:
-    """Pairs of each training file, and how many times an epoch has them.
+    """Sentence pairs of each training file, with their weights in an epoch.
 
-    A subclass may choose the pairs of an epoch in another way.
+    A subclass may choose the pairs of an epoch differently.
     """
 
     files: list[list[Pair]]
@@ -51,22 +51,31 @@ class Text:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Pairs of all files."""
+        """All pairs of all files."""
         return [pair for file in self.files for pair in file]
 
     def select_subword_pairs(self) -> list[Pair]:
-        """Return the pairs whose words become pieces."""
+        """Return the pairs on which the SentencePiece model is trained."""
         return self.pairs
 
     def sample_epoch(self, epoch: int, rng: Random) -> list[Pair]:
-        """Return the pairs of an epoch in a new list."""
+        """Return the pairs of an epoch as a new list."""
         return repeat_by_weight(self.files, self.weights, rng)
 
 
 def repeat_by_weight(
     corpora: list[list[Pair]], weights: Sequence[float], rng: Random
 ) -> list[Pair]:
-    """Return each corpus as many times as its weight says: with 2.3 twice, and a random 30 %."""
+    """Repeat each corpus by its weight: 2.3 means twice, plus a random 30 % of the pairs.
+
+    Args:
+        corpora: N lists of pairs
+        weights: N weights
+        rng: draws the fractional parts
+
+    Returns:
+        The pairs of all corpora.
+    """
     pairs: list[Pair] = []
     for corpus, weight in zip(corpora, weights, strict=True):
         copies, share = divmod(weight, 1)
@@ -75,35 +84,52 @@ def repeat_by_weight(
     return pairs
 
 
-def read_corpora(data: DataOptions, kind: type[Text]) -> tuple[Text, list[list[Pair]]]:
-    """Read the text to learn from, and the pairs of each held-out file.
+def read_corpora(data: DataOptions, text_class: type[Text]) -> tuple[Text, list[list[Pair]]]:
+    """Read the training text and the pairs of each held-out file.
 
-    Raises FileError or DataError if a file cannot be read or holds no pairs.
+    Raises:
+        FileError: a file cannot be read
+        DataError: a file contains no pairs, or a line is not a pair
     """
     files = [read_pairs(path, data.reverse) for path in data.train]
     held_out = [read_pairs(path, data.reverse) for path in data.valid]
     if not held_out:
         files, pairs = hold_out(files)
         held_out = [pairs]
-    return kind(files, data.train_weights or [1.0] * len(files)), held_out
+    return text_class(files, data.train_weights or [1.0] * len(files)), held_out
 
 
-def check_held_out(data: DataOptions, pairs: list[Pair], shown: list[Pair]) -> list[str]:
-    """Return notes on how far the scores of the `shown` held-out pairs can be trusted."""
+def check_held_out(data: DataOptions, pairs: list[Pair], bleu_pairs: list[Pair]) -> list[str]:
+    """Check how reliable the validation scores will be.
+
+    Args:
+        data: the data options
+        pairs: all training pairs
+        bleu_pairs: the held-out pairs on which BLEU is computed
+
+    Returns:
+        Notices for the log.
+    """
     if not data.valid:
         return [
-            "without -valid, every fiftieth pair of train is held out; pairs that share a side "
-            "with one of them are left out"
+            "valid: not given, so every 50th pair of train is held out; pairs that share a source "
+            "or target line with a held-out pair are removed from train"
         ]
-    n_known = sum(map(set(pairs).__contains__, shown))
-    told = f"{n_known} of {len(shown)} held-out pairs are in train too: their scores tell little"
-    return [told] if n_known else []
+    n_known = sum(map(set(pairs).__contains__, bleu_pairs))
+    if not n_known:
+        return []
+    return [
+        f"valid: {n_known} of {len(bleu_pairs)} held-out pairs also occur in train, so validation "
+        "scores will be too high"
+    ]
 
 
 def read_lines(path: Path | str) -> list[str]:
     """Read the lines of a UTF-8 file, plain or gzip, without line ends and byte order mark.
 
-    Raises FileError if the file cannot be read, DataError if its content is not text.
+    Raises:
+        FileError: the file cannot be read
+        DataError: the file is not UTF-8
     """
     with wrap_os_errors(f"read {path}"):
         file = open(path, "rb")
@@ -115,19 +141,22 @@ def read_lines(path: Path | str) -> list[str]:
     except UnicodeDecodeError as error:
         n = data.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{n}: not utf-8; convert the file: iconv -f latin1 -t utf-8"
+            f"{path}:{n}: the line is not UTF-8; convert the file: iconv -f latin1 -t utf-8"
         ) from None
     return [line.removesuffix("\r") for line in lines]
 
 
 def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
-    """Read `src<TAB>tgt` lines, plain or gzip; `reverse` swaps the sides.
+    """Read `source<TAB>target` lines, plain or gzip; `reverse` swaps the sides.
 
-    Blank lines and further columns are skipped.  Raises FileError if the file cannot be read,
-    DataError for a line without two columns.
+    Empty lines and additional columns are ignored.
+
+    Raises:
+        FileError: the file cannot be read
+        DataError: a line does not have two columns, or there are no pairs
     """
     pairs: list[Pair] = []
-    wrong: list[str] = []
+    problems: list[str] = []
     for n, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
@@ -135,23 +164,27 @@ def read_pairs(path: Path | str, reverse: bool = False) -> list[Pair]:
         if rest and src and rest[0]:
             pairs.append((rest[0], src) if reverse else (src, rest[0]))
         else:
-            wrong.append(f"{path}:{n}: not a `source<TAB>target` line: {line[:40]!r}")
-    if wrong:
-        others = f" (and {len(wrong) - 1:,} more lines)" if len(wrong) > 1 else ""
+            problems.append(f"{path}:{n}: the line is not `source<TAB>target`: {line[:40]!r}")
+    if problems:
+        n_more = f" (and {len(problems) - 1:,} more lines)" if len(problems) > 1 else ""
         raise DataError(
-            f"{wrong[0]}{others}; put a TAB between the sides or remove the line; "
-            "two files that match line by line: paste a.src a.tgt > pairs.tsv"
+            f"{problems[0]}{n_more}; separate the sides with a TAB or remove the line; "
+            "to join two parallel files: paste a.src a.tgt > pairs.tsv"
         )
     if not pairs:
-        raise DataError(f"{path} holds no pairs; give `source<TAB>target` lines")
+        raise DataError(f"{path}: the file contains no pairs; add `source<TAB>target` lines")
     return pairs
 
 
 def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
-    """Hold out every fiftieth pair, at most HELD_OUT, at equal distances over the corpora.
+    """Hold out every 50th pair, at most HELD_OUT, evenly spaced over the corpora.
 
-    Returns the corpora without these pairs and without pairs that share a side with one of them,
-    then the pairs held out.  Raises DataError if nothing would be left to learn from.
+    Returns:
+        The corpora without the held-out pairs and all pairs that share a source or target line
+        with a held-out pair; and the held-out pairs.
+
+    Raises:
+        DataError: no training pairs would be left
     """
     pairs = [pair for corpus in corpora for pair in corpus]
     held_out = pick_evenly(pairs, max(1, min(HELD_OUT, len(pairs) // 50)))
@@ -160,42 +193,50 @@ def hold_out(corpora: list[list[Pair]]) -> tuple[list[list[Pair]], list[Pair]]:
         [p for p in corpus if p[0] not in sources and p[1] not in targets] for corpus in corpora
     ]
     if not any(rest):
-        raise DataError("train: too few different pairs to hold some out; name others with -valid")
+        raise DataError("train: too few distinct pairs to hold some out; set -valid to a file")
     return rest, held_out
 
 
 def pick_evenly(pairs: list[Pair], at_most: int) -> list[Pair]:
-    """Return `at_most` pairs at equal distances, or all pairs if there are fewer."""
+    """Return `at_most` evenly spaced pairs, or all pairs if there are fewer."""
     n = min(at_most, len(pairs))
     return [pairs[i * len(pairs) // n] for i in range(n)]
 
 
-# -- pieces ---------------------------------------------------------------------------------------
+# -- subwords -------------------------------------------------------------------------------------
 
 
 def train_sentencepiece(
     pairs: list[Pair], vocab_size: int | None = None, all_characters: bool = False
 ) -> bytes:
-    """Train one sentencepiece unigram model for both languages, and return its file's content.
+    """Train one SentencePiece unigram model for both languages.
 
-    Each digit is a piece, so that numbers can be copied.  `all_characters` adds pieces for common
-    characters, and for the bytes of all others.  Without `vocab_size` the number of pieces grows
-    with the square root of the text's length.  Raises OptionError if the text gives fewer pieces
-    than `vocab_size`, or needs more.
+    Each digit is a subword, so that numbers can be copied.
+
+    Args:
+        pairs: the training pairs
+        vocab_size: number of subwords; by default it grows with the square root of the text length
+        all_characters: add subwords for common characters and for the bytes of all others
+
+    Returns:
+        The content of the model file.
+
+    Raises:
+        OptionError: vocab_size is larger or smaller than the text allows
     """
     texts = [text for pair in pairs for text in pair]
-    least = 2 * len(set().union(*texts)) + 300  # room for words besides the characters
+    min_size = 2 * len(set().union(*texts)) + 300  # characters, and some words
     if all_characters:
-        least += len(COMMON_CHARACTERS) + 256
-    size = vocab_size or max(least, round(1.4 * sum(map(len, texts)) ** 0.5))
-    pieces = io.BytesIO()
+        min_size += len(COMMON_CHARACTERS) + 256
+    size = vocab_size or max(min_size, round(1.4 * sum(map(len, texts)) ** 0.5))
+    model_file = io.BytesIO()
     problems: list[str] = []
 
     def run() -> None:
         try:
             spm.SentencePieceTrainer.train(
-                sentence_iterator=(text for text in texts),  # Python lets others run in between
-                model_writer=pieces,
+                sentence_iterator=(text for text in texts),  # lets other threads run
+                model_writer=model_file,
                 vocab_size=size,
                 hard_vocab_limit=vocab_size is not None,
                 model_type="unigram",
@@ -214,25 +255,25 @@ def train_sentencepiece(
         except RuntimeError as error:
             problems.append(str(error))
 
-    # Training may take half a minute; in another thread, so that a signal is handled at once
+    # Training can take half a minute; the main thread stays free to handle signals
     training = threading.Thread(target=run, daemon=True)
     training.start()
     training.join()
     for problem in problems:
-        why = problem.rpartition("] ")[2]
-        if most := re.search(r"value <= (\d+)", problem):
-            why = f"more than the text gives; the largest that works is {most[1]}"
+        reason = problem.rpartition("] ")[2]
+        if highest := re.search(r"value <= (\d+)", problem):
+            reason = f"the text has too few subwords; the largest possible value is {highest[1]}"
         elif lowest := re.search(r"required_chars. \d+ vs (\d+)", problem):
-            why = f"fewer than the text has characters; the smallest that works is {lowest[1]}"
-        raise OptionError(f"vocab_size {size}: {why}")
-    return pieces.getvalue()
+            reason = f"the text has more characters; the smallest possible value is {lowest[1]}"
+        raise OptionError(f"vocab_size {size}: {reason}")
+    return model_file.getvalue()
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
 class Epoch(NamedTuple):
-    """Batches of examples, not padded yet, and the number of pairs that are in none of them."""
+    """Unpadded batches of examples, and the number of pairs that were skipped."""
 
     batches: list[list[Example]]
     n_left_out: int
@@ -240,10 +281,10 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Epochs:
-    """Makes any epoch: `epochs(number)`.  Pairs of `max_length` tokens or more are left out.
+    """Factory of epochs: `epochs(number)`.  Pairs of `max_length` tokens or more are skipped.
 
-    Number and seed decide everything but the random segmentations: sentencepiece draws these from
-    a generator that each process seeds differently.
+    Number and seed determine everything except the sampled segmentations: SentencePiece draws
+    these from a generator that each process seeds differently.
     """
 
     text: Text
@@ -255,19 +296,19 @@ class Epochs:
     seed: int
 
     def __call__(self, number: int) -> Epoch:
-        """Raises DataError if nothing is left to learn from."""
+        """Build the batches of an epoch.  Raises DataError if no training pair is left."""
         rng = Random(f"{self.seed} {number}")
         pairs = self.text.sample_epoch(number, rng)
         if not pairs:
-            raise DataError("train_weights leave no pair for an epoch; give larger ones")
+            raise DataError("train_weights: an epoch would be empty; use larger weights")
         rng.shuffle(pairs)
         rates = self.src_sampling, self.tgt_sampling
         examples = tokenize(self.sp, pairs, *rates, self.max_length, rng)
-        unk = self.sp.unk_id()  # never to be learned as an output
+        unk = self.sp.unk_id()  # must never be learned as output
         examples = [example for example in examples if unk not in example[1]]
         if not examples:
             raise DataError(
-                "every target has a character without a piece; -all_characters makes them"
+                "train: every target has a character outside the vocabulary; use -all_characters"
             )
         return Epoch(make_batches(examples, self.batch_tokens, rng), len(pairs) - len(examples))
 
@@ -280,9 +321,21 @@ def tokenize(
     max_length: int,
     rng: Random,
 ) -> list[Example]:
-    """Encode pairs as ids, a fraction of each side segmented at random (Kudo 2018).
+    """Encode pairs as ids, with subword regularization (Kudo 2018).
 
-    Examples of `max_length` tokens or more are left out.  Raises DataError if no others are left.
+    Args:
+        sp: the SentencePiece model
+        pairs: the pairs
+        src_rate: fraction of source lines whose segmentation is sampled
+        tgt_rate: fraction of target lines whose segmentation is sampled
+        max_length: examples of this many tokens or more are dropped
+        rng: the source of randomness
+
+    Returns:
+        Source ids with </s>, and target ids, of each remaining pair.
+
+    Raises:
+        DataError: no pair is shorter than max_length
     """
 
     def encode(texts: list[str], rate: float) -> list[list[int]]:
@@ -293,14 +346,14 @@ def tokenize(
             for text, ids, s in zip(texts, best, sampled)
         ]
 
-    spm.set_random_generator_seed(rng.randrange(2**31))  # sentencepiece draws for itself
+    spm.set_random_generator_seed(rng.randrange(2**31))  # SentencePiece has its own generator
     srcs = encode([src for src, _ in pairs], src_rate)
     tgts = encode([tgt for _, tgt in pairs], tgt_rate)
     examples = [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
     examples = [example for example in examples if max(map(len, example)) < max_length]
     if not examples:
         raise DataError(
-            f"every pair is longer than max_positions {max_length}; raise max_positions"
+            f"max_positions {max_length}: every training pair is longer; raise max_positions"
         )
     return examples
 
@@ -308,7 +361,14 @@ def tokenize(
 def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> list[list[Example]]:
     """Group examples of similar length into batches, in random order.
 
-    A batch has at most `batch_tokens` padded tokens a side, and at least one example.
+    Args:
+        examples: source and target ids
+        batch_tokens: most tokens per side and batch, padding included; a batch has at least one
+            example
+        rng: shuffles the batches
+
+    Returns:
+        The batches.
     """
     batches: list[list[Example]] = []
     for start in range(0, len(examples), POOL):
@@ -329,35 +389,47 @@ def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> lis
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """src (B, S), src_lengths (B,), tgt_in and tgt_out (B, T); padded with PAD."""
+    """A batch of token ids (int64), padded with PAD."""
 
-    src: Tensor
-    src_lengths: Tensor
-    tgt_in: Tensor
-    tgt_out: Tensor
+    src: Tensor  # (B, S)
+    src_lengths: Tensor  # (B,)
+    tgt_in: Tensor  # (B, T), with BOS
+    tgt_out: Tensor  # (B, T), with EOS
 
     @property
     def n_tokens(self) -> int:
-        """Number of target tokens, each of which has a loss."""
+        """Number of target tokens, EOS included."""
         return int((self.tgt_out != PAD).sum())
 
 
 def pad_batch(batch: list[Example]) -> TrainBatch:
-    def padded(ids: list[list[int]]) -> Tensor:
+    """Convert examples to padded tensors."""
+
+    def pad(ids: list[list[int]]) -> Tensor:
         width = max(map(len, ids))
         return torch.tensor([row + [PAD] * (width - len(row)) for row in ids])
 
     return TrainBatch(
-        padded([src for src, _ in batch]),
+        pad([src for src, _ in batch]),
         torch.tensor([len(src) for src, _ in batch]),
-        padded([[BOS, *tgt] for _, tgt in batch]),
-        padded([[*tgt, EOS] for _, tgt in batch]),
+        pad([[BOS, *tgt] for _, tgt in batch]),
+        pad([[*tgt, EOS] for _, tgt in batch]),
     )
 
 
 def make_held_out_batches(
     sp: spm.SentencePieceProcessor, pairs: list[Pair], max_length: int, batch_tokens: int
 ) -> list[TrainBatch]:
-    """Return padded batches of the pairs, none of which is segmented at random."""
+    """Build padded validation batches with the best segmentation of each line.
+
+    Args:
+        sp: the SentencePiece model
+        pairs: the held-out pairs
+        max_length: pairs of this many tokens or more are dropped
+        batch_tokens: most tokens per side and batch, padding included
+
+    Returns:
+        The batches.
+    """
     examples = tokenize(sp, pairs, 0, 0, max_length, Random(0))
     return list(map(pad_batch, make_batches(examples, batch_tokens, Random(0))))

@@ -1,7 +1,7 @@
-"""What a run will come to: said before it begins, with a note if that is far too little.
+"""Forecast of a training run: its time, steps and epochs, and a warning if it is far too short.
 
 BLEU of this trainer on other Tatoeba sentences: 8.5 after 3 epochs of 10,000 pairs and 15.8 after
-10; of 150,000 pairs 22.5 after half an epoch.
+10; with 150,000 pairs, 22.5 after half an epoch.
 """
 
 import itertools
@@ -15,10 +15,10 @@ from onmt_lite.train.options import LearningOptions
 
 TRIAL_STEPS, TRIAL_SECONDS = 8, 1.0  # the speed is measured until one of these is reached
 
-EPOCHS, LEAST_STEPS = 5, 1000  # what a first useful model takes, whichever is more
-TOKENS_PER_PARAMETER = 20  # no more than this: the model is full (Hoffmann et al. 2022)
-FAR = 2  # times less than that is far too little
-FEW_PAIRS, SOME_PAIRS = 5_000, 10_000  # far too few for a translator, and a beginning
+EPOCHS, MIN_STEPS = 5, 1000  # needed for a first useful model, whichever is more
+TOKENS_PER_PARAMETER = 20  # more tokens are not needed (Hoffmann et al. 2022)
+SHORTFALL = 2  # a run is far too short if it has less than 1/2 of the useful steps
+MIN_PAIRS, FAIR_PAIRS = 5_000, 10_000  # fewer are far too few; enough for a first model
 
 
 class RunSpeed(NamedTuple):
@@ -27,81 +27,90 @@ class RunSpeed(NamedTuple):
     n_pairs: int
     n_parameters: int
     epoch_steps: int
-    step_tokens: float  # target tokens, the mean of an epoch
+    step_tokens: float  # target tokens per step, averaged over an epoch
     tokens_per_second: float
 
-    def seconds(self, steps: float) -> float:
+    def estimate_seconds(self, steps: float) -> float:
         return steps * self.step_tokens / self.tokens_per_second
 
-    def useful_steps(self) -> float:
-        """Return about how many steps a first useful model takes."""
-        most = TOKENS_PER_PARAMETER * self.n_parameters / self.step_tokens
-        return max(LEAST_STEPS, min(EPOCHS * self.epoch_steps, most))
+    def estimate_useful_steps(self) -> float:
+        """Return roughly how many steps a first useful model takes."""
+        enough = TOKENS_PER_PARAMETER * self.n_parameters / self.step_tokens
+        return max(MIN_STEPS, min(EPOCHS * self.epoch_steps, enough))
 
 
 def measure_speed(
-    batches: list[list[Example]], update: Callable[[TrainBatch], float], is_over: Callable[[], bool]
+    batches: list[list[Example]], update: Callable[[TrainBatch], float], stops: Callable[[], bool]
 ) -> float:
-    """Return the target tokens a second of a few updates, after a first one, which takes longer."""
+    """Measure the speed of a few updates, after a first one that includes warm-up.
+
+    Args:
+        batches: examples of each batch
+        update: trains on one batch
+        stops: returns True if the measurement must end early
+
+    Returns:
+        Target tokens per second.
+    """
     padded = map(pad_batch, itertools.cycle(batches))
     update(next(padded))
-    began, n_tokens = time.monotonic(), 0
+    start, n_tokens = time.monotonic(), 0
     for batch in itertools.islice(padded, TRIAL_STEPS):
         update(batch)
         n_tokens += batch.n_tokens
-        if time.monotonic() - began > TRIAL_SECONDS or is_over():
+        if time.monotonic() - start > TRIAL_SECONDS or stops():
             break
-    return n_tokens / (time.monotonic() - began)
+    return n_tokens / (time.monotonic() - start)
 
 
 def forecast(
-    pace: RunSpeed, learning: LearningOptions, n_steps: int, seconds: float, is_trained: bool
+    speed: RunSpeed, learning: LearningOptions, n_steps: int, seconds: float, is_pretrained: bool
 ) -> list[str]:
-    """Describe what is left of a run, and note if the whole run is far too short.
+    """Describe the rest of a run, and warn if the whole run is far too short.
 
     Args:
-        pace: sizes and speed
-        learning: the limits, which count earlier runs
+        speed: sizes and speed
+        learning: the limits, which include earlier runs
         n_steps: steps of earlier runs, 0 without -resume
-        seconds: time of earlier runs, without validations
-        is_trained: no length is too short for a model that was trained before
+        seconds: training time of earlier runs
+        is_pretrained: True if the run continues from a trained model, for which no run is too short
 
     Returns:
-        One line, and a note if there is one.
+        One line, and a warning if there is one.
     """
     by_steps = learning.train_steps or math.inf
     left = 60 * learning.train_minutes - seconds
-    by_time = n_steps + left / pace.seconds(1) if learning.train_minutes else math.inf
+    by_time = math.inf
+    if learning.train_minutes:
+        by_time = n_steps + left / speed.estimate_seconds(1)
     steps = min(by_steps, by_time)
-    epochs, more = steps / pace.epoch_steps, steps - n_steps
+    epochs, remaining = steps / speed.epoch_steps, steps - n_steps
     earlier = f"more steps, in addition to {format_duration(seconds)} for {n_steps:,} steps so far"
-    told = [
-        f"at {pace.tokens_per_second:,.0f} target tokens/s, as measured now, this run takes "
-        f"{format_duration(pace.seconds(more))} for {more:,.0f} {earlier if n_steps else 'steps'}; "
-        f"an epoch has {pace.epoch_steps:,}: {format_number(epochs)} epochs"
-        f"{' in all' * (n_steps > 0)}"
+    lines = [
+        f"at the measured speed of {speed.tokens_per_second:,.0f} target tokens/s, this run takes "
+        f"{format_duration(speed.estimate_seconds(remaining))} for {remaining:,.0f} "
+        f"{earlier if n_steps else 'steps'}; an epoch has {speed.epoch_steps:,} steps: "
+        f"{format_number(epochs)} epochs{' in total' * (n_steps > 0)}"
     ]
-    needed = pace.useful_steps()
-    if is_trained:
+    useful = speed.estimate_useful_steps()
+    if is_pretrained:
         pass
-    elif pace.n_pairs < FEW_PAIRS:
-        told.append(
-            f"NOTE: {pace.n_pairs:,} pairs are far too few to learn to translate from, however "
-            f"often they are seen (here {format_number(epochs)} times); {SOME_PAIRS:,} are a "
-            "beginning, and a trained model, named with -init_from, learns from fewer"
+    elif speed.n_pairs < MIN_PAIRS:
+        lines.append(
+            f"NOTE: {speed.n_pairs:,} pairs are far too few to train a translation model, even if "
+            f"each is used {format_number(epochs)} times; use at least {FAIR_PAIRS:,}, or "
+            "fine-tune a trained model with -init_from"
         )
-    elif steps * FAR < needed:
-        whole = seconds + pace.seconds(needed - n_steps)  # with what earlier runs took
-        minutes = by_time < by_steps
-        option = (
-            f"minutes {format_number(whole / 60)}" if minutes else f"steps {format_number(needed)}"
+    elif steps * SHORTFALL < useful:
+        total = seconds + speed.estimate_seconds(useful - n_steps)  # earlier runs included
+        limit = f"steps {format_number(useful)}"
+        if by_time < by_steps:
+            limit = f"minutes {format_number(total / 60)}"
+        lines.append(
+            f"NOTE: this run is far too short for {speed.n_pairs:,} pairs; a first useful model "
+            f"of this size takes about {format_duration(total)}: -train_{limit.replace(',', '')}"
         )
-        told.append(
-            f"NOTE: that is far too little to learn to translate from {pace.n_pairs:,} pairs; "
-            f"a first useful model of this size takes about {format_duration(whole)}: "
-            f"-train_{option.replace(',', '')}"
-        )
-    return told
+    return lines
 
 
 def format_number(number: float) -> str:
@@ -111,6 +120,7 @@ def format_number(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
+    """Format a duration with two significant digits, in hours, minutes or seconds."""
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * size:
             return f"{format_number(seconds / size)} {unit}"

@@ -1,4 +1,4 @@
-"""What a run optimizes: the Transformer, its loss, and the optimizers Muon and Adam."""
+"""The Transformer being trained, its loss, and the optimizers Muon and Adam."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -21,11 +21,16 @@ from onmt_lite.train.options import ModelOptions
 # -- the Transformer ------------------------------------------------------------------------------
 
 
-def build_model(m: ModelOptions, n_pieces: int) -> Transformer:
-    """Make a model with random weights."""
+def build_model(m: ModelOptions, vocab_size: int) -> Transformer:
+    """Build a model with random weights.
+
+    Args:
+        m: the model options
+        vocab_size: number of subwords
+    """
     sizes = (m.d_model, m.heads, m.d_ff, m.enc_layers, m.dec_layers)
-    cfg = TransformerConfig(n_pieces, n_pieces, *sizes, max_positions=m.max_positions)
-    if m.norm == "after":  # as a Transformer of Marian
+    cfg = TransformerConfig(vocab_size, vocab_size, *sizes, max_positions=m.max_positions)
+    if m.norm == "after":  # like a Marian Transformer
         cfg = replace(cfg, pre_norm=False, final_norm=False, positions="concat", norm_eps=1e-5)
     model = Transformer(cfg, m.dropout)
     init_weights(model)
@@ -33,7 +38,7 @@ def build_model(m: ModelOptions, n_pieces: int) -> Transformer:
 
 
 def init_weights(model: Transformer) -> None:
-    """Draw Xavier matrices; zero the last weights of each sublayer, so that it adds nothing."""
+    """Use Xavier initialization; zero the last weights of each sublayer, so that it adds 0."""
     for name, p in model.named_parameters():
         if name.endswith("token.weight"):
             nn.init.normal_(p, std=model.cfg.d_model**-0.5)
@@ -44,45 +49,57 @@ def init_weights(model: Transformer) -> None:
 
 
 def load_trained_model(path: str | Path, dropout: float) -> Transformer:
-    """Load a model of our format.  Raises CheckpointError, or OptionError for other models."""
+    """Load an onmt_lite model for further training.
+
+    Args:
+        path: the model directory
+        dropout: the dropout rate of the returned model
+
+    Raises:
+        CheckpointError: the model cannot be loaded
+        OptionError: the model has another format, or is not a Transformer
+    """
     checkpoint = load_checkpoint(path)
     if checkpoint.toolkit != "onmt_lite" or not isinstance(checkpoint.model, Transformer):
         raise OptionError(
-            f"init_from: {path} is a model of {checkpoint.toolkit}; give a Transformer of ours"
+            f"init_from: {path} is a {checkpoint.toolkit} model; use a Transformer trained by "
+            "onmt_lite"
         )
     if checkpoint.confidence is not None:
-        LOG.info("NOTE: the calibration of %s is not copied; calibrate the new model", path)
+        LOG.info(
+            "NOTE: init_from: the calibration of %s is not copied; calibrate the new model", path
+        )
     model = Transformer(checkpoint.model.cfg, dropout)
     model.load_state_dict(checkpoint.model.state_dict())
     return model
 
 
 def cast_embeddings(model: Transformer) -> Transformer:
-    """Make the embeddings of a model follow autocast, and return the model.
+    """Cast the embeddings of a model to the autocast dtype, and return the model.
 
     With float32 embeddings the residual sums stay in float32, and each matrix product copies its
     input.
     """
 
-    def rounded(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:
-        kind = embedded.device.type
-        low = torch.is_autocast_enabled(kind)
-        return embedded.to(torch.get_autocast_dtype(kind)) if low else embedded
+    def cast_output(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:
+        device = embedded.device.type
+        is_enabled = torch.is_autocast_enabled(device)
+        return embedded.to(torch.get_autocast_dtype(device)) if is_enabled else embedded
 
     for embedding in {model.src_embedding, model.tgt_embedding}:
-        embedding.register_forward_hook(rounded)
+        embedding.register_forward_hook(cast_output)
     return model
 
 
-NORM_FOR = {"OpenNMT-py": "before", "Marian": "after"}  # the value of -norm for export
+EXPORT_NORMS = {"OpenNMT-py": "before", "Marian": "after"}  # the -norm that export needs
 
 
 def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> list[str]:
-    """Return a line for each format to which the model cannot be exported."""
+    """Return a log line for each toolkit to which the model cannot be exported."""
     lines, norm = [], "before" if cfg.pre_norm else "after"
-    for target, needed in NORM_FOR.items():
+    for target, needed in EXPORT_NORMS.items():
         if obstacles := find_obstacles(checkpoint, cfg, target):
-            line = f"export: {target} cannot hold this model ({'; '.join(obstacles)})"
+            line = f"export: {target} does not support this model ({'; '.join(obstacles)})"
             advice = f"; train with -norm {needed} to export to {target}"
             lines.append(line + advice * (norm != needed))
     return lines
@@ -90,63 +107,77 @@ def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> li
 
 # -- the loss -------------------------------------------------------------------------------------
 
-ROWS = 512  # tokens whose logits are in memory together
+CHUNK = 512  # tokens whose logits are in memory together
 
 
 def smoothed_nll(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> Tensor:
-    """Sum over N tokens of the label-smoothed cross-entropy (Szegedy et al. 2016), in nats.
+    """Return the summed label-smoothed cross-entropy (Szegedy et al. 2016).
 
-    hidden (N, D), weight (V, D), bias (V,), targets (N,).  Equals `F.cross_entropy` of the logits
-    with `label_smoothing` and reduction "sum".  The logits of a whole batch are by far its largest
-    tensor, and moving them takes a fifth of a training step on a CPU.  Here a few rows at a time
-    become logits, loss and gradient while they are in the cache.
+    Equals `F.cross_entropy` of the logits with `label_smoothing` and reduction "sum".  The logits
+    of a whole batch are by far its largest tensor, and moving them takes a fifth of a training step
+    on a CPU.  Here logits, loss and gradient of a chunk are computed while they are in the cache.
+
+    Args:
+        hidden: hidden states of N tokens (N, D), float32 or bfloat16
+        weight: weight of the output layer (V, D), float32
+        bias: its bias (V,), float32, or None
+        targets: target ids (N,), int64
+        smoothing: probability spread over all V tokens
+
+    Returns:
+        The loss (), float32, in nats.
     """
     return _SmoothedNll.apply(hidden.float(), weight, bias, targets, smoothing)
 
 
 class _SmoothedNll(torch.autograd.Function):
-    """Computes the gradient together with the loss, which is logsumexp(logits) minus the expected
-    logit under the target distribution."""
+    """Loss and gradient in one pass.
+
+    The loss is logsumexp(logits) minus the expected logit under the target distribution.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, smoothing):
-        of_hidden, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        of_bias = weight.new_zeros(len(weight))
-        kind = hidden.device.type  # products may be bfloat16, sums are float32
-        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-        table = weight.to(low)
+        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        grad_bias = weight.new_zeros(len(weight))
+        device = hidden.device.type
+        dtype = torch.float32  # of products; sums are always float32
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        low_weight = weight.to(dtype)
+        low_bias = None if bias is None else bias.to(dtype)
         loss = torch.zeros((), device=hidden.device)
-        for h, grad in zip(hidden.split(ROWS), of_hidden.split(ROWS)):
-            logits = F.linear(h.to(low), table, bias if bias is None else bias.to(low)).float()
-            highest = logits.amax(1, keepdim=True)  # (ROWS, 1)
-            powers = logits.sub_(highest).exp_()  # (ROWS, V)
+        for h, grad in zip(hidden.split(CHUNK), grad_hidden.split(CHUNK)):
+            logits = F.linear(h.to(dtype), low_weight, low_bias).float()
+            highest = logits.amax(1, keepdim=True)  # (CHUNK, 1)
+            powers = logits.sub_(highest).exp_()  # (CHUNK, V)
             sums = powers.sum(1, keepdim=True)
             loss += (sums.log() + highest).sum()
-            rounded = powers.to(low)
-            grad.copy_(rounded @ table).div_(sums)
-            of_weight += rounded.T @ (h / sums).to(low)
-            of_bias.addmv_(powers.T, 1 / sums[:, 0])
+            low_powers = powers.to(dtype)
+            grad.copy_(low_powers @ low_weight).div_(sums)
+            grad_weight += low_powers.T @ (h / sums).to(dtype)
+            grad_bias.addmv_(powers.T, 1 / sums[:, 0])
 
-        # The expected logits of all rows at once: 1 - smoothing of the probability is on the right
-        # token, the rest is spread over all tokens
-        right, each = 1 - smoothing, smoothing / len(weight)
+        # The expected logits of all tokens at once: the target token has 1 - smoothing of the
+        # probability, and the rest is spread over all tokens
+        right, spread = 1 - smoothing, smoothing / len(weight)
         total, all_tokens = hidden.sum(0), weight.sum(0)  # (D,)
-        wanted = right * (hidden * weight[targets]).sum() + each * (total @ all_tokens)
+        expected = right * (hidden * weight[targets]).sum() + spread * (total @ all_tokens)
         if bias is not None:
-            wanted = wanted + right * bias[targets].sum() + each * len(targets) * bias.sum()
-        of_hidden -= right * weight[targets] + each * all_tokens
-        of_weight.index_add_(0, targets, hidden, alpha=-right).sub_(each * total)
-        of_bias.index_add_(0, targets, of_bias.new_full((len(targets),), -right))
-        of_bias -= each * len(targets)
-        ctx.grads = of_hidden, of_weight, of_bias
-        return loss - wanted
+            expected = expected + right * bias[targets].sum() + spread * len(targets) * bias.sum()
+        grad_hidden -= right * weight[targets] + spread * all_tokens
+        grad_weight.index_add_(0, targets, hidden, alpha=-right).sub_(spread * total)
+        grad_bias.index_add_(0, targets, grad_bias.new_full((len(targets),), -right))
+        grad_bias -= spread * len(targets)
+        ctx.grads = grad_hidden, grad_weight, grad_bias
+        return loss - expected
 
     @staticmethod
-    def backward(ctx: Any, *of_loss: Tensor) -> tuple:
-        of_hidden, of_weight, of_bias = (grad * of_loss[0] for grad in ctx.grads)
-        return of_hidden, of_weight, of_bias if ctx.needs_input_grad[2] else None, None, None
+    def backward(ctx: Any, *grad_loss: Tensor) -> tuple:
+        grad_hidden, grad_weight, grad_bias = (grad * grad_loss[0] for grad in ctx.grads)
+        return grad_hidden, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
 
 
 # -- the optimizers -------------------------------------------------------------------------------
@@ -158,8 +189,15 @@ A, B, C = 3.4445, -4.7750, 2.0315
 def build_optimizers(
     model: Transformer, matrix_lr: float, vector_lr: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Make Muon, with products in `dtype`, for hidden matrices, and Adam for all other weights."""
-    stacked = {"qkv.weight": 3, "kv.weight": 2}  # matrices in one, orthogonalized one by one
+    """Build Muon for hidden matrices, and Adam for all other weights.
+
+    Args:
+        model: the model to train
+        matrix_lr: peak learning rate of Muon
+        vector_lr: peak learning rate of Adam
+        dtype: dtype of Muon's matrix products
+    """
+    stacked = {"qkv.weight": 3, "kv.weight": 2}  # stacked matrices, orthogonalized separately
     matrices, others = [], []
     for name, p in model.named_parameters():
         if p.dim() == 2 and not name.endswith("token.weight"):
@@ -171,34 +209,46 @@ def build_optimizers(
 
 
 def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
-    """Approximate the nearest (semi-)orthogonal matrices to g (N, m, n), by Newton-Schulz."""
-    wide = g.size(1) <= g.size(2)
-    x = g if wide else g.transpose(1, 2)
+    """Approximate the nearest (semi-)orthogonal matrices by Newton-Schulz iteration.
+
+    Args:
+        g: N matrices (N, m, n), float32 or bfloat16
+        steps: number of iterations
+
+    Returns:
+        The matrices (N, m, n).
+    """
+    is_wide = g.size(1) <= g.size(2)
+    x = g if is_wide else g.transpose(1, 2)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         s = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=B, alpha=C), x, beta=A)
-    return x if wide else x.transpose(1, 2)
+    return x if is_wide else x.transpose(1, 2)
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update of a weight matrix is made orthogonal (Jordan 2024).
+    """Momentum with orthogonalized updates of weight matrices (Jordan 2024).
 
-    `params` holds each 2-D weight with the number of matrices stacked in it, 3 for a qkv
-    projection; `dtype` is that of the matrix products.
-
-    `torch.optim.Muon` computes in bfloat16, one matrix after the other.  Both learn alike: a loss
-    of 3.43 there and 3.41 here after 150 steps of the shipped model's first run.  Milliseconds of
-    one core for a step of the optimizer (torch 2.13), there and here in float32: with AMX 64 and
-    201, with AVX-512 without bfloat16 650 and 167, with AVX2 5,364 and 219.  So products are
-    bfloat16 only with `-precision bf16`: batched, 57 matrices of 192 x 192 then take 39 instead
-    of 153 ms with AMX.  In float32 a CPU takes one matrix at a time: 24 of 192 x 192 take 67 ms on
-    an AMD EPYC with AVX2, 142 batched.
+    `torch.optim.Muon` computes in bfloat16, one matrix after the other.  Both learn equally well:
+    the loss is 3.43 with torch's and 3.41 with this one after 150 steps of the shipped model's
+    first run.  Milliseconds per optimizer step on one core (torch 2.13), torch's and this one in
+    float32: 64 and 201 with AMX, 650 and 167 with AVX-512 without bfloat16, 5,364 and 219 with
+    AVX2.  Products are therefore bfloat16 only with `-precision bf16`: 57 batched matrices of
+    192 x 192 then take 39 ms instead of 153 with AMX.  In float32 a CPU computes one matrix at a
+    time: 24 of 192 x 192 take 67 ms on an AMD EPYC with AVX2, 142 batched.
     """
 
     def __init__(
         self, params: list[tuple[nn.Parameter, int]], lr: float, dtype: torch.dtype = torch.float32
     ):
+        """Initialize the optimizer.
+
+        Args:
+            params: each 2-D weight and the number of matrices stacked in it, 3 for qkv projections
+            lr: the learning rate
+            dtype: dtype of the matrix products
+        """
         self.dtype = dtype
         groups = [{"params": [p], "split": n} for p, n in params]
         super().__init__(groups, {"lr": lr, "momentum": 0.95, "split": 1})
@@ -214,12 +264,12 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 m = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                g = p.grad.lerp(m, group["momentum"])  # Nesterov's look ahead
+                g = p.grad.lerp(m, group["momentum"])  # Nesterov momentum
                 for part, update in zip(p.chunk(group["split"]), g.chunk(group["split"])):
                     by_shape[tuple(part.shape)].append((part, group, update))
         for (rows, cols), items in by_shape.items():
             stacked = torch.stack([u for _, _, u in items]).to(self.dtype)
-            alone = stacked.device.type == "cpu" and self.dtype == torch.float32
-            updates = map(orthogonalize, stacked.split(1 if alone else len(stacked)))
+            one_by_one = stacked.device.type == "cpu" and self.dtype == torch.float32
+            updates = map(orthogonalize, stacked.split(1 if one_by_one else len(stacked)))
             for (part, group, _), update in zip(items, torch.cat([*updates]).float()):
                 part.add_(update, alpha=-group["lr"] * max(1, rows / cols) ** 0.5)

@@ -1,4 +1,4 @@
-"""Every option of the trainer."""
+"""All options of the trainer."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +19,9 @@ from onmt_lite.config.sources import Program, Resolved
 USAGE = """\
 -train PAIRS.tsv -output DIR -train_minutes N [options]
 
-Trains a Transformer on pairs of lines and writes a model that onmt_lite -model reads, with a
-log (train.log), a table of the steps (train.csv), a plot (train.svg, if matplotlib is installed)
-and the options (train.yaml).
+Trains a Transformer on sentence pairs and writes a model for onmt_lite -model, with a log
+(train.log), a table of metrics (train.csv), a plot (train.svg, if matplotlib is installed) and the
+options (train.yaml).
 Stop the run with Ctrl-C at any time; -resume continues it.
 
   {command} -train my.tsv -output runs/mine -train_minutes 40"""
@@ -31,7 +31,7 @@ PAGE += "enc_layers dec_layers batch_tokens dropout device resume config".split(
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Files and text."""
+    """Input and output files, and text processing."""
 
     title: ClassVar[str] = "Data"
 
@@ -50,7 +50,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The shape of the Transformer: ReLU, one table for all embeddings."""
+    """Size of the Transformer, which uses ReLU and shares all embeddings."""
 
     title: ClassVar[str] = "Model"
 
@@ -66,7 +66,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """Steps, rates and device of a run."""
+    """Limits, learning rates, device and other settings of a run."""
 
     title: ClassVar[str] = "Learning"
 
@@ -90,21 +90,23 @@ class LearningOptions:
 
     @property
     def minutes_between_validations(self) -> float:
-        """valid_minutes, or its default for the length of the run."""
+        """Return valid_minutes, or its default for the length of the run."""
         return self.valid_minutes or max(1.0, min(10.0, self.train_minutes / 10 or 10.0))
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """All groups together."""
+    """All options of a run."""
 
     data: DataOptions
     model: ModelOptions
     learning: LearningOptions
-    notes: tuple[str, ...] = field(default=(), compare=False)  # options without effect, for the log
+    notes: tuple[str, ...] = field(
+        default=(), compare=False
+    )  # on options without effect, for the log
 
 
-MAX_WEIGHT = 10_000  # an epoch is a list with so many copies of each pair
+MAX_WEIGHT = 10_000  # an epoch is a list with this many copies of each pair
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
     require_paths("train", "output"),
@@ -114,26 +116,26 @@ RULES = (
     ),
     reject_if(
         lambda v: v.d_model % (2 * v.heads),
-        "{d_model} is not an even multiple of {heads}; change one",
+        "{d_model} must be an even multiple of {heads}; change one of them",
     ),
     reject_if(
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
-            f"train_weights: {len(v.train_weights)} weights for {len(v.train)} files of train; "
-            "give one for each"
+            f"train_weights: there are {len(v.train_weights)} weights for {len(v.train)} train "
+            "files; give one for each"
         ),
     ),
     reject_if(
         lambda v: not all(0 < weight <= MAX_WEIGHT for weight in v.train_weights),
-        f"train_weights: each must be above 0 and at most {MAX_WEIGHT:,}",
+        f"train_weights: each weight must be above 0 and at most {MAX_WEIGHT:,}",
     ),
     reject_if(
         lambda v: v.save_bits not in (8, 16),
-        "{save_bits} is not 8 or 16; give one of these",
+        "{save_bits} must be 8 or 16",
     ),
     reject_if(
         lambda v: not v.train_steps and not v.train_minutes,
-        "train_minutes is missing; say when to stop, such as -train_minutes 10 (or train_steps)",
+        "train_minutes is missing; set a limit such as -train_minutes 10 (or train_steps)",
     ),
 )
 OPTIONS: dict[str, Option] = collect_options(
@@ -142,7 +144,7 @@ OPTIONS: dict[str, Option] = collect_options(
 
 
 def to_config(options: TrainOptions) -> dict[str, Any]:
-    """All options but -resume, as a configuration holds them."""
+    """Return all options except -resume as values for a YAML config."""
     groups = (options.data, options.model, options.learning)
     values = {name: value for group in groups for name, value in vars(group).items()}
     del values["resume"]
@@ -150,8 +152,9 @@ def to_config(options: TrainOptions) -> dict[str, Any]:
 
 
 def build_options(resolved: Resolved) -> TrainOptions:
+    """Build the options of a run from resolved values."""
     data = resolved.build(DataOptions)
-    if data.init_from is not None:  # may be the name of a shipped model
+    if data.init_from is not None:  # possibly the name of a shipped model
         data = replace(data, init_from=str(find_model(data.init_from)))
     model, learning = resolved.build(ModelOptions), resolved.build(LearningOptions)
     return TrainOptions(data, model, learning, resolved.notices)

@@ -1,5 +1,4 @@
-"""The directory of a run: checks before it is written, its lock, table and saved state, and
-commands with its name."""
+"""Output directory of a training run: checks, lock, metrics table, state, shell commands."""
 
 import contextlib
 import dataclasses
@@ -25,67 +24,73 @@ from onmt_lite.train.options import ModelOptions, TrainOptions, to_config
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT, HELD_OUT = "train.csv", "train.svg", "valid.tsv"
-SCRIPT = Path("translate.py")  # in a checkout
-USER_FILES = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # the model, for its user
+SCRIPT = Path("translate.py")  # exists in a checkout
+USER_FILES = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # listed at the end of a run
 ALL_FILES = (STATE, CONFIG, *USER_FILES, native.MANIFEST, native.WEIGHTS, native.SENTENCEPIECE)
 
 
 def check_files(options: TrainOptions) -> None:
-    """Raise OptionError or FileError if files are missing, in the way or cannot be written."""
+    """Check the files of a run before any work.
+
+    Raises:
+        OptionError: the output directory does not fit -resume, or a file is used twice
+        FileError: a file does not exist or cannot be written
+        CheckpointError: init_from does not exist
+    """
     data, log_file, out = options.data, options.learning.log_file, Path(options.data.output)
-    read = [*(("train", path) for path in data.train), *(("valid", path) for path in data.valid)]
-    check_inputs(read)
-    begins = not options.learning.resume
-    if begins and data.init_from and not Path(data.init_from).exists():
-        takes = "init_from takes the directory of a model that the trainer has written"
+    inputs = [*(("train", path) for path in data.train), *(("valid", path) for path in data.valid)]
+    check_inputs(inputs)
+    resume = options.learning.resume
+    if not resume and data.init_from and not Path(data.init_from).exists():
         raise CheckpointError(
-            f"no model at {data.init_from}: {describe_missing_path(data.init_from)}; {takes}"
+            f"init_from: there is no model at {data.init_from}: "
+            f"{describe_missing_path(data.init_from)}; use a model directory written by the trainer"
         )
     if data.init_from:
         files = [Path(data.init_from), *list_model_files(Path(data.init_from))]
-        read += [("init_from", str(file)) for file in files]
-    own = [("output", data.output), *(("output", str(out / name)) for name in ALL_FILES)]
-    check_distinct(read, [*own, *([("log_file", log_file)] if log_file else [])])
+        inputs += [("init_from", str(file)) for file in files]
+    outputs = [("output", data.output), *(("output", str(out / name)) for name in ALL_FILES)]
+    check_distinct(inputs, [*outputs, *([("log_file", log_file)] if log_file else [])])
 
-    begun, resume = (out / STATE).exists(), options.learning.resume
-    if begun and not resume:
-        raise OptionError(f"output: {out} holds a run already; continue it with -resume")
-    if not begun and resume:
-        raise OptionError(f"resume: {out} holds no {STATE}; leave -resume out to begin there")
-    if not begun and native.can_load(out):
-        raise OptionError(f"output: {out} holds a model already; choose another directory")
+    has_state = (out / STATE).exists()
+    if has_state and not resume:
+        raise OptionError(f"output: {out} already contains a run; continue it with -resume")
+    if not has_state and resume:
+        raise OptionError(f"resume: {out / STATE} does not exist; omit -resume to start a run")
+    if not has_state and native.can_load(out):
+        raise OptionError(f"output: {out} already contains a model; choose another directory")
 
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    parents = (out.absolute(), *out.absolute().parents)
     with wrap_os_errors(f"write {out}"):
-        os.rmdir(tempfile.mkdtemp(dir=there))
+        os.rmdir(tempfile.mkdtemp(dir=next(path for path in parents if path.exists())))
     if log_file and Path(log_file).absolute().parent != out.absolute():
         check_writable(log_file)
 
 
 @contextlib.contextmanager
 def lock_directory(out: Path) -> Iterator[None]:
-    """Lock the directory of a run inside the block.  Raises OptionError if another run has it."""
-    folder = os.open(out, os.O_RDONLY)
+    """Hold the lock of a run's directory.  Raises OptionError if another run holds it."""
+    directory = os.open(out, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OptionError(
-                    f"output: another run writes to {out}; choose another path"
+                    f"output: another run writes to {out}; choose another directory"
                 ) from None
         yield
     finally:
-        os.close(folder)
+        os.close(directory)
 
 
-# -- the table ------------------------------------------------------------------------------------
+# -- metrics ------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
-    """A row of the table; only rows of validations have the last three values.
+    """A row of the metrics table; the last three values are set at validations only.
 
-    tokens_per_second  target tokens, over the steps since the row before
+    tokens_per_second  target tokens, over the steps since the previous row
     train_loss         nats per target token over the same steps, with label smoothing and dropout
     valid_loss         nats per target token, the mean over the held-out files
     """
@@ -101,33 +106,34 @@ class Row(NamedTuple):
     perplexity: float | None = None
     bleu: float | None = None
 
-    def line(self) -> str:
+    def to_csv(self) -> str:
+        """Return the row as a line of CSV."""
         formats = (".0f", ".0f", ".3f", ".0f", *[".6g"] * 6)
         values = ("" if v is None else format(v, form) for v, form in zip(self, formats))
         return ",".join(values) + "\n"
 
 
 class MetricsTable:
-    """Rows of a run, kept in memory and in the file TABLE."""
+    """The metrics of a run, in memory and in the file TABLE."""
 
     def __init__(self, out: Path, n_steps: int):
-        """Begin the table, or continue it after `n_steps`; rows of later steps are dropped."""
+        """Start the file, or continue it after `n_steps` and drop rows of later steps."""
         self.out = out
-        kept = read_metrics(out / TABLE) if n_steps else []
-        self.rows = [row for row in kept if row.step <= n_steps]
-        lines = [",".join(Row._fields) + "\n", *(row.line() for row in self.rows)]
+        rows = read_metrics(out / TABLE) if n_steps else []
+        self.rows = [row for row in rows if row.step <= n_steps]
+        lines = [",".join(Row._fields) + "\n", *(row.to_csv() for row in self.rows)]
         replace_files(out, {TABLE: "".join(lines).encode()})
 
     def add(self, row: Row) -> None:
-        """Append a row, in one write, so that a killed process leaves whole lines."""
+        """Append a row in a single write, so that a killed process leaves complete lines."""
         self.rows.append(row)
         with wrap_os_errors(f"write {self.out / TABLE}"):
             with open(self.out / TABLE, "ab", buffering=0) as table:
-                table.write(row.line().encode())
+                table.write(row.to_csv().encode())
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Read the rows of a table, without a last line that was cut off."""
+    """Read the rows of a metrics table, except for an incomplete last line."""
     if not path.exists():
         return []
     with wrap_os_errors(f"read {path}"):
@@ -137,7 +143,7 @@ def read_metrics(path: Path) -> list[Row]:
     return [Row(**row) for row in named]  # type: ignore[arg-type]
 
 
-# -- the state ------------------------------------------------------------------------------------
+# -- state ------------------------------------------------------------------------------------
 
 # Options that -resume may not change
 FIXED_OPTIONS = (
@@ -149,74 +155,93 @@ FIXED_OPTIONS = (
 def collect_fixed_values(
     options: TrainOptions, text: Text, held_out: list[list[Pair]]
 ) -> dict[str, object]:
-    """Return what a resumed run must have in common with the run that it continues."""
+    """Return the values that must not change when a run is resumed.
+
+    Args:
+        options: the options of the run
+        text: its training text
+        held_out: the pairs of each held-out file
+
+    Returns:
+        Option values, the class of the text and digests of the pairs, by name.
+    """
     values = to_config(options)
     return {
         **{name: values[name] for name in FIXED_OPTIONS},
         "text": type(text).__name__,
-        "train": digest(text.pairs),
-        "valid": " ".join(map(digest, held_out)),
+        "train": hash_pairs(text.pairs),
+        "valid": " ".join(map(hash_pairs, held_out)),
     }
 
 
 def format_pairs(pairs: list[Pair]) -> bytes:
-    """Return pairs as the lines of a file, the source first."""
+    """Return pairs as `source<TAB>target` lines in UTF-8."""
     return "".join(f"{src}\t{tgt}\n" for src, tgt in pairs).encode("utf-8")
 
 
-def digest(pairs: list[Pair]) -> str:
-    """Return the SHA-256 of the pairs in their order."""
+def hash_pairs(pairs: list[Pair]) -> str:
+    """Return the SHA-256 of the pairs, in order, as hexadecimal digits."""
     return hashlib.sha256("\n".join(map("\t".join, pairs)).encode("utf-8")).hexdigest()
 
 
-def read_state(out: Path, settled: dict[str, object]) -> dict[str, Any]:
-    """Read the state in a directory.
+def read_state(out: Path, fixed_values: dict[str, object]) -> dict[str, Any]:
+    """Read the saved state of a run.
 
-    Raises DataError if it is damaged, OptionError if its settled values are not those given.
+    Args:
+        out: the run's directory
+        fixed_values: the result of `collect_fixed_values` now
+
+    Raises:
+        DataError: the state is damaged
+        OptionError: a fixed value has changed
     """
     try:
         state = torch.load(out / STATE, map_location="cpu", weights_only=True)
-        # States of older versions lack some values
-        before = {**settled, **state.get("settled", {})}
-    except Exception as error:  # pickled data fail in many ways
-        raise cannot_resume(out, error) from None
+        # Older versions did not save all values
+        before = {**fixed_values, **state.get("settled", {})}
+    except Exception as error:  # damaged pickles raise many types
+        raise make_resume_error(out, error) from None
     changed = [
-        f"{name} (other pairs)"
+        f"{name} (different pairs)"
         if name in ("train", "valid")
         else f"{name} ({before[name]} before, {now} now)"
-        for name, now in settled.items()
+        for name, now in fixed_values.items()
         if before[name] != now
     ]
     if changed:
         raise OptionError(
-            f"resume: these differ from the run in {out}: {', '.join(changed)}; "
-            f"-config {out / CONFIG} has its options"
+            f"resume: options changed since the run in {out} started: {', '.join(changed)}; "
+            f"use -config {out / CONFIG}"
         )
     return state
 
 
-def cannot_resume(out: Path, error: Exception) -> DataError:
+def make_resume_error(out: Path, error: Exception) -> DataError:
+    """Build the error for a state that cannot be restored."""
     reason = (str(error) or repr(error)).split("\n")[0]
     return DataError(f"cannot resume from {out / STATE}: {reason}")
 
 
-# -- commands to paste ----------------------------------------------------------------------------
+# -- shell commands -------------------------------------------------------------------------------
 
 
-def format_resume_hint(out: Path, how: str = "go on") -> str:
-    """Return the end of a message with the command to paste; "" if there is no state yet."""
-    again = f"{get_command_name()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
-    return f"; {how}: {again}" if (out / STATE).exists() else ""
+def format_resume_hint(out: Path, advice: str = "continue with") -> str:
+    """Return advice with the command that resumes a run, to append to a message.
+
+    Returns "" if no state has been saved yet.
+    """
+    resume = f"{get_command_name()} {shlex.join(['-config', str(out / CONFIG), '-resume'])}"
+    return f"; {advice}: {resume}" if (out / STATE).exists() else ""
 
 
 def format_translate_command(out: Path) -> str:
-    """Return the command to paste that translates with the model."""
+    """Return the shell command that translates with the model."""
     script = "python translate.py" if SCRIPT.exists() else "python -m onmt_lite"
     program = "onmt_lite" if get_command_name() == "onmt_lite_train" else script
     return f"{program} {shlex.join(['-model', str(out), '-src', 'FILE'])}"
 
 
 def format_calibrate_command(out: Path) -> str:
-    """Return the command to paste that calibrates the model."""
+    """Return the shell command that calibrates the model."""
     words = shlex.join(["-model", str(out), "-valid", str(out / HELD_OUT)])
     return f"python -m onmt_lite.train.calibrate {words}"

@@ -21,7 +21,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.train import options as training
 from onmt_lite.train.data import Pair, Text
 from onmt_lite.train.options import TrainOptions
-from onmt_lite.train.trainer import train
+from onmt_lite.train.run import train
 
 USAGE = """\
 -train EPOCH.tsv EPOCH.tsv ... -valid PAIRS.tsv -output DIR -train_minutes N [options]

@@ -110,13 +110,15 @@ def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
     assert (process.returncode, out) == (128 + number, "")
     name = signal.Signals(number).name
     last = err.split("\n")[-2]
-    step = re.match(rf"onmt_lite: stopped by {name} at step (\d+), state saved; go on: ", last)
+    step = re.match(
+        rf"onmt_lite: stopped by {name} at step (\d+), state saved; continue with: ", last
+    )
     assert step, err
     if number != signal.SIGINT:
         return
     # The commands do what they say, as they are
     steps = str(int(step[1]) + 2)
-    out, more = run(*command_in(err, "go on"), "-train_steps", steps)
+    out, more = run(*command_in(err, "continue with"), "-train_steps", steps)
     assert out == "" and f"continuing after step {step[1]}\n" in more
     (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
     command = command_in(err, "translate with it")
@@ -183,15 +185,19 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
             5,
             "train none.tsv: there is no such file; train takes a file of .*; did you .*",
         ),
-        ("-train wrong.tsv", 3, r"wrong.tsv:2: not a `source<TAB>target` line: 'no tab'; put .*"),
-        ("-init_from none", 4, r"no model at none: .*"),
-        ("-vocab_size 99999", 2, r"vocab_size 99999: more than the text gives; .* \d+"),
+        (
+            "-train wrong.tsv",
+            3,
+            r"wrong.tsv:2: the line is not `source<TAB>target`: 'no tab'; separate .*",
+        ),
+        ("-init_from none", 4, r"init_from: there is no model at none: .*"),
+        ("-vocab_size 99999", 2, r"vocab_size 99999: the text has too few subwords; .* \d+"),
         (
             "-device gpu",
             2,
             r"device: expected auto, cpu, cuda or cuda:N, got 'gpu' .*",
         ),
-        ("-train_minutes 0", 2, r"train_minutes is missing; say when to stop.*"),
+        ("-train_minutes 0", 2, r"train_minutes is missing; set a limit .*"),
         ("-train_src a", 2, r"unknown option train_src; did you mean train or .*"),
     ],
 )
@@ -206,6 +212,6 @@ def test_errors_are_one_line_with_their_exit_code(folder, monkeypatch, capfd, wo
         for number, handler in handlers.items():
             signal.signal(number, handler)
     out, err = capfd.readouterr()
-    err = re.sub(r"^making pieces of the words of \d+ pairs\n", "", err)
+    err = re.sub(r"^training a SentencePiece model on \d+ pairs\n", "", err)
     assert re.fullmatch(rf"onmt_lite: error: {says}\n", err) and not out
     assert sorted(os.listdir(folder)) == before

@@ -13,7 +13,8 @@ from onmt_lite.errors import OptionError
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
-from onmt_lite.train.trainer import Trainer, train
+from onmt_lite.train.run import train
+from onmt_lite.train.trainer import Trainer
 from recipes.de_en import grow
 from recipes.de_en import train as in_turn
 from recipes.de_en.grow import add_all_characters, add_layers, replace_subwords, spell

@@ -21,7 +21,7 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.train.data import read_pairs
 from onmt_lite.train.options import load_train_options
-from onmt_lite.train.trainer import train
+from onmt_lite.train.run import train
 from recipes.de_en import evaluate, mean, run, slots
 from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options

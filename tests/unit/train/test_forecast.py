@@ -1,4 +1,4 @@
-"""What is said of a run before it begins, and the two kinds of minutes."""
+"""The forecast of a training run, and its wall-clock and CPU time."""
 
 import re
 
@@ -16,19 +16,20 @@ from onmt_lite.train.forecast import (
     measure_speed,
 )
 from onmt_lite.train.options import LearningOptions
-from onmt_lite.train.trainer import Trainer, train
+from onmt_lite.train.run import train
+from onmt_lite.train.trainer import Trainer
 from tests.support.tiny_training import tiny_run
 
-# 150,000 pairs of eleven tokens with the default model, on two cores
+# 150,000 pairs of eleven tokens, the default model, two cores
 TATOEBA = RunSpeed(150_000, 2_200_000, 1500, 1100.0, 4000.0)
 
 
-def told(pace, n_steps=0, seconds=0.0, is_trained=False, **limits):
-    return forecast(pace, LearningOptions(**limits), n_steps, seconds, is_trained)
+def make_forecast(speed, n_steps=0, seconds=0.0, is_pretrained=False, **limits):
+    return forecast(speed, LearningOptions(**limits), n_steps, seconds, is_pretrained)
 
 
 @pytest.mark.parametrize(
-    ("pace", "limits", "expected"),
+    ("speed", "limits", "expected"),
     [
         # 5 epochs are 7,500 steps, of which 100 take 27.5 s
         (TATOEBA, {"train_steps": 100}, "-train_steps 7500"),
@@ -37,7 +38,7 @@ def told(pace, n_steps=0, seconds=0.0, is_trained=False, **limits):
         (TATOEBA, {"train_minutes": 1, "train_steps": 10**6}, "-train_minutes 34"),
         (TATOEBA, {"train_steps": 4000}, None),
         (TATOEBA, {"train_minutes": 30}, None),
-        # 5 epochs of 10,000 pairs are 600 steps: fewer than any model takes
+        # 5 epochs of 10,000 pairs are 600 steps: below the minimum for any model
         (TATOEBA._replace(n_pairs=10_000, epoch_steps=120), {"train_steps": 300}, "_steps 1000"),
         (TATOEBA._replace(n_pairs=10_000, epoch_steps=120), {"train_steps": 600}, None),
         # 20 tokens for each of 2.2 million parameters are 40,000 steps, 0.4 epochs
@@ -45,48 +46,48 @@ def told(pace, n_steps=0, seconds=0.0, is_trained=False, **limits):
         (TATOEBA._replace(n_pairs=10**7, epoch_steps=10**5), {"train_steps": 25000}, None),
     ],
 )
-def test_a_run_that_is_far_too_short_is_noted_with_one_that_is_not(pace, limits, expected):
-    line, *notes = told(pace, **limits)
+def test_forecast_of_short_run_suggests_a_longer_one(speed, limits, expected):
+    line, *notes = make_forecast(speed, **limits)
     assert not line.startswith("NOTE")
     assert bool(notes) == (expected is not None)
     assert expected is None or notes[0].endswith(expected)
-    assert told(pace, is_trained=True, **limits) == [line]
+    assert make_forecast(speed, is_pretrained=True, **limits) == [line]
 
 
-def test_the_first_line_says_steps_epochs_and_time():
-    (line,) = told(TATOEBA, train_steps=6000)
+def test_forecast_gives_time_steps_and_epochs():
+    (line,) = make_forecast(TATOEBA, train_steps=6000)
     assert line == (
-        "at 4,000 target tokens/s, as measured now, this run takes 28 minutes for 6,000 steps; "
-        "an epoch has 1,500: 4 epochs"
+        "at the measured speed of 4,000 target tokens/s, this run takes 28 minutes for 6,000 "
+        "steps; an epoch has 1,500 steps: 4 epochs"
     )
 
 
-def test_forecast_of_a_resumed_run_counts_earlier_runs_and_names_them():
+def test_forecast_of_resumed_run_includes_earlier_runs():
     # 20 of 30 minutes are left: 20 * 60 * 4000 / 1100 steps, which make 9,364
-    (line,) = told(TATOEBA, n_steps=5000, seconds=600, train_minutes=30)
+    (line,) = make_forecast(TATOEBA, n_steps=5000, seconds=600, train_minutes=30)
     assert line == (
-        "at 4,000 target tokens/s, as measured now, this run takes 20 minutes for 4,364 more "
-        "steps, in addition to 10 minutes for 5,000 steps so far; an epoch has 1,500: 6.2 epochs "
-        "in all"
+        "at the measured speed of 4,000 target tokens/s, this run takes 20 minutes for 4,364 more "
+        "steps, in addition to 10 minutes for 5,000 steps so far; an epoch has 1,500 steps: 6.2 "
+        "epochs in total"
     )
     # 1,000 of 6,000 steps are left, of 0.275 s each
-    (line,) = told(TATOEBA, n_steps=5000, seconds=9999, train_steps=6000)
+    (line,) = make_forecast(TATOEBA, n_steps=5000, seconds=9999, train_steps=6000)
     assert "this run takes 4.6 minutes for 1,000 more steps, in addition to 2.8 hours" in line
 
 
-def test_advice_to_a_resumed_run_counts_the_minutes_of_earlier_runs():
+def test_forecast_warning_of_resumed_run_includes_earlier_minutes():
     # 7,500 steps are useful: 500 took 10 minutes, 7,000 more take 32.1
-    _, note = told(TATOEBA, n_steps=500, seconds=600, train_minutes=11)
+    _, note = make_forecast(TATOEBA, n_steps=500, seconds=600, train_minutes=11)
     assert note.endswith("takes about 42 minutes: -train_minutes 42")
-    assert len(told(TATOEBA, n_steps=500, seconds=600, train_minutes=42)) == 1
+    assert len(make_forecast(TATOEBA, n_steps=500, seconds=600, train_minutes=42)) == 1
 
 
 @pytest.mark.parametrize("n_pairs", [2, 200, 4999])
 @pytest.mark.parametrize("steps", [1, 10**6])
-def test_far_too_few_pairs_are_noted_whatever_the_steps(n_pairs, steps):
-    _, note = told(TATOEBA._replace(n_pairs=n_pairs, epoch_steps=2), train_steps=steps)
+def test_forecast_with_too_few_pairs_warns_for_any_number_of_steps(n_pairs, steps):
+    _, note = make_forecast(TATOEBA._replace(n_pairs=n_pairs, epoch_steps=2), train_steps=steps)
     assert note.startswith(f"NOTE: {n_pairs:,} pairs are far too few")
-    assert f"(here {steps / 2:g} times)".replace("500000", "500,000") in note
+    assert f"is used {steps / 2:g} times".replace("500000", "500,000") in note
     assert "-train_" not in note
 
 
@@ -98,17 +99,19 @@ def test_far_too_few_pairs_are_noted_whatever_the_steps(n_pairs, steps):
     st.floats(1, 10**7),
     st.integers(1, 10**6),
 )
-def test_who_takes_the_advice_gets_no_other(pairs, parameters, epoch, tokens, speed, steps):
-    pace = RunSpeed(pairs, parameters, epoch, tokens, speed)
+def test_forecast_has_no_warning_if_the_advice_is_followed(
+    pairs, parameters, epoch, tokens, speed, steps
+):
+    run_speed = RunSpeed(pairs, parameters, epoch, tokens, speed)
     for limit in ("steps", "minutes"):
-        value = steps if limit == "steps" else pace.seconds(steps) / 60
-        for note in told(pace, **{f"train_{limit}": value})[1:]:
+        value = steps if limit == "steps" else run_speed.estimate_seconds(steps) / 60
+        for note in make_forecast(speed, **{f"train_{limit}": value})[1:]:
             advised = float(re.search(rf"-train_{limit} (\S+)$", note)[1])
             assert advised > value
-            assert len(told(pace, **{f"train_{limit}": advised})) == 1
+            assert len(make_forecast(speed, **{f"train_{limit}": advised})) == 1
 
 
-def test_numbers_are_rounded_and_units_fit():
+def test_format_duration_and_number_keep_two_digits():
     assert [*map(format_number, (0.0666, 1.04, 9.96, 123.0, 7321.0))] == [
         "0.067", "1", "10", "120", "7,300"
     ]  # fmt: skip
@@ -117,7 +120,7 @@ def test_numbers_are_rounded_and_units_fit():
     ]  # fmt: skip
 
 
-def test_the_speed_is_that_of_the_updates_after_the_first(monkeypatch):
+def test_measure_speed_ignores_the_first_update(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     batches = [[([4, 3], [5, 6])], [([4, 3], [5]), ([4, 3], [6])]]  # 3 and 4 target tokens
@@ -136,8 +139,8 @@ def test_the_speed_is_that_of_the_updates_after_the_first(monkeypatch):
 
 
 @pytest.fixture
-def said(corpus, tmp_path):
-    """said(*words) -> what the log says of a run between its sizes and its first step."""
+def log_before_training(corpus, tmp_path):
+    """log_before_training(*words) -> the log between the sizes and the first step of a run."""
 
     def log(*words):
         trainer = Trainer(tiny_run(corpus, tmp_path / "run", *words))
@@ -145,50 +148,52 @@ def said(corpus, tmp_path):
         with pytest.raises(ZeroDivisionError):
             trainer.run()
         log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
-        return log.rpartition("pairs to learn from")[2]
+        return log.rpartition("training pairs, ")[2]
 
     return log
 
 
-def test_it_is_said_before_the_first_step(said, corpus, tmp_path, monkeypatch):
+def test_forecast_is_logged_before_the_first_step(
+    log_before_training, corpus, tmp_path, monkeypatch
+):
     assert re.search(
-        r"at [\d,]+ target tokens/s, as measured now, this run takes .* for 8 steps; an epoch has "
-        r"(\d+): .*\n.*NOTE: 300 pairs are far too few.*\n$",
-        said(),
+        r"at the measured speed of [\d,]+ target tokens/s, this run takes .* for 8 steps; an epoch "
+        r"has (\d+) steps: .*\n.*NOTE: 300 pairs are far too few.*\n$",
+        log_before_training(),
     )
-    monkeypatch.setattr(module, "FEW_PAIRS", 100)
-    assert "-train_steps 1000\n" in said()
+    monkeypatch.setattr(module, "MIN_PAIRS", 100)
+    assert "-train_steps 1000\n" in log_before_training()
     train(tiny_run(corpus, tmp_path / "start"))
-    begun = said("-init_from", tmp_path / "start")
-    assert "for 8 steps" in begun and "far too" not in begun
+    log = log_before_training("-init_from", tmp_path / "start")
+    assert "for 8 steps" in log and "far too" not in log
 
 
-def test_measuring_changes_nothing_of_the_run(corpus, tmp_path, monkeypatch):
+def test_measure_speed_does_not_change_the_run(corpus, tmp_path, monkeypatch):
     train(tiny_run(corpus, tmp_path / "measured"))
     trainer = Trainer(tiny_run(corpus, tmp_path / "kept"))
     epoch, state = trainer.epochs(0), torch.get_rng_state()
-    before = trainer.model, trainer.optimizers, trainer.held_out_losses()
-    assert trainer.speed(epoch) > 0
-    after = trainer.model, trainer.optimizers, trainer.held_out_losses()
+    before = trainer.model, trainer.optimizers, trainer.compute_held_out_losses()
+    assert trainer.measure_speed(epoch) > 0
+    after = trainer.model, trainer.optimizers, trainer.compute_held_out_losses()
     assert after[:2] == before[:2] and trainer.n_steps == 0
     assert not any(o.state for o in trainer.optimizers)
     torch.set_rng_state(state)
-    monkeypatch.setattr(Trainer, "speed", lambda trainer, epoch: 1.0)
-    train(tiny_run(corpus, tmp_path / "told"))
-    measured, plain = (tmp_path / n / "weights.safetensors" for n in ("measured", "told"))
+    monkeypatch.setattr(Trainer, "measure_speed", lambda trainer, epoch: 1.0)
+    train(tiny_run(corpus, tmp_path / "plain"))
+    measured, plain = (tmp_path / n / "weights.safetensors" for n in ("measured", "plain"))
     assert measured.read_bytes() == plain.read_bytes()
 
 
-def test_clock_and_processor_minutes_are_said_apart(corpus, tmp_path, monkeypatch):
-    """With clocks of which the processor's goes twice as fast, a minute a step."""
+def test_log_gives_wall_clock_and_cpu_minutes(corpus, tmp_path, monkeypatch):
+    """With a minute per step and CPU time twice as long."""
     trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
     step, made = trainer.step, []
     monkeypatch.setattr("onmt_lite.train.trainer.clocks", lambda: (60 * len(made), 120 * len(made)))
     trainer.step = lambda batch: made.append(batch) or step(batch)
     trainer.run()
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
-    assert "3.0 min (processor 6.0)  epoch" in log
-    # They are counted on, and a state of an older version has none
+    assert "3.0 min (CPU 6.0)  epoch" in log
+    # A resumed run continues the count; a state of an older version has no CPU time
     path = tmp_path / "run" / "train_state.pt"
     for known in (True, False):
         if not known:
@@ -200,11 +205,11 @@ def test_clock_and_processor_minutes_are_said_apart(corpus, tmp_path, monkeypatc
         assert resumed.processor_seconds == (360 if known else 0)
 
 
-def test_the_end_of_a_run_says_both(corpus, tmp_path):
+def test_log_ends_with_wall_clock_and_cpu_minutes(corpus, tmp_path):
     train(tiny_run(corpus, tmp_path / "run"))
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
     assert re.search(
-        r"8 steps took \d+\.\d minutes by the clock, without validations, and \d+\.\d processor "
-        r"minutes\n",
+        r"8 steps took \d+\.\d minutes wall-clock, without validations, and \d+\.\d minutes of "
+        r"CPU time\n",
         log,
     )

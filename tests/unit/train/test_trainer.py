@@ -1,4 +1,4 @@
-"""The trainer and its parts."""
+"""The trainer: training runs, loss, optimizers, batches and export limits."""
 
 import re
 from collections import Counter
@@ -20,33 +20,34 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.train import data
 from onmt_lite.train.data import make_batches, pad_batch
 from onmt_lite.train.network import (
-    ROWS,
+    CHUNK,
     Muon,
     build_optimizers,
     cast_embeddings,
     orthogonalize,
     smoothed_nll,
 )
-from onmt_lite.train.trainer import Trainer, train
+from onmt_lite.train.run import train
+from onmt_lite.train.trainer import Trainer
 from tests.support import tiny
 from tests.support.files import DATA
 from tests.support.tiny_training import WORDS, loss_of
 from tests.support.tiny_training import tiny_run as options
 
 
-def weights(output):
+def read_weights(output):
     return (output / "weights.safetensors").read_bytes()
 
 
-def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path):
-    # cooldown 1 and warm-up make the rate depend on the step, sampling and dropout on all the
-    # random numbers drawn: anything lost in the state would show
+def test_resume_equals_an_uninterrupted_run(corpus, tmp_path):
+    # Warm-up and cooldown depend on the step; sampling and dropout depend on all random numbers
+    # drawn so far: the test fails if the state lacks anything
     train(options(corpus, tmp_path / "whole"))
     stopped = Trainer(options(corpus, tmp_path / "parts"))
     step = stopped.step
 
     def step_or_stop(batch):
-        stopped.stopping = stopped.n_steps == 2
+        stopped.stop_signal = stopped.n_steps == 2
         return step(batch)
 
     stopped.step = step_or_stop
@@ -56,34 +57,34 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(corpus, tmp_path)
     assert resumed.n_steps == 3
     resumed.run()
     assert resumed.n_steps == 8
-    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert read_weights(tmp_path / "parts") == read_weights(tmp_path / "whole")
 
 
-def test_an_epoch_without_pairs_is_told(corpus, tmp_path):
-    with pytest.raises(DataError, match="train_weights leave no pair"):
+def test_train_weights_too_small_for_any_pair_is_an_error(corpus, tmp_path):
+    with pytest.raises(DataError, match="train_weights: an epoch would be empty"):
         train(options(corpus, tmp_path / "run", "-train_weights", "0.0001"))
 
 
-def test_it_learns_and_its_model_translates(corpus, tmp_path):
+def test_train_then_translate_gives_correct_output(corpus, tmp_path):
     train(options(corpus, tmp_path / "run", "-train_steps", "400", "-dropout", "0"))
     translator = Translator.from_pretrained(tmp_path / "run", device="cpu")
     found = translator.translate(["vier eins zwei.", "acht."])
     assert [t.hyps[0].text for t in found] == ["four one two.", "eight."]
 
 
-def test_several_files_are_one_corpus(corpus, tmp_path):
+def test_train_with_several_files_equals_one_file(corpus, tmp_path):
     lines = corpus.read_text(encoding="utf-8").splitlines(keepends=True)
     parts = tmp_path / "some.tsv", tmp_path / "rest.tsv"
     for part, some in zip(parts, (lines[:90], lines[90:])):
         part.write_text("".join(some), encoding="utf-8")
     train(options(corpus, tmp_path / "whole"))
     train(options(corpus, tmp_path / "parts", "-train", *parts))
-    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert read_weights(tmp_path / "parts") == read_weights(tmp_path / "whole")
     twice = Trainer(options(corpus, tmp_path / "twice", "-train", corpus, corpus))
     assert len(twice.text.pairs) == 2 * len(lines)
 
 
-def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
+def test_init_from_starts_with_the_weights_of_the_model(corpus, tmp_path):
     train(options(corpus, tmp_path / "first", "-train_steps", "3"))
     more = ["-init_from", tmp_path / "first", "-d_model", "64"]
     start = Trainer(options(corpus, tmp_path / "second", *more))
@@ -98,9 +99,7 @@ def test_init_from_goes_on_with_the_weights_of_a_model(corpus, tmp_path):
 
 
 @pytest.mark.sweep
-def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_hold(
-    corpus, tmp_path
-):
+def test_norm_after_model_trains_and_exports_to_marian(corpus, tmp_path):
     run = options(corpus, tmp_path / "run", *"-norm after -train_steps 200".split())
     start = loss_of(Trainer(run))
     train(run)
@@ -126,32 +125,30 @@ def test_with_norms_after_the_sublayers_it_learns_what_a_marian_directory_can_ho
         ("-max_positions 6000", ["OpenNMT-py", "Marian"], "; train with -norm after"),
     ],
 )
-def test_export_formats_that_exclude_the_model_are_named_before_training(
-    corpus, tmp_path, words, excluded, advice
-):
+def test_export_limits_are_logged_before_training(corpus, tmp_path, words, excluded, advice):
     train(options(corpus, tmp_path / "run", "-train_steps", 1, *words.split()))
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
-    before = log[: log.index("target tokens/s, as measured now")]
-    told = dict(re.findall(r"export: (\S+) cannot hold this model \((.*)\)", before))
-    assert [*told] == excluded and advice in before
+    before = log[: log.index("at the measured speed of")]
+    reasons = dict(re.findall(r"export: (\S+) does not support this model \((.*)\)", before))
+    assert [*reasons] == excluded and advice in before
     names = {"opennmt-py": ("OpenNMT-py", "run.pt"), "marian": ("Marian", "marian")}
     for to, (title, output) in names.items():
-        wanted = ExportOptions(str(tmp_path / "run"), to, str(tmp_path / output))
-        if title not in told:
-            export(wanted)
+        export_options = ExportOptions(str(tmp_path / "run"), to, str(tmp_path / output))
+        if title not in reasons:
+            export(export_options)
             continue
         with pytest.raises(CheckpointError) as error:
-            export(wanted)
-        assert str(error.value).startswith(f"{title} does not support this model: {told[title]}; ")
+            export(export_options)
+        assert str(error.value).startswith(f"{title} does not support this model: {reasons[title]}; ")
 
 
 @pytest.mark.sweep
-def test_a_model_of_8_bits_goes_on_and_is_exported(corpus, tmp_path):
+def test_save_bits_8_model_is_trained_further_and_exported(corpus, tmp_path):
     train(options(corpus, tmp_path / "run", *"-train_steps 200 -dropout 0".split()))
     same = "-train_steps 1 -matrix_lr 1e-9 -vector_lr 1e-9".split()
     small = ["-init_from", str(tmp_path / "run"), "-save_bits", "8", *same]
     train(options(corpus, tmp_path / "small", *small))
-    assert len(weights(tmp_path / "small")) < 0.75 * len(weights(tmp_path / "run"))
+    assert len(read_weights(tmp_path / "small")) < 0.75 * len(read_weights(tmp_path / "run"))
     again = Trainer(options(corpus, tmp_path / "again", "-init_from", str(tmp_path / "small")))
     whole = Trainer(options(corpus, tmp_path / "whole", "-init_from", str(tmp_path / "run")))
     assert loss_of(again) == pytest.approx(loss_of(whole), abs=0.01)
@@ -163,14 +160,14 @@ def test_a_model_of_8_bits_goes_on_and_is_exported(corpus, tmp_path):
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 
-def test_reverse_learns_the_other_direction(corpus):
+def test_reverse_swaps_source_and_target(corpus):
     forward, backward = data.read_pairs(corpus), data.read_pairs(corpus, reverse=True)
     assert [(b, a) for a, b in forward] == backward
 
 
 @pytest.mark.sweep
-def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
-    """The chain of docs/training.md: the other direction, drawn translations, pairs of both."""
+def test_back_translation_gives_pairs_that_train(corpus, tmp_path):
+    """The steps in docs/training.md: reverse model, sampled translations, mixed pairs."""
     run = options(corpus, tmp_path / "back", *"-reverse -train_steps 400 -dropout 0".split())
     train(run)
     english = [tgt for _, tgt in data.read_pairs(corpus)[:40]]
@@ -205,16 +202,16 @@ def test_back_translated_lines_become_pairs_that_train(corpus, tmp_path):
         ("-save_bits 4", "8 or 16"),
     ],
 )
-def test_wrong_options_are_named(corpus, tmp_path, more, problem):
+def test_train_options_invalid_error_names_the_option(corpus, tmp_path, more, problem):
     with pytest.raises(OptionError, match=problem):
         options(corpus, tmp_path, *more.split())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_the_loss_and_its_gradients_are_those_of_cross_entropy(smoothing, has_bias):
+def test_smoothed_nll_equals_cross_entropy(smoothing, has_bias):
     torch.manual_seed(0)
-    n, d, v = 2 * ROWS + 7, 8, 50
+    n, d, v = 2 * CHUNK + 7, 8, 50
     hidden, weight = torch.randn(n, d, requires_grad=True), torch.randn(v, d, requires_grad=True)
     bias = torch.randn(v, requires_grad=True) if has_bias else None
     inputs = [x for x in (hidden, weight, bias) if x is not None]
@@ -235,7 +232,7 @@ def test_orthogonalize_makes_singular_values_nearly_one(shape):
     assert 0.5 < values.min() <= values.max() < 1.3
 
 
-def test_muon_treats_stacked_matrices_one_by_one():
+def test_muon_orthogonalizes_stacked_matrices_separately():
     torch.manual_seed(0)
     stacked = torch.nn.Parameter(torch.zeros(6, 2))
     stacked.grad = torch.randn(6, 2)
@@ -247,7 +244,7 @@ def test_muon_treats_stacked_matrices_one_by_one():
     torch.testing.assert_close(stacked.detach(), torch.cat([p.detach() for p in apart]))
 
 
-def test_muon_in_bfloat16_moves_alike(corpus, tmp_path):
+def test_muon_in_bfloat16_is_close_to_float32(corpus, tmp_path):
     updates = []
     for dtype in (torch.float32, torch.bfloat16):
         p = torch.nn.Parameter(torch.zeros(24, 16))
@@ -261,7 +258,7 @@ def test_muon_in_bfloat16_moves_alike(corpus, tmp_path):
     assert Trainer(options(corpus, tmp_path / "full")).optimizers[0].dtype == torch.float32
 
 
-def test_every_parameter_has_one_optimizer():
+def test_build_optimizers_assigns_each_parameter_once():
     model = Transformer(TransformerConfig(20, 20, 8, 2, 16, 1, 1))
     optimizers = build_optimizers(model, 0.1, 0.1)
     held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
@@ -270,7 +267,7 @@ def test_every_parameter_has_one_optimizer():
     assert splits == {1, 2, 3}
 
 
-def test_batches_hold_every_example_once_within_their_budget():
+def test_make_batches_has_each_example_once_within_batch_tokens():
     rng = Random(1)
     examples = [([n] * rng.randrange(1, 9), [n] * rng.randrange(1, 9)) for n in range(4, 200)]
     batches = list(map(pad_batch, make_batches(examples, 64, Random(2))))
@@ -285,7 +282,7 @@ def test_batches_hold_every_example_once_within_their_budget():
         assert ((b.tgt_out == data.EOS).sum(1) == 1).all()
 
 
-def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
+def test_train_weights_repeat_pairs_by_weight():
     corpora = [[("a", "A"), ("b", "B")], [(str(n), str(n)) for n in range(10)], [("c", "C")] * 3]
     found = Counter(data.repeat_by_weight(corpora, (2.5, 0.3, 1), Random(1)))
     assert sorted((found["a", "A"], found["b", "B"])) == [2, 3]
@@ -293,10 +290,10 @@ def test_weights_say_how_often_an_epoch_has_the_pairs_of_a_file():
     assert max(n for (s, _), n in found.items() if s.isdigit()) == 1
     assert found["c", "C"] == 3
     other = {tuple(data.repeat_by_weight(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)}
-    assert len(other) > 1  # another share in each epoch
+    assert len(other) > 1  # the sampled fraction differs between epochs
 
 
-def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path):
+def test_target_with_unknown_character_is_skipped(corpus, tmp_path):
     train(options(corpus, tmp_path / "few", "-train_steps", "1"))
     odd = tmp_path / "odd.tsv"
     odd.write_text("zwei 🙂\ttwo\nzwei\ttwo 🙂\n" * 30, encoding="utf-8")
@@ -313,7 +310,7 @@ def test_what_has_no_pieces_is_not_learned_as_something_to_say(corpus, tmp_path)
         none.epochs(0)
 
 
-def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_path):
+def test_valid_with_several_files_selects_by_mean_loss(corpus, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("eins zwei.\tone two.\n", encoding="utf-8")
 
@@ -322,20 +319,20 @@ def test_the_model_is_chosen_by_the_mean_over_all_held_out_files(corpus, tmp_pat
 
     alone = [loss_of(trainer(path.stem, path)) for path in (corpus, other)]
     both = trainer("both", corpus, other)
-    assert both.held_out_losses() == pytest.approx(alone, rel=1e-5)
+    assert both.compute_held_out_losses() == pytest.approx(alone, rel=1e-5)
     assert loss_of(both) == pytest.approx(sum(alone) / 2, rel=1e-5)
     losses = iter([[1.0, 5.0], [2.0, 3.0], [0.5, 9.0]])
-    both.held_out_losses = lambda: next(losses)
+    both.compute_held_out_losses = lambda: next(losses)
     written = []
     for _ in range(3):
-        both.report()
-        written.append((both.best, weights(tmp_path / "both")))
+        both.validate()
+        written.append((both.best, read_weights(tmp_path / "both")))
         next(both.model.parameters()).data += 1
     assert [best for best, _ in written] == [3.0, 2.5, 2.5]
     assert written[0][1] != written[1][1] == written[2][1]
 
 
-def test_with_pieces_for_all_characters_none_is_unknown(corpus):
+def test_all_characters_encodes_any_text_without_unknown_tokens(corpus):
     pairs = data.read_pairs(corpus)
     few, sp = (
         spm.SentencePieceProcessor(model_proto=data.train_sentencepiece(pairs, *given))
@@ -348,7 +345,7 @@ def test_with_pieces_for_all_characters_none_is_unknown(corpus):
     assert len(sp.encode("🙂")) <= 2 < len(sp.encode("\U0001f9ff"))
 
 
-def test_embeddings_are_rounded_under_autocast_alone():
+def test_cast_embeddings_rounds_under_autocast_only():
     model, ids = cast_embeddings(tiny.make_model()), torch.tensor([[5, 6, 7]])
     exact = model.src_embedding(ids)
     with torch.autocast("cpu", torch.bfloat16):
@@ -357,36 +354,36 @@ def test_embeddings_are_rounded_under_autocast_alone():
     assert rounded.equal(exact.bfloat16())
 
 
-def test_the_running_mean_of_the_weights_is_what_is_kept(corpus, tmp_path):
-    """The plain mean of the first steps, then one that forgets; also if the run goes on."""
+def test_mean_steps_saves_the_running_mean_of_the_weights(corpus, tmp_path):
+    """The plain mean of the first steps, then a decaying mean; also in a resumed run."""
     more = ["-mean_steps", "3", "-dropout", "0"]
     trainer = Trainer(options(corpus, tmp_path / "run", *more))
     step, seen = trainer.step, []
 
-    def noted(batch):
+    def record_weights(batch):
         loss = step(batch)
         seen.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
-        trainer.stopping = len(seen) == 5
+        trainer.stop_signal = len(seen) == 5
         return loss
 
-    trainer.step = noted
+    trainer.step = record_weights
     trainer.run()
     resumed = Trainer(options(corpus, tmp_path / "run", *more, "-resume"))
     trainer, step = resumed, resumed.step
-    trainer.step = noted
+    trainer.step = record_weights
     trainer.run()
     assert len(seen) == 8
-    for name, kept in trainer.kept.named_parameters():
+    for name, kept in trainer.mean_model.named_parameters():
         mean = sum(weights[name].double() for weights in seen[:3]) / 3
         for weights in seen[3:]:
             mean = mean * 2 / 3 + weights[name].double() / 3
         torch.testing.assert_close(kept.double(), mean, rtol=0, atol=1e-6)
     assert loss_of(trainer) == pytest.approx(trainer.best, rel=1e-6)
     written = load_checkpoint(tmp_path / "run").model.state_dict()
-    torch.testing.assert_close(written, trainer.kept.state_dict(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(written, trainer.mean_model.state_dict(), rtol=1e-3, atol=1e-3)
 
 
-def test_a_mean_may_begin_when_a_run_goes_on(corpus, tmp_path):
+def test_mean_steps_can_be_added_when_resuming(corpus, tmp_path):
     first = Trainer(options(corpus, tmp_path / "run", "-train_steps", "4"))
     first.run()
     assert first.kept is first.model
