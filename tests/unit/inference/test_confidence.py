@@ -279,13 +279,15 @@ class TestCalibrate:
             n_tokens = len(t.hyps[0].token_log_probs)
             is_right = sacrebleu.sentence_chrf(t.text, [ref]).score >= 50
             points.append(Point(t.hyps[0].log_prob / n_tokens, n_tokens, is_right))
-        assert [p.right for p in points[: len(lines)]] == [i in right for i in range(len(lines))]
+        assert [p.is_correct for p in points[: len(lines)]] == [
+            i in right for i in range(len(lines))
+        ]
         checkpoint = native.load(path)
         assert checkpoint.confidence == fit_confidence(points)
-        n_right = sum(p.right for p in points)
+        n_right = sum(p.is_correct for p in points)
         out = capfd.readouterr().out
         assert out.startswith(
-            f"confidence: 12 lines, 6 joined; {n_right} of 18 are right, half of "
+            f"confidence: 12 lines, 6 concatenations of two; {n_right} of 18 correct; "
         )
         assert checkpoint.unknown == UnknownPolicy("copy", ("Tom", "Ann"), (), {"&": "und"})
         assert (path / native.WEIGHTS).read_bytes() == weights
@@ -297,7 +299,7 @@ class TestCalibrate:
         with pytest.raises(OptionError) as caught:
             load_calibrate_options(["-words", "&"])
         assert len(caught.value.problems) == 3
-        with pytest.raises(CheckpointError, match="not a model of our format"):
+        with pytest.raises(CheckpointError, match="the model has another format"):
             run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
 
     @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ class TestCalibrate:
         """No step of a decoder makes them alone."""
         tokens = ["▁a-b"]
         example = SimpleNamespace(src_tokens=tokens)
-        pipeline = SimpleNamespace(examples=SimpleNamespace(make=lambda line: example))
+        pipeline = SimpleNamespace(preprocessor=SimpleNamespace(make_example=lambda line: example))
         made = SimpleNamespace(id=0, src="a-b", hyps=[SimpleNamespace(tokens=tokens)])
         monkeypatch.setattr("onmt_lite.train.calibrate.find_attended_tokens", lambda *_: [[[0, 0]]])
         config = {"align_layer": 1, "align_head": 0, "align_late": False}

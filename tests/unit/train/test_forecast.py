@@ -105,10 +105,10 @@ def test_forecast_has_no_warning_if_the_advice_is_followed(
     run_speed = RunSpeed(pairs, parameters, epoch, tokens, speed)
     for limit in ("steps", "minutes"):
         value = steps if limit == "steps" else run_speed.estimate_seconds(steps) / 60
-        for note in make_forecast(speed, **{f"train_{limit}": value})[1:]:
+        for note in make_forecast(run_speed, **{f"train_{limit}": value})[1:]:
             advised = float(re.search(rf"-train_{limit} (\S+)$", note)[1])
             assert advised > value
-            assert len(make_forecast(speed, **{f"train_{limit}": advised})) == 1
+            assert len(make_forecast(run_speed, **{f"train_{limit}": advised})) == 1
 
 
 def test_format_duration_and_number_keep_two_digits():

@@ -193,7 +193,7 @@ def test_back_translation_gives_pairs_that_train(corpus, tmp_path):
         ("-train_steps 0", "train_minutes"),
         ("-output=", "output"),
         ("-droput 0.3", "dropout"),
-        ("-train_weights 1 2", "2 weights for 1 files"),
+        ("-train_weights 1 2", "2 weights for 1 train files"),
         ("-train_weights 0", "above 0"),
         ("-train_weights 1e9", "at most 10,000"),
         (f"-seed {2**63}", "seed: .* at most"),
@@ -386,8 +386,8 @@ def test_mean_steps_saves_the_running_mean_of_the_weights(corpus, tmp_path):
 def test_mean_steps_can_be_added_when_resuming(corpus, tmp_path):
     first = Trainer(options(corpus, tmp_path / "run", "-train_steps", "4"))
     first.run()
-    assert first.kept is first.model
+    assert first.mean_model is first.model
     more = Trainer(options(corpus, tmp_path / "run", "-resume", "-mean_steps", "2"))
-    torch.testing.assert_close(more.kept.state_dict(), first.model.state_dict())
+    torch.testing.assert_close(more.mean_model.state_dict(), first.model.state_dict())
     more.run()
-    assert not torch.equal(more.kept.output.bias, more.model.output.bias)
+    assert not torch.equal(more.mean_model.output.bias, more.model.output.bias)
