@@ -139,7 +139,9 @@ def test_export_limits_are_logged_before_training(corpus, tmp_path, words, exclu
             continue
         with pytest.raises(CheckpointError) as error:
             export(export_options)
-        assert str(error.value).startswith(f"{title} does not support this model: {reasons[title]}; ")
+        assert str(error.value).startswith(
+            f"{title} does not support this model: {reasons[title]}; "
+        )
 
 
 @pytest.mark.sweep
