@@ -1,7 +1,7 @@
-"""Reads fairseq models: a checkpoint with a dictionary per language in the same directory.
+"""Loads fairseq models: a checkpoint file and one dictionary per language in the same directory.
 
-The checkpoint is a dict: `model` (weights), and the options in `args` (a Namespace, before 0.10) or
-in `cfg` (nested tables since then).  `dict.LANG.txt` has a token and its count per line.
+The checkpoint is a dict with the weights in `model` and the options in `args` (a Namespace, before
+0.10) or `cfg` (nested dicts, since 0.10). `dict.LANG.txt` has one token and its count per line.
 """
 
 import re
@@ -39,9 +39,9 @@ from onmt_lite.text.vocab import Vocab
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
-MAX_DICT = 256 << 20
+MAX_DICTIONARY = 256 << 20
 DICTIONARIES = "dict.*.txt"
-# Relatives of these have the same weights and compute something else
+# Related architectures have the same weights but compute something else
 ARCHITECTURES = re.compile("transformer(?!_lm)|m?bart")
 LAYER_0 = "encoder.layers.0.fc1.weight"
 LANGUAGES = ("source_lang", "target_lang")
@@ -49,45 +49,55 @@ SOURCE_NAMES, TARGET_NAMES = ("src", "source"), ("tgt", "trg", "target")
 
 
 def can_load(path: Path) -> bool:
+    """Return True if a directory has fairseq dictionaries."""
     return path.is_dir() and any(path.glob(DICTIONARIES))
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a directory with one checkpoint.  Raises CheckpointError."""
+    """Load the only checkpoint of a directory; raise CheckpointError if that fails."""
     files = sorted(path.glob("*.pt"))
     if not files:
         raise CheckpointError(
-            f"{path}: the directory has dictionaries but no .pt file; copy the checkpoint there"
+            f"{path}: the directory has dictionaries but no .pt file; copy the checkpoint into it"
         )
     if len(files) > 1:
-        names, more = [shlex.quote(str(file)) for file in files[:4]], " ..." * (len(files) > 4)
+        names = [shlex.quote(str(file)) for file in files[:4]]
+        ellipsis = " ..." if len(files) > 4 else ""
         raise CheckpointError(
-            f"{path}: the directory has {len(files)} .pt files; give one, -model {names[0]}, or "
-            f"several as an ensemble, -model {' '.join(names)}{more}"
+            f"{path}: the directory has {len(files)} .pt files; choose one (-model {names[0]}) or "
+            f"use several as an ensemble (-model {' '.join(names)}{ellipsis})"
         )
     return load_from_state(archive.load(files[0]), files[0])
 
 
-def is_checkpoint(root: Any, file: Path) -> bool:
+def is_checkpoint(state: Any, file: Path) -> bool:
     """Return True if the content of a .pt file is a fairseq checkpoint."""
-    if not isinstance(root, dict) or "model" not in root:
+    if not isinstance(state, dict) or "model" not in state:
         return False
-    return not {"args", "cfg"}.isdisjoint(root) or any(file.parent.glob(DICTIONARIES))
+    return not {"args", "cfg"}.isdisjoint(state) or any(file.parent.glob(DICTIONARIES))
 
 
-def load_from_state(root: Any, file: Path) -> Checkpoint:
-    """Return the model in the content of a checkpoint file.  Raises CheckpointError."""
-    if not isinstance(root, dict) or "model" not in root:
-        raise CheckpointError(f"{file}: not a checkpoint of fairseq")
-    path = file.parent
-    if not any(path.glob(DICTIONARIES)):
+def load_from_state(state: Any, file: Path) -> Checkpoint:
+    """Build the model from the loaded content of a checkpoint file.
+
+    Args:
+        state: the loaded object, which is emptied to free memory.
+        file: the checkpoint file, whose directory has the dictionaries.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, incomplete or not supported.
+    """
+    if not isinstance(state, dict) or "model" not in state:
+        raise CheckpointError(f"{file}: not a fairseq checkpoint")
+    directory = file.parent
+    if not any(directory.glob(DICTIONARIES)):
         raise CheckpointError(
-            f"{file}: a fairseq checkpoint needs its dictionaries; copy dict.SOURCE.txt and "
-            "dict.TARGET.txt into its directory"
+            f"{file}: the fairseq dictionaries are missing; copy dict.SOURCE.txt and "
+            "dict.TARGET.txt into the directory"
         )
-    root.pop("last_optimizer_state", None)
-    options = _options(root, file)
-    weights = Weights(archive.check_state_dict(root.pop("model"), file), file)
+    state.pop("last_optimizer_state", None)
+    options = _read_options(state, file)
+    weights = Weights(archive.check_state_dict(state.pop("model"), file), file)
     build_model: Callable[[Weights, ConfigReader], EncoderDecoder] = build_transformer
     name = options.get("arch") or options.get("_name") or "transformer"
     if "encoder.convolutions.0.weight_v" in weights:
@@ -96,43 +106,43 @@ def load_from_state(root: Any, file: Path) -> Checkpoint:
         raise CheckpointError(
             f"{file}: fairseq: architecture {format_value(name)} is not supported"
         )
-    src, tgt = _read_dictionaries(path, options)
+    src, tgt = _read_dictionaries(directory, options)
     return Checkpoint(
         build_model(weights, options),
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={"space": SpaceTokenizer()},
-        start_id=EOS,  # fairseq feeds the end token first
+        start_id=EOS,  # fairseq starts the decoder with the end token
         src_end=(EOS,),
         banned_ids=(PAD,),
         language_pair=LanguagePair(*(options.get_str(name, "") for name in LANGUAGES)),
         toolkit="fairseq",
-        version="0.9 or older" if isinstance(root.get("args"), InertObject) else "0.10 or newer",
+        version="0.9 or older" if isinstance(state.get("args"), InertObject) else "0.10 or newer",
     )
 
 
-def _options(root: dict[str, Any], path: Path) -> ConfigReader:
-    """Options of the model; its languages may be among the options of the task."""
-    if isinstance(root.get("args"), InertObject):
-        return ConfigReader(root["args"], path)
-    config = _table(root.get("cfg"), path)
+def _read_options(state: dict[str, Any], path: Path) -> ConfigReader:
+    """Return the model options; the languages may be stored with the task options."""
+    if isinstance(state.get("args"), InertObject):
+        return ConfigReader(state["args"], path)
+    config = _unwrap_dict(state.get("cfg"), path)
     if config.get("model") is None:
-        raise CheckpointError(f"{path}: it holds no options of its model")
-    options, task = (_table(config.get(name), path) for name in ("model", "task"))
+        raise CheckpointError(f"{path}: the checkpoint has no model options")
+    options, task = (_unwrap_dict(config.get(name), path) for name in ("model", "task"))
     for name in LANGUAGES:
         if options.get(name) is None:
             options[name] = task.get(name)
     return ConfigReader(options, path)
 
 
-def _table(value: Any, path: Path) -> dict[str, Any]:
-    """Options as a table of plain values; empty where there are no options."""
-    values = ConfigReader(_plain({} if value is None else value), path).values
-    return {name: _plain(item) for name, item in values.items()}
+def _unwrap_dict(value: Any, path: Path) -> dict[str, Any]:
+    """Unwrap options to a dict of plain values; empty for None."""
+    values = ConfigReader(_unwrap({} if value is None else value), path).values
+    return {name: _unwrap(item) for name, item in values.items()}
 
 
-def _plain(value: Any) -> Any:
-    """Unwrap a Namespace or a node of OmegaConf."""
+def _unwrap(value: Any) -> Any:
+    """Unwrap a Namespace or an OmegaConf node."""
     if not isinstance(value, InertObject):
         return value
     if not value.name.startswith("omegaconf."):
@@ -149,41 +159,60 @@ def _read_dictionaries(path: Path, options: ConfigReader) -> tuple[Vocab, Vocab]
     for language in (source, target):
         if language not in files:
             name = f"dict.{language[:30]}.txt"
-            raise CheckpointError(f"{path}: there is no {name!r}")
+            raise CheckpointError(
+                f"{path}: dictionary {name!r} is missing; copy it into the directory"
+            )
     return read_dictionary(files[source]), read_dictionary(files[target])
 
 
 def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
-    """Choose source and target by the names of two dictionaries, or freely where they are equal."""
+    """Return source and target language by the dictionary names, in any order if they are equal.
+
+    Args:
+        path: the directory, for messages.
+        files: the dictionaries by language.
+
+    Raises:
+        CheckpointError: if there are not two dictionaries or the direction is not clear.
+    """
     if len(files) == 2:
-        one, other = files
-        if one in TARGET_NAMES or other in SOURCE_NAMES:
-            one, other = other, one
-        named = one in SOURCE_NAMES or other in TARGET_NAMES
-        if named or files[one].read_bytes() == files[other].read_bytes():
-            return one, other
-    raise CheckpointError(f"{path}: neither checkpoint nor dictionaries say what the source is")
+        src, tgt = files
+        if src in TARGET_NAMES or tgt in SOURCE_NAMES:
+            src, tgt = tgt, src
+        is_named = src in SOURCE_NAMES or tgt in TARGET_NAMES
+        if is_named or files[src].read_bytes() == files[tgt].read_bytes():
+            return src, tgt
+    raise CheckpointError(
+        f"{path}: the source language is unknown; rename the dictionaries to dict.src.txt and "
+        "dict.tgt.txt"
+    )
 
 
 def read_dictionary(path: Path) -> Vocab:
-    """Read a dictionary: ids 0 to 3 are special tokens, the others follow the lines."""
-    lines = read_limited(path, MAX_DICT).split(b"\n")
+    """Read a dictionary: ids 0 to 3 are special tokens, then one token per line.
+
+    Raises:
+        CheckpointError: if a line is malformed or a token is duplicate.
+    """
+    lines = read_limited(path, MAX_DICTIONARY).split(b"\n")
     tokens, ids = list(SPECIAL), {token: i for i, token in enumerate(SPECIAL)}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         data, _, count = line.rstrip().rpartition(b" ")
-        if overwrites := count == OVERWRITE:  # an earlier line
+        if overwrites := count == OVERWRITE:  # replaces an earlier line
             data, _, count = data.rpartition(b" ")
         try:
             if not data or not count.isdigit() or data[-1:].isspace():
                 raise ValueError
             token = data.decode("utf-8")
         except ValueError:
-            raise CheckpointError(f"{path}, line {number}: not a token and its count") from None
+            raise CheckpointError(
+                f"{path}, line {number}: expected a token and its count"
+            ) from None
         if token in ids and not overwrites:
-            raise CheckpointError(f"{path}, line {number}: {token[:50]!r} for the second time")
-        if token in ids:  # from now on the text means the new id
+            raise CheckpointError(f"{path}, line {number}: duplicate token {token[:50]!r}")
+        if token in ids:  # the text is mapped to the new id
             tokens[ids[token]] = f"<overwritten {ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
@@ -192,9 +221,9 @@ def read_dictionary(path: Path) -> Vocab:
 
 # -- The Transformer, from 0.6 to 0.12 -------------------------------------------------------------
 
-OFFSET = PAD + 1  # of positions
+OFFSET = PAD + 1  # position of the first token
 POSITIONS = [f"{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-# Computed tables, format versions, and copies that the encoder's fast path keeps
+# Computed tables, format versions, and weight copies for the encoder's fast path
 NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
@@ -202,14 +231,26 @@ NOT_WEIGHTS = (
 
 
 def build_transformer(weights: Weights, options: ConfigReader) -> Transformer:
-    """CheckpointError where weights are missing, unknown or misshapen."""
+    """Build a Transformer.
+
+    Args:
+        weights: tensors under fairseq's names, which are consumed.
+        options: the model options.
+
+    Raises:
+        CheckpointError: if weights are missing, unknown or of the wrong shape, or an option is not
+            supported.
+    """
     refuse_unsupported_options(options, "fairseq")
     weights.drop(NOT_WEIGHTS)
-    _split_attentions(weights)
-    positions = _positions(weights, options)
+    _split_qkv(weights)
+    positions = _read_positions(weights, options)
     pre_norm = {options.get_bool(f"{side}_normalize_before") for side in ("encoder", "decoder")}
     if len(pre_norm) == 2:
-        raise CheckpointError(f"{weights.path}: fairseq: encoder and decoder differ in their norms")
+        raise CheckpointError(
+            f"{weights.path}: fairseq: encoder_normalize_before and decoder_normalize_before must "
+            "be equal"
+        )
     weights.rename("fairseq")
     weights.get_shape("tgt_embedding.token.weight")
     weights.tensors.setdefault("output.weight", weights.tensors["tgt_embedding.token.weight"])
@@ -230,22 +271,22 @@ def build_transformer(weights: Weights, options: ConfigReader) -> Transformer:
     return model
 
 
-def _split_attentions(weights: Weights) -> None:
-    """Split tensors of 0.6, which hold query, key and value of an attention."""
+def _split_qkv(weights: Weights) -> None:
+    """Split the stacked query, key and value projections of fairseq 0.6."""
     for name in list(weights.tensors):
         if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):
             if weights.get_shape(name, 2 if match[2] == "weight" else 1)[0] % 3:
-                raise CheckpointError(f"{weights.path}: {name} is not three matrices in one")
-            for part, rows in zip("qkv", weights.pop(name).chunk(3)):
-                weights.tensors[f"{match[1]}{part}_proj.{match[2]}"] = rows
+                raise CheckpointError(f"{weights.path}: {name} does not consist of three matrices")
+            for letter, rows in zip("qkv", weights.pop(name).chunk(3)):
+                weights.tensors[f"{match[1]}{letter}_proj.{match[2]}"] = rows
 
 
-def _positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
-    """Switches of the position vectors: computed, none, or learned on one side at least."""
+def _read_positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
+    """Return the position settings: computed, none, or learned on at least one side."""
     limits = [options.get_int(f"max_{side}_positions", 1024) for side in ("source", "target")]
     n = min(*limits, MAX_POSITIONS)
     stored = [weights.get_shape(name) for name in POSITIONS if name in weights]
-    for name in POSITIONS:  # where one side alone is learned, the other one becomes a table too
+    for name in POSITIONS:  # if one side is learned, the other side becomes a table too
         if stored and name not in weights:
             rows, d_model = stored[0]
             weights.tensors[name] = make_sinusoids(rows, d_model, "fairseq")
@@ -256,22 +297,30 @@ def _positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
 
 # -- Convolutional models (`fconv`) ----------------------------------------------------------------
 
-LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, and how far its residual reaches
+LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, reach of the residual
 
 
 def build_fconv(weights: Weights, options: ConfigReader) -> Convolution:
-    """Build an fconv model.  Raises CheckpointError where weights or options do not fit."""
+    """Build an fconv model.
+
+    Args:
+        weights: tensors under fairseq's names, which are consumed.
+        options: the model options.
+
+    Raises:
+        CheckpointError: if weights or options are invalid or not supported.
+    """
     for name in ("encoder_layers", "decoder_layers"):  # such as `[(8, 3)] * 2 + [(9, 1)]`
         rest = re.sub(LAYER, "", options.get_str(name, ""))
         if re.search(r"[^][\d\s*+,]", rest):
             raise CheckpointError(
-                f"{options.path}: fairseq: {name} with residuals over several layers, or in words "
-                "that are not known, which is not read"
+                f"{options.path}: fairseq: {name} is not a list of (width, kernel); residuals over "
+                "several layers are not supported"
             )
     weights.drop(r"decoder\.version")
     fold_weight_norm(weights, "weight_v", "weight_g")
     weights.rename("fairseq_fconv")
     for name, weight in weights.tensors.items():
-        if weight.dim() == 3:  # a convolution: (kernel, in, out) -> (out, kernel, in)
+        if weight.dim() == 3:  # convolution: (kernel, in, out) -> (out, kernel, in)
             weights.tensors[name] = weight.permute(2, 0, 1)
     return assemble_convolution(weights, positions=True, position_offset=OFFSET)

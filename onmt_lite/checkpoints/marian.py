@@ -1,7 +1,8 @@
-"""Reads Marian's own models, as the zips of OPUS-MT hold them: an .npz file and vocabularies.
+"""Loads native Marian models as distributed by OPUS-MT: an .npz file and vocabularies.
 
-The path is a directory, with a decoder.yml that names the files, or the .npz file itself.  Names
-count, not the folders before them: those are of the machine that trained the model.
+The path is a directory, usually with a decoder.yml that lists the files, or the .npz file itself.
+Only the file names in decoder.yml are used, because the directories refer to the machine that
+trained the model.
 """
 
 import math
@@ -41,21 +42,21 @@ from onmt_lite.text.tokenizers import MarianTokenizer, SpaceTokenizer, Tokenizer
 from onmt_lite.text.vocab import Vocab
 
 DECODER = "decoder.yml"
-OPTIONS = "special:model.yml"  # the array that holds the model's options as text
+OPTIONS = "special:model.yml"  # array with the model options as YAML text
 EOS, UNK = "</s>", "<unk>"
-START = "<start>"  # a vector of zeros, which is no token of Marian's
-MAX_POSITIONS = 2048  # as many as CTranslate2 gives a model that computes them
+START = "<start>"  # our token for Marian's all-zero start embedding
+MAX_POSITIONS = 2048  # as CTranslate2 for computed position encodings
 MAX_YAML = 64 << 20
-LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C one where PyYAML has it
-# The events of a file with one table, around the texts in it
-TABLE = (
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # in C if available
+# The YAML events of a file with one mapping, except its scalars
+MAPPING_EVENTS = (
     *(yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent),
     *(yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent),
 )
-NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # in names of other YAML files
+NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # names of other YAML files
 TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
-# Theirs of a layer, as Hugging Face names them; Marian counts layers from 1
+# Marian weight names to Hugging Face names; Marian counts layers from 1
 RULES = (
     (r"(en|de)coder_l(\d+)_self_([Wb])([qkv])", r"\1coder.\2.self_attn.\4_proj.\3"),
     (r"(en|de)coder_l(\d+)_self_([Wb])o", r"\1coder.\2.self_attn.out_proj.\3"),
@@ -71,43 +72,48 @@ RULES = (
 )
 EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
-SHORTLIST = "shortlist in decoder.yml: without effect; the search considers all tokens"
-KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
+SHORTLIST = "shortlist in decoder.yml has no effect; the search considers all tokens"
+SUFFIXES = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
 def can_load(path: Path) -> bool:
+    """Return True for an .npz file, or a directory with one or with a decoder.yml."""
     if path.is_dir():
         return (path / DECODER).is_file() or any(path.glob("*.npz"))
     return path.suffix == ".npz" and path.is_file()
 
 
 def load(path: Path) -> Checkpoint:
-    """CheckpointError for a model of another kind, or a damaged one."""
-    file, source, target, decoder = _find(path)
+    """Load a model; raise CheckpointError if it is damaged or not supported."""
+    file, source, target, decoder = _find_files(path)
     if decoder.get_float("word-penalty", 0.0):
-        raise CheckpointError(f"{decoder.path}: a word-penalty, which is not supported")
+        raise CheckpointError(f"{decoder.path}: word-penalty is not supported; remove it")
     arrays = read_npz(file)
     if OPTIONS not in arrays:
-        raise CheckpointError(f"{file}: not a model of Marian: it has no {OPTIONS}")
+        raise CheckpointError(f"{file}: not a Marian model: it has no {OPTIONS}")
     text = bytes(arrays.pop(OPTIONS).to(torch.uint8).flatten().tolist()).rstrip(b"\0")
-    options = ConfigReader(_parse(text, file), file)
-    _check_kind(options)
-    model = _build(options, Weights(_renamed(arrays, file), file))
+    options = ConfigReader(_parse_yaml(text, file), file)
+    _check_model_type(options)
+    model = _build(options, Weights(_rename_arrays(arrays, file), file))
 
     cfg = model.cfg
-    sizes = options.get("dim-vocabs") or [0]  # 0 where the options do not say
+    sizes = options.get("dim-vocabs") or [0]  # 0 if the options have no sizes
     if not isinstance(sizes, list) or not all(map(is_valid_size, sizes)):
         raise CheckpointError(f"{file}: dim-vocabs is not a list of sizes")
     tgt = _read_tokens(target, cfg.tgt_vocab_size - 1, sizes[-1])
-    tgt_vocab = src_vocab = _vocab([*tgt, START], target)
+    tgt_vocab = src_vocab = _make_vocab([*tgt, START], target)
     if source != target or not cfg.share_embeddings:
-        if len(_names(decoder, "vocabs")) == 1 and not cfg.share_embeddings:
-            raise CheckpointError(f"{decoder.path}: names one vocabulary of a model with two")
+        if len(_list_files(decoder, "vocabs")) == 1 and not cfg.share_embeddings:
+            raise CheckpointError(
+                f"{decoder.path}: vocabs must list two vocabularies for this model"
+            )
         src = _read_tokens(source, cfg.src_vocab_size - cfg.share_embeddings, sizes[0])
-        src_vocab = _vocab([*src, START][: cfg.src_vocab_size], source)
-    if source.suffix == target.suffix == ".spm":  # vocabularies that cut lines themselves
-        cutters = MarianTokenizer(read_sentencepiece(str(source)), read_sentencepiece(str(target)))
-        tokenizers: dict[str, Tokenizer] = {"sentencepiece": cutters}
+        src_vocab = _make_vocab([*src, START][: cfg.src_vocab_size], source)
+    if source.suffix == target.suffix == ".spm":  # also tokenize text
+        tokenizer = MarianTokenizer(
+            read_sentencepiece(str(source)), read_sentencepiece(str(target))
+        )
+        tokenizers: dict[str, Tokenizer] = {"sentencepiece": tokenizer}
         missing: tuple[str, ...] = ()
     else:
         tokenizers, missing = find_tokenizer([file.parent], tgt, SIDE_MODELS)
@@ -131,144 +137,174 @@ def load(path: Path) -> Checkpoint:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _find(path: Path) -> tuple[Path, Path, Path, ConfigReader]:
-    """Model, vocabularies of source and target, and decoder.yml, which may name them."""
-    folder = path if path.is_dir() else path.parent
-    said = folder / DECODER
-    decoder = ConfigReader(
-        _parse(read_limited(said, MAX_YAML), said) if said.is_file() else {}, said
-    )
+def _find_files(path: Path) -> tuple[Path, Path, Path, ConfigReader]:
+    """Find the files of a model.
+
+    Returns:
+        The .npz file, the source and target vocabularies, and decoder.yml (empty if it does not
+        list this model).
+
+    Raises:
+        CheckpointError: if a file is missing or there is a choice between several.
+    """
+    directory = path if path.is_dir() else path.parent
+    decoder_path = directory / DECODER
+    has_decoder = decoder_path.is_file()
+    values = _parse_yaml(read_limited(decoder_path, MAX_YAML), decoder_path) if has_decoder else {}
+    decoder = ConfigReader(values, decoder_path)
     for name in load_table("decoder"):
-        decoder.get(name)  # refuses a name that is misspelt
-    models, vocabs = _names(decoder, "models"), _names(decoder, "vocabs")
+        decoder.get(name)  # rejects a misspelled key
+    models, vocabs = _list_files(decoder, "models"), _list_files(decoder, "vocabs")
     if models and (path.is_dir() or path.name in models):
-        found = [folder / name for name in models]
-        sources, targets = ([folder / name for name in x] for x in (vocabs[:1], vocabs[-1:]))
+        npz_files = [directory / name for name in models]
+        sources = [directory / name for name in vocabs[:1]]
+        targets = [directory / name for name in vocabs[-1:]]
     else:
-        decoder = ConfigReader({}, said)
-        found = [path] if path.is_file() else sorted(path.glob("*.npz"))
-        words = [f for f in sorted(folder.glob("*.yml")) if not NO_VOCABULARY.search(f.name)]
-        words = words or sorted(folder.glob("*.spm"))
-        targets = [f for f in words if TARGET.search(f.name)] if len(words) > 1 else words
-        sources = [f for f in words if f not in targets] if len(words) > 1 else words
-    files = [*found, *dict.fromkeys((*sources, *targets))]
-    absent = [f.name for f in files if not f.is_file() and f.suffix != ".fsv"]
-    if decoder.values and absent:
-        raise CheckpointError(f"{said}: there is no {absent[0][:100]!r} beside it")
-    is_one = [len(found), len(sources), len(targets)] == [1, 1, 1] and found[0].suffix == ".npz"
+        decoder = ConfigReader({}, decoder_path)
+        npz_files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        vocab_files = [
+            f for f in sorted(directory.glob("*.yml")) if not NO_VOCABULARY.search(f.name)
+        ]
+        vocab_files = vocab_files or sorted(directory.glob("*.spm"))
+        targets = sources = vocab_files
+        if len(vocab_files) > 1:
+            targets = [f for f in vocab_files if TARGET.search(f.name)]
+            sources = [f for f in vocab_files if f not in targets]
+    files = [*npz_files, *dict.fromkeys((*sources, *targets))]
+    missing = [f.name for f in files if not f.is_file() and f.suffix != ".fsv"]
+    if decoder.values and missing:
+        raise CheckpointError(
+            f"{decoder_path}: {missing[0][:100]!r} does not exist in this directory"
+        )
+    n_files = [len(npz_files), len(sources), len(targets)]
+    is_one = n_files == [1, 1, 1] and npz_files[0].suffix == ".npz"
     if not is_one or not all(f.is_file() and f.suffix != ".fsv" for f in files):
         listed = ", ".join(f.name for f in files)[:200] or "no files"
         raise CheckpointError(
-            f"{said if decoder.values else path}: {listed}: not one .npz file with a vocabulary "
-            f"without factors for each side; name them in a {DECODER}, or give each .npz file of "
-            "an ensemble to -model"
+            f"{decoder_path if decoder.values else path}: {listed}: a model needs one .npz file "
+            "and one vocabulary (without factors) per side; list them in a "
+            f"{DECODER}, or pass each .npz file of an ensemble to -model"
         )
-    return found[0], sources[0], targets[0], decoder
+    return npz_files[0], sources[0], targets[0], decoder
 
 
-def _names(decoder: ConfigReader, key: str) -> list[str]:
+def _list_files(decoder: ConfigReader, key: str) -> list[str]:
     return get_file_names(decoder.get(key), key, decoder.path)
 
 
-def _parse(data: bytes, path: Path) -> Any:
+def _parse_yaml(data: bytes, path: Path) -> Any:
     try:
         return parse_yaml(data)
     except ValueError:
-        raise CheckpointError(f"{path}: not YAML that is understood") from None
+        raise CheckpointError(f"{path}: not valid YAML") from None
 
 
 # -- vocabulary and tokens ------------------------------------------------------------------------
 
 
 def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
-    """Tokens by id, `n` unless that is 0: sentencepiece's own, or those that YAML gives.  Rows of
-    the model's table behind the last token get names of their own."""
+    """Read a vocabulary. Unused rows of the embedding table get placeholder names.
+
+    Args:
+        path: a .spm file, or a YAML file of tokens and ids.
+        rows: number of rows of the embedding table.
+        n: expected number of tokens in a YAML file; 0 for any.
+
+    Returns:
+        The tokens by id, one per row.
+
+    Raises:
+        CheckpointError: if the file is damaged or does not match the model.
+    """
     if path.suffix == ".spm":
-        pieces = read_sentencepiece(str(path))
-        tokens = {i: pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
+        processor = read_sentencepiece(str(path))
+        tokens = {i: processor.id_to_piece(i) for i in range(processor.vocab_size())}
     else:
         tokens = _read_ids(path)
     expected = n if n and path.suffix != ".spm" else len(tokens)
     if not len(tokens) == expected <= rows or sorted(tokens) != list(range(expected)):
         raise CheckpointError(
-            f"{path}: {len(tokens)} tokens, whose ids are not those of a model with {n or rows}"
+            f"{path}: its {len(tokens)} tokens do not match a model with {n or rows}"
         )
     return check_tokens([tokens.get(i, f"<unused {i}>") for i in range(rows)], path)
 
 
 def _read_ids(path: Path) -> dict[int, str]:
-    """Every key is text as it stands, also what YAML takes for a number, a truth or nothing.
+    """Read a YAML mapping from tokens to ids; return the tokens by id.
 
-    Events are read and no nodes: the C loader follows the nesting of these until the stack is full.
+    Every key is a string, even if YAML would parse it as a number, a boolean or null. The file is
+    parsed as events because the C loader overflows the stack on deeply nested nodes.
     """
-    scalars, n = [], 0  # keys and values in turn, and how much of the only table was seen
+    scalars, n = [], 0  # keys and values in turn; number of mapping events so far
     try:
         for event in yaml.parse(read_limited(path, MAX_YAML), Loader=LOADER):
             if isinstance(event, yaml.ScalarEvent):
                 scalars.append(event.value)
-            elif n < len(TABLE) and isinstance(event, TABLE[n]):
+            elif n < len(MAPPING_EVENTS) and isinstance(event, MAPPING_EVENTS[n]):
                 n += 1
             else:
-                raise ValueError("not one table of texts")
+                raise ValueError("not a mapping of scalars")
         tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
         if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
-            raise ValueError("an id or a token twice")
+            raise ValueError("duplicate id or token")
     except (yaml.YAMLError, ValueError):
-        raise CheckpointError(f"{path}: not a vocabulary of Marian: `token: id` lines") from None
+        raise CheckpointError(
+            f"{path}: not a Marian vocabulary (unique `token: id` lines)"
+        ) from None
     return dict(zip(ids, tokens))
 
 
-def _vocab(tokens: list[str], path: Path) -> Vocab:
+def _make_vocab(tokens: list[str], path: Path) -> Vocab:
     vocab = Vocab.from_tokens(tokens, eos=EOS, bos=START, unk=UNK)
     if vocab.eos_id is None:
-        raise CheckpointError(f"{path}: it lacks the end token {EOS}")
+        raise CheckpointError(f"{path}: the vocabulary lacks the end token {EOS}")
     return vocab
 
 
 # -- the model ------------------------------------------------------------------------------------
 
 
-def _check_kind(options: ConfigReader) -> None:
-    """CheckpointError with what it is, for a model of Marian that is not read."""
-    options.get_str("type")  # must be there
+def _check_model_type(options: ConfigReader) -> None:
+    """Raise CheckpointError if the model type is not supported."""
+    options.get_str("type")  # required
     refuse_unsupported_options(options, "Marian")
     preprocess = options.get_str("transformer-preprocess", "")
     norms = preprocess, *(options.get_str(f"transformer-postprocess{x}", "") for x in ("", "-top"))
     if norms not in (("", "dan", ""), ("n", "da", "n")):
-        raise CheckpointError(f"{options.path}: Marian: norms by the rules {norms}, not supported")
+        raise CheckpointError(
+            f"{options.path}: Marian: transformer-preprocess and -postprocess {norms} are not "
+            "supported"
+        )
 
 
-def _renamed(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Arrays under Hugging Face's names, matrices of layers with a row for each output."""
-    found: dict[str, Tensor] = {}
+def _rename_arrays(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Rename arrays to Hugging Face's names and transpose weight matrices to (out, in)."""
+    renamed: dict[str, Tensor] = {}
     for name, array in arrays.items():
         plain = name.removesuffix("_pre")
         matches = ((re.fullmatch(pattern, plain), new) for pattern, new in RULES)
-        ours = next((match.expand(new) for match, new in matches if match), name)
-        ours = re.sub(r"(?<=coder\.)\d+", lambda n: str(int(n[0]) - 1), ours)  # theirs begin with 1
-        scope, _, last = ours.rpartition(".")
+        new_name = next((match.expand(new) for match, new in matches if match), name)
+        # Marian's layer numbers start at 1
+        new_name = re.sub(r"(?<=coder\.)\d+", lambda n: str(int(n[0]) - 1), new_name)
+        scope, _, last = new_name.rpartition(".")
         if scope:
-            ours = f"{scope}.{KINDS.get(last, last)}"
+            new_name = f"{scope}.{SUFFIXES.get(last, last)}"
             array = array.T.contiguous() if last == "W" and array.dim() == 2 else array.flatten()
-        if ours in found:
-            raise CheckpointError(f"{path}: {name[:80]!r} is there under another name too")
-        found[ours] = array
-    return found
+        if new_name in renamed:
+            raise CheckpointError(f"{path}: {name[:80]!r} also exists under another name")
+        renamed[new_name] = array
+    return renamed
 
 
 def _build(options: ConfigReader, weights: Weights) -> Transformer:
     pre_norm = options.get_str("transformer-preprocess", "") == "n"
     embedding_norm = "n" in options.get_str("transformer-postprocess-emb", "d")
-    ours = _tables(weights)
-    learned = "Wpos" in weights
-    if learned:
-        ours["src_embedding.position"] = ours["tgt_embedding.position"] = weights.pop("Wpos")
-    name = "transformer-guided-alignment-layer"  # from 1; 0 for the last one
-    said = options.get(name)
-    quoted = isinstance(said, str) and re.fullmatch("[0-9]{1,4}", said)
-    align_layer = 0 if said in (None, "last") else int(said) if quoted else options.get_int(name)
+    tables = _pop_tables(weights)
+    is_learned = "Wpos" in weights
+    if is_learned:
+        tables["src_embedding.position"] = tables["tgt_embedding.position"] = weights.pop("Wpos")
     weights.rename("marian")
-    weights.tensors |= ours
+    weights.tensors |= tables
     add_zero_start_token(weights.tensors)
     return assemble_transformer(
         weights,
@@ -280,16 +316,27 @@ def _build(options: ConfigReader, weights: Weights) -> Transformer:
         pre_norm=pre_norm,
         final_norm=pre_norm,
         embedding_norm=embedding_norm,
-        positions="learned" if learned else "concat",
-        max_positions=len(ours["src_embedding.position"]) if learned else MAX_POSITIONS,
+        positions="learned" if is_learned else "concat",
+        max_positions=len(tables["src_embedding.position"]) if is_learned else MAX_POSITIONS,
         activation=options.get_choice("transformer-ffn-activation", ACTIVATIONS),
         norm_eps=1e-5,
-        align_layer=align_layer,
+        align_layer=_read_align_layer(options),
     )
 
 
-def _tables(weights: Weights) -> dict[str, Tensor]:
-    """Embeddings of both sides and the output layer, of which a file has those that differ."""
+def _read_align_layer(options: ConfigReader) -> int:
+    """Return the layer of guided alignment, counted from 1; 0 for the last layer."""
+    name = "transformer-guided-alignment-layer"
+    value = options.get(name)
+    if value in (None, "last"):
+        return 0
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,4}", value):
+        return int(value)
+    return options.get_int(name)
+
+
+def _pop_tables(weights: Weights) -> dict[str, Tensor]:
+    """Remove and return embeddings and output layer; shared tables are stored only once."""
     for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
         if name in weights:
             weights.get_shape(name)
@@ -297,23 +344,23 @@ def _tables(weights: Weights) -> dict[str, Tensor]:
         src = tgt = weights.pop("Wemb")
     else:
         src, tgt = (weights.pop(f"{side}_Wemb") for side in ("encoder", "decoder"))
-    ours = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
-    ours["output.weight"] = tgt
+    tables = {"src_embedding.token.weight": src, "tgt_embedding.token.weight": tgt}
+    tables["output.weight"] = tgt
     for name in OUTPUTS:
         if name in weights:
-            ours["output.weight"] = weights.pop(name)
+            tables["output.weight"] = weights.pop(name)
     if "output.bias" in weights:
-        ours["output.bias"] = weights.pop("output.bias")
-    return ours
+        tables["output.bias"] = weights.pop("output.bias")
+    return tables
 
 
-# -- Arrays of an .npz file ------------------------------------------------------------------------
+# -- .npz files ------------------------------------------------------------------------------------
 
 MAX_HEADER = 4096
 HEADER = re.compile(
     rb"\{'descr': '([^']*)', 'fortran_order': False, 'shape': \(([\d, ]*)\),? *\}[ \n]*"
 )
-TYPES = {
+DTYPES = {
     "f4": torch.float32,
     "f2": torch.float16,
     "f8": torch.float64,
@@ -323,25 +370,27 @@ TYPES = {
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
-    """The arrays by name.  CheckpointError for a file that is not what it should be."""
-    with open(path, "rb") as f, convert_read_errors(path, ".npz file of arrays"):
+    """Read the arrays of an .npz file by name; raise CheckpointError if it is damaged."""
+    with open(path, "rb") as f, convert_read_errors(path, ".npz file"):
         with zipfile.ZipFile(f) as members:
             names = check_zip_members(members, path.stat().st_size)
-            return {name.removesuffix(".npy"): _array(name, members.read(name)) for name in names}
+            return {
+                name.removesuffix(".npy"): _parse_npy(name, members.read(name)) for name in names
+            }
 
 
-def _array(name: str, data: bytes) -> Tensor:
-    wrong = ValueError(f"{name[:80]!r} is not an array of numbers in C order")
+def _parse_npy(name: str, data: bytes) -> Tensor:
+    invalid = ValueError(f"{name[:80]!r} is not a numeric array in C order")
     if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
-        raise wrong
-    form = "<H" if data[6] == 1 else "<I"
-    start = 8 + struct.calcsize(form)
-    (n,) = struct.unpack(form, data[8:start])
+        raise invalid
+    length_format = "<H" if data[6] == 1 else "<I"
+    start = 8 + struct.calcsize(length_format)
+    (n,) = struct.unpack(length_format, data[8:start])
     header = HEADER.fullmatch(data[start : start + n]) if n <= MAX_HEADER else None
-    dtype = TYPES.get(header[1].decode("latin-1").lstrip("<|")) if header else None
+    dtype = DTYPES.get(header[1].decode("latin-1").lstrip("<|")) if header else None
     if header is None or dtype is None:
-        raise wrong
+        raise invalid
     shape = [int(size) for size in header[2].replace(b" ", b"").split(b",") if size]
     if not is_valid_shape(shape) or math.prod(shape) * dtype.itemsize != len(data) - start - n:
-        raise wrong
+        raise invalid
     return make_tensor(bytearray(data[start + n :]), dtype, shape)

@@ -1,12 +1,12 @@
-"""Formats of onmt_lite: directories of models, and table models.
+"""The native formats: model directories and table models.
 
-A directory has `model.json`, `weights.safetensors` and `sentencepiece.model`.  `model.json` holds
-the configuration and the SHA-256 of all files, `model.json` included: a directory loads as it was
-written or is refused.  Four entries are optional: "unknown", the handling of unknown characters
-(`onmt_lite.text.placeholders.Unknown`), "confidence", the curve from score to confidence
-(`onmt_lite.checkpoints.checkpoint`), the default of "split_longer", and "languages", the codes of
-source and target.  Further entries, such as older versions wrote, are not read.
-`onmt_lite.models.table_model` describes a table model's file.
+A model directory has `model.json` (the manifest), `weights.safetensors` and `sentencepiece.model`.
+The manifest contains the configuration and the SHA-256 of all files including itself, so any change
+to the directory is detected. Four entries are optional: "unknown", the handling of unknown
+characters (`onmt_lite.text.placeholders.UnknownPolicy`), "confidence", the calibration curve
+(`onmt_lite.checkpoints.checkpoint`), "split_longer", the default of the option, and "languages",
+the source and target codes. Other entries, which older versions wrote, are ignored.
+`onmt_lite.models.table_model` describes the file of a table model.
 """
 
 import dataclasses
@@ -35,13 +35,14 @@ from onmt_lite.text.placeholders import UnknownPolicy, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-# By the bits of a matrix's weights; 8-bit weights are stored as `quantize` says
+# By bits per weight of a matrix; `quantize` describes the 8-bit format
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
-MALFORMED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # JSON of another form
+MALFORMED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for malformed JSON
 MANIFEST, WEIGHTS, SENTENCEPIECE = "model.json", "weights.safetensors", "sentencepiece.model"
 
 
 def can_load(path: Path) -> bool:
+    """Return True for a directory with a manifest, or a JSON file."""
     if not path.is_file():
         return (path / MANIFEST).is_file()
     with open(path, "rb") as f:
@@ -49,14 +50,21 @@ def can_load(path: Path) -> bool:
 
 
 def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
-    """Write a model into a directory, the manifest last.
+    """Write a model to a directory. If that fails, an older model there is unchanged.
 
-    Raises FileError where that fails; an older model in the directory is then unchanged.
+    Args:
+        path: the directory.
+        model: the model.
+        pieces: the serialized sentencepiece model.
+        bits: 16 or 8 bits per weight of a matrix.
+
+    Raises:
+        FileError: if a file cannot be written.
     """
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:  # a tied one has the first of its names
+        if tensor.data_ptr() not in seen:  # tied weights are stored once
             seen.add(tensor.data_ptr())
             weights[name] = tensor
     weights = quantize(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
@@ -66,7 +74,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
         "config": dataclasses.asdict(model.cfg),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    files[MANIFEST] = _sealed(manifest)
+    files[MANIFEST] = _serialize_manifest(manifest)
     replace_files(path, files)
 
 
@@ -78,7 +86,20 @@ def update_manifest(
     split_longer: int = 0,
     pair: Sequence[str] = (),
 ) -> None:
-    """Update the description of a model: fields of `config`, and the optional entries."""
+    """Update the manifest of a model.
+
+    Args:
+        path: the model directory.
+        config: fields of the model configuration to change.
+        unknown: handling of unknown characters.
+        confidence: calibration curve.
+        split_longer: default of the option split_longer.
+        pair: source and target language codes; empty to keep the stored ones.
+
+    Raises:
+        CheckpointError: if the manifest is damaged.
+        FileError: if it cannot be written.
+    """
     manifest = _read_manifest(path / MANIFEST)
     manifest["config"] |= config
     manifest["unknown"] = dataclasses.asdict(unknown)
@@ -86,11 +107,11 @@ def update_manifest(
     manifest["split_longer"] = split_longer
     if any(pair):
         manifest["languages"] = list(pair)
-    replace_files(path, {MANIFEST: _sealed(manifest)})
+    replace_files(path, {MANIFEST: _serialize_manifest(manifest)})
 
 
 def load(path: Path) -> Checkpoint:
-    """CheckpointError unless a directory is exactly as `save` wrote it, or a file a table model."""
+    """Load a model directory or a table model; raise CheckpointError if it is damaged."""
     if path.is_file():
         return _load_table(path)
     manifest = _read_manifest(path / MANIFEST)
@@ -99,10 +120,11 @@ def load(path: Path) -> Checkpoint:
         try:
             files[name] = (path / name).read_bytes()
         except OSError as error:
-            reason = f"{error.strerror}; the model is incomplete"
-            raise CheckpointError(f"{path / name}: {reason}") from None
+            raise CheckpointError(
+                f"{path / name}: {error.strerror}; the model is incomplete"
+            ) from None
         if hashlib.sha256(files[name]).hexdigest() != digest:
-            reason = "damaged or not of this model: checksum mismatch"
+            reason = "checksum mismatch: the file is damaged or belongs to another model"
             raise CheckpointError(f"{path / name}: {reason}")
     sp = spm.SentencePieceProcessor()
     try:
@@ -124,7 +146,13 @@ def load(path: Path) -> Checkpoint:
 def make_checkpoint(
     model: EncoderDecoder, sp: spm.SentencePieceProcessor, version: str = ""
 ) -> Checkpoint:
-    """Checkpoint of a model with one sentencepiece model for both sides."""
+    """Build the checkpoint of a model with one sentencepiece model for both sides.
+
+    Args:
+        model: the model.
+        sp: the sentencepiece model.
+        version: version to report in the model summary.
+    """
     vocab = Vocab(
         [sp.id_to_piece(i) for i in range(sp.vocab_size())],
         eos_id=sp.eos_id(),
@@ -141,12 +169,16 @@ def make_checkpoint(
         src_end=(sp.eos_id(),),
         banned_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
-        lowercase_all_caps=True,  # pieces are cased: words in capitals become single letters
+        lowercase_all_caps=True,  # cased subwords: uppercase words fall apart into letters
     )
 
 
 def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The optional entries.  Raises ValueError or TypeError for values that cannot be used."""
+    """Read the optional entries as fields of a Checkpoint.
+
+    Raises:
+        ValueError, TypeError: for invalid values.
+    """
     unknown, confidence = UnknownPolicy(), None
     if manifest.get("unknown") is not None:
         entries = {"names": [], "numbers": [], "words": {}, "rare": "", **manifest["unknown"]}
@@ -154,23 +186,24 @@ def _read_options(manifest: dict[str, Any]) -> dict[str, Any]:
         unknown = UnknownPolicy(
             names=tuple(names), numbers=tuple(numbers), words=dict(words), **entries
         )
-        stand_ins = (*unknown.names, *unknown.numbers, *words, *unknown.words.values())
-        if isinstance(names, str) or not all(map(is_one_word, stand_ins)):
-            raise ValueError("unknown: names, numbers or words are none")
+        placeholders = (*unknown.names, *unknown.numbers, *words, *unknown.words.values())
+        if isinstance(names, str) or not all(map(is_one_word, placeholders)):
+            raise ValueError("unknown.names, .numbers and .words must be lists of words")
         if unknown.rule not in get_args(UnknownRule) or not isinstance(unknown.rare, str):
-            raise ValueError("unknown: rule or rare is none")
+            rules = ", ".join(get_args(UnknownRule))
+            raise ValueError(f"unknown.rule must be one of {rules}; unknown.rare must be a string")
     if manifest.get("confidence") is not None:
         confidence = Confidence(**manifest["confidence"])
         curve = dataclasses.astuple(confidence)
-        numbers = {*map(type, curve)} <= {int, float} and all(map(math.isfinite, curve))
-        if not numbers or confidence.per_nat <= 0:
-            raise ValueError("confidence: at_zero, per_nat and per_log_token are no rising curve")
+        is_finite = {*map(type, curve)} <= {int, float} and all(map(math.isfinite, curve))
+        if not is_finite or confidence.per_nat <= 0:
+            raise ValueError("confidence must have finite numbers and per_nat above 0")
     split_longer = manifest.get("split_longer", 0)
     if type(split_longer) is not int or split_longer < 0:
-        raise ValueError("split_longer is below 0 or no number")
+        raise ValueError("split_longer must be an integer of at least 0")
     codes = manifest.get("languages", ["", ""])
     if not isinstance(codes, list) or [*map(type, codes)] != [str, str]:
-        raise ValueError("languages are not two codes")
+        raise ValueError("languages must be a list of two codes")
     pair = LanguagePair(*codes)
     return dict(
         unknown=unknown, confidence=confidence, split_longer=split_longer, language_pair=pair
@@ -184,22 +217,20 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if version not in FORMATS.values():
             known = " and ".join(FORMATS.values())
             raise CheckpointError(
-                f"{path}: format {format_value(version)}, this version reads {known}"
+                f"{path}: format {format_value(version)} is not supported (supported: {known})"
             )
         if not isinstance(manifest["files"], dict):
             raise TypeError("files")
-        if manifest["sha256"] != _checksum(manifest) or set(manifest["files"]) != {
-            WEIGHTS,
-            SENTENCEPIECE,
-        }:
-            raise CheckpointError(f"{path}: damaged: its checksum does not fit its contents")
+        has_files = set(manifest["files"]) == {WEIGHTS, SENTENCEPIECE}
+        if manifest["sha256"] != _checksum(manifest) or not has_files:
+            raise CheckpointError(f"{path}: checksum mismatch: the file is damaged")
     except MALFORMED as error:
-        raise CheckpointError(f"{path}: not a model description: {error!r:.100}") from None
+        raise CheckpointError(f"{path}: not a model manifest: {error!r:.100}") from None
     return manifest
 
 
-def _sealed(manifest: dict[str, Any]) -> bytes:
-    """The manifest as JSON, with its checksum."""
+def _serialize_manifest(manifest: dict[str, Any]) -> bytes:
+    """Serialize the manifest as JSON with its checksum."""
     sealed = manifest | {"sha256": _checksum(manifest)}
     return (json.dumps(sealed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
 
@@ -209,38 +240,48 @@ def _checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-# -- Matrices as 8-bit integers with one scale a row: weight = integer * scale of the row ----------
+# -- 8-bit quantization with one scale per row: weight = integer * scale ---------------------------
 
-LARGEST = 127
-SCALE = ".scale"  # behind the name of the matrix
-CLIPPINGS = torch.linspace(1.0, 0.6, 9)  # of a row's largest weight, tried one by one
+MAX_INTEGER = 127
+SCALE = ".scale"  # suffix to the name of the matrix
+# Clipping ratios to try, relative to the largest weight of a row
+CLIPPING_RATIOS = torch.linspace(1.0, 0.6, 9)
 
 
 def quantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Store matrices as int8 (rows, columns) and float16 scales (rows,), the rest as float16."""
-    packed = {}
+    """Quantize matrices to int8 (rows, columns) and float16 scales (rows,), the rest to float16."""
+    quantized = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
-            packed[name], packed[name + SCALE] = quantize_rows(tensor.float())
+            quantized[name], quantized[name + SCALE] = quantize_rows(tensor.float())
         else:
-            packed[name] = tensor.half()
-    return packed
+            quantized[name] = tensor.half()
+    return quantized
 
 
 def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers (rows, columns) and scales (rows,) with the least squared error of all CLIPPINGS."""
+    """Quantize each row with the clipping ratio that has the least squared error.
+
+    Args:
+        matrix: float (rows, columns).
+
+    Returns:
+        int8 (rows, columns) and float16 scales (rows,).
+    """
     largest = matrix.abs().amax(1)
     best_error = torch.full_like(largest, torch.inf)
     integers, scales = torch.zeros_like(matrix), torch.ones_like(largest)
-    for share in CLIPPINGS:
-        # A row of zeros has the smallest scale
-        scale = (largest * share / LARGEST).clamp(min=torch.finfo(torch.half).tiny).half().float()
-        rounded = (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST)
+    for ratio in CLIPPING_RATIOS:
+        # The clamp avoids a scale of 0 for a row of zeros
+        scale = (
+            (largest * ratio / MAX_INTEGER).clamp(min=torch.finfo(torch.half).tiny).half().float()
+        )
+        rounded = (matrix / scale[:, None]).round().clamp(-MAX_INTEGER, MAX_INTEGER)
         error = (rounded * scale[:, None] - matrix).square().sum(1)
-        better = error < best_error
-        best_error = torch.where(better, error, best_error)
-        integers = torch.where(better[:, None], rounded, integers)
-        scales = torch.where(better, scale, scales)
+        is_better = error < best_error
+        best_error = torch.where(is_better, error, best_error)
+        integers = torch.where(is_better[:, None], rounded, integers)
+        scales = torch.where(is_better, scale, scales)
     return integers.to(torch.int8), scales.half()
 
 
@@ -257,11 +298,13 @@ def _load_table(path: Path) -> Checkpoint:
         vocab = check_tokens(table["vocab"], path)
         sources = {name: _read_source(name, s, len(vocab)) for name, s in table["sources"].items()}
         if not sources:
-            raise ValueError("needs a source")
+            raise ValueError("sources is empty")
     except (*MALFORMED, AttributeError, OverflowError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        is_part = path.name in (MANIFEST, "config.json")
-        remedy = f"give the directory {path.parent}" if is_part else "give a table model's file"
+        is_config = path.name in (MANIFEST, "config.json")
+        remedy = (
+            f"use the directory {path.parent}" if is_config else "use the file of a table model"
+        )
         raise CheckpointError(f"{path}: not a table model: {reason}; {remedy}") from None
     return Checkpoint(
         TableModel(list(sources.values()), len(vocab)),
@@ -276,20 +319,18 @@ def _load_table(path: Path) -> Checkpoint:
 def _read_source(name: str, source: dict[str, Any], vocab_size: int) -> TableSource:
     length = source["length"]
     if type(length) is not int or length < 1:
-        raise ValueError(
-            f"source {name}: length {format_value(length)} is not a positive whole number"
-        )
+        raise ValueError(f"source {name}: length {format_value(length)} is not a positive integer")
     uniform = [1 / length] * length
     return TableSource(
         length,
-        {key: _numbers(row, vocab_size) for key, row in source["rows"].items()},
-        _numbers(source["default"], vocab_size),
-        {key: _numbers(row, length) for key, row in source.get("attn", {}).items()},
-        _numbers(source.get("attn_default", uniform), length),
+        {key: _read_floats(row, vocab_size) for key, row in source["rows"].items()},
+        _read_floats(source["default"], vocab_size),
+        {key: _read_floats(row, length) for key, row in source.get("attn", {}).items()},
+        _read_floats(source.get("attn_default", uniform), length),
     )
 
 
-def _numbers(row: Any, n: int) -> list[float]:
+def _read_floats(row: Any, n: int) -> list[float]:
     if not isinstance(row, list) or len(row) != n or not {*map(type, row)} <= {int, float}:
         raise ValueError(f"{str(row)[:50]} is not a list of {n} numbers")
     return [float(x) for x in row]

@@ -1,1 +1,1 @@
-"""Models of CTranslate2."""
+"""CTranslate2 models."""

@@ -1,8 +1,8 @@
-"""The file model.bin of a CTranslate2 model: its variables, and the Transformer that they make.
+"""Parses model.bin of a CTranslate2 model and builds the Transformer.
 
-Little-endian: u32 version, text specification, u32 revision, u32 n, then n variables (text name,
-u8 rank, u32 dimensions, u8 type, u32 bytes, the bytes), u32 n, then n aliases (text name, text of
-which variable).  A text is u16 length, its bytes and a NUL, which the length counts.
+The file is little-endian: u32 version, string specification, u32 revision, u32 n, then n variables
+(string name, u8 rank, u32 dimensions, u8 dtype, u32 size in bytes, data), u32 n, then n aliases
+(string name, string variable). A string is a u16 length and the bytes including a final NUL.
 """
 
 import math
@@ -31,191 +31,217 @@ from onmt_lite.models.transformer import Transformer
 # -- Variables -------------------------------------------------------------------------------------
 
 VERSIONS, SPECIFICATION, REVISION = (5, 6), "TransformerSpec", 7
-TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 
 
 def read_variables(path: Path) -> tuple[int, dict[str, Tensor]]:
-    """The binary version, and all variables: weights as float32, other numbers as stored."""
+    """Read model.bin; raise CheckpointError if it is damaged.
+
+    Returns:
+        The binary version, and all variables by name: weights as float32, scalars as stored.
+    """
     with open(path, "rb") as stream:
         try:
-            return _Fields(stream, path.stat().st_size).model()
+            return _ModelParser(stream, path.stat().st_size).parse()
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
 
 
-class _Fields:
-    """A file's fields, one after the other.  ValueError where the file does not hold them."""
+class _ModelParser:
+    """Sequential parser of model.bin. All methods raise ValueError if the file is damaged."""
 
     def __init__(self, stream: BinaryIO, n_bytes: int):
-        self.stream, self.left = stream, n_bytes
+        self.stream, self.n_left = stream, n_bytes
 
-    def model(self) -> tuple[int, dict[str, Tensor]]:
-        version = self.get_int("I")
+    def parse(self) -> tuple[int, dict[str, Tensor]]:
+        version = self.read_int("I")
         if version not in VERSIONS:
             raise ValueError(
-                f"a model.bin of version {version} (1: Bergamot's); CTranslate2's versions 5 and 6 "
-                "are read, so convert the model again"
+                f"binary version {version} is not supported (1: Bergamot); convert the model again "
+                "with a CTranslate2 release that writes version 5 or 6"
             )
-        specification, revision = self.get_str(), self.get_int("I")
+        specification, revision = self.read_str(), self.read_int("I")
         if (specification, revision > REVISION) != (SPECIFICATION, False):
             raise ValueError(
-                f"a CTranslate2 model of {specification[:50]!r}, revision {revision}; of these, "
-                f"translators are read: {SPECIFICATION} up to revision {REVISION}"
+                f"{specification[:50]!r} revision {revision} is not supported; use a translation "
+                f"model ({SPECIFICATION} up to revision {REVISION})"
             )
         variables: dict[str, Tensor] = {}
-        for _ in range(self.count("variables")):
-            name = self.get_str()
+        for _ in range(self.read_count("variables")):
+            name = self.read_str()
             if name in variables:
-                raise ValueError(f"it has {name[:80]!r} twice")
-            variables[name] = self.variable(name)
-        # Before aliases, which share the numbers
+                raise ValueError(f"duplicate variable {name[:80]!r}")
+            variables[name] = self.read_variable(name)
+        # Before the aliases are added, because they share the tensors
         variables = dequantize(variables, "_scale", divide=True)
-        aliases = {self.get_str(): self.get_str() for _ in range(self.count("aliases"))}
-        if self.left:
-            raise ValueError("longer than its fields")
-        for name, other in aliases.items():
-            if other not in variables or name in variables:
-                raise ValueError(f"{name[:80]!r} cannot be another name of {other[:80]!r}")
+        aliases = {self.read_str(): self.read_str() for _ in range(self.read_count("aliases"))}
+        if self.n_left:
+            raise ValueError("the file is longer than its fields")
+        for alias, name in aliases.items():
+            if name not in variables or alias in variables:
+                raise ValueError(f"{alias[:80]!r} cannot be an alias of {name[:80]!r}")
         for name, tensor in variables.items():
             if tensor.dim() and tensor.is_floating_point():
                 variables[name] = tensor.float()
-        return version, variables | {name: variables[other] for name, other in aliases.items()}
+        return version, variables | {alias: variables[name] for alias, name in aliases.items()}
 
-    def variable(self, name: str) -> Tensor:
-        shape = [self.get_int("I") for _ in range(self.get_int("B"))]
-        kind, n_bytes = self.get_int("B"), self.get_int("I")
-        if not is_valid_shape(shape) or kind >= len(TYPES):
-            raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]} and type {kind}")
-        if math.prod(shape) * TYPES[kind].itemsize != n_bytes:
-            raise ValueError(f"{name[:80]!r} does not have the size it claims")
-        return make_tensor(self.bytes(n_bytes), TYPES[kind], shape)
+    def read_variable(self, name: str) -> Tensor:
+        shape = [self.read_int("I") for _ in range(self.read_int("B"))]
+        type_id, n_bytes = self.read_int("B"), self.read_int("I")
+        if not is_valid_shape(shape) or type_id >= len(DTYPES):
+            raise ValueError(
+                f"{name[:80]!r} has the invalid shape {str(shape)[:80]} or dtype {type_id}"
+            )
+        if math.prod(shape) * DTYPES[type_id].itemsize != n_bytes:
+            raise ValueError(f"the size of {name[:80]!r} does not match its shape and dtype")
+        return make_tensor(self.read_bytes(n_bytes), DTYPES[type_id], shape)
 
-    def count(self, what: str) -> int:
-        n = self.get_int("I")
+    def read_count(self, items: str) -> int:
+        n = self.read_int("I")
         if n > MAX_TENSORS:
-            raise ValueError(f"{n:,} {what}, more than any model has")
+            raise ValueError(f"{n:,} {items} are more than any model has")
         return n
 
-    def get_str(self) -> str:
-        data = self.bytes(self.get_int("H"))
+    def read_str(self) -> str:
+        data = self.read_bytes(self.read_int("H"))
         if data[-1:] != b"\0":
-            raise ValueError("a name without its end")
+            raise ValueError("a string is not NUL-terminated")
         return data[:-1].decode("utf-8", "backslashreplace")
 
-    def get_int(self, form: str) -> int:
-        return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
+    def read_int(self, code: str) -> int:
+        """Read an integer; `code` is its format character in `struct`."""
+        return struct.unpack(f"<{code}", self.read_bytes(struct.calcsize(f"<{code}")))[0]
 
-    def bytes(self, n: int) -> bytearray:
-        """Read n bytes; nothing is allocated for bytes that the file does not have."""
-        self.left -= n
-        data = bytearray(n if self.left >= 0 else 0)
+    def read_bytes(self, n: int) -> bytearray:
+        """Read n bytes. Memory is only allocated if the file has that many."""
+        self.n_left -= n
+        data = bytearray(n if self.n_left >= 0 else 0)
         if self.stream.readinto(data) != n:  # type: ignore[attr-defined]
-            raise ValueError("cut off")
+            raise ValueError("the file is truncated")
         return data
 
 
 # -- The Transformer -------------------------------------------------------------------------------
 
-MAX_POSITIONS = 5000  # where the model has no limit of its own
+MAX_POSITIONS = 5000  # limit for computed position encodings
 ACTIVATIONS = ("relu", "gelu_tanh", "silu", "gelu", "gelu_sigmoid", "tanh")
-LAST = {"gamma": "weight", "beta": "bias"}  # parts of names
+SUFFIXES = {"gamma": "weight", "beta": "bias"}
 
 
 def build_model(
     variables: dict[str, Tensor], config: ConfigReader, path: Path
 ) -> tuple[Transformer, bool]:
-    """The model, and whether its decoder starts from zeros."""
-    sides = _switches(variables, path)
+    """Build the Transformer.
+
+    Args:
+        variables: all variables of model.bin by name.
+        config: the model configuration (config.json).
+        path: model.bin, for messages.
+
+    Returns:
+        The model, and True if its decoder starts from an all-zero embedding.
+
+    Raises:
+        CheckpointError: if variables are missing, unknown or of the wrong shape, or a setting is
+            not supported.
+    """
+    sides = _read_scalars(variables, path)
     arrays = {}
     for name, variable in variables.items():
         if variable.dim():  # encoder/layer_norm/gamma -> encoder.layer_norm.weight
             scope, _, last = name.rpartition("/")
-            arrays[f"{scope}.{LAST.get(last, last)}".replace("/", ".")] = variable
+            arrays[f"{scope}.{SUFFIXES.get(last, last)}".replace("/", ".")] = variable
     weights = Weights(arrays, path)
     weights.rename("ctranslate2")
     encoder, decoder = sides.values()
-    switches = _of_side(encoder, "encoder.0.self_attn.relation.weight" in weights)
-    for name, value in _of_side(decoder, "decoder.0.self_attn.relation.weight" in weights).items():
-        if value != switches.get(name):
+    settings = _read_side_settings(encoder, "encoder.0.self_attn.relation.weight" in weights)
+    decoder_settings = _read_side_settings(
+        decoder, "decoder.0.self_attn.relation.weight" in weights
+    )
+    for name, value in decoder_settings.items():
+        if value != settings.get(name):
             raise CheckpointError(
-                f"{path}: encoder and decoder differ in {name}, which is not read"
+                f"{path}: different {name} in encoder and decoder is not supported"
             )
     if "src_embedding.position" not in weights:
-        is_computed = switches["relative"] == "none"
-        switches["positions"] = "fairseq" if is_computed else "none"
-        switches |= dict(position_offset=int(is_computed), max_positions=MAX_POSITIONS)
-    if switches["relative"] == "shaw":
-        switches["relative_values"] = _keep_values(weights)
-    switches["scale_embedding"] = _fold_factors(weights, sides)
-    zero_start = decoder.get_bool("start_from_zero_embedding")
-    if zero_start:
+        is_computed = settings["relative"] == "none"
+        settings["positions"] = "fairseq" if is_computed else "none"
+        settings |= dict(position_offset=int(is_computed), max_positions=MAX_POSITIONS)
+    if settings["relative"] == "shaw":
+        settings["relative_values"] = _has_relative_values(weights)
+    settings["scale_embedding"] = _fold_factors(weights, sides)
+    has_zero_start = decoder.get_bool("start_from_zero_embedding")
+    if has_zero_start:
         add_zero_start_token(weights.tensors)
     layer, n_layers = decoder.get_int("alignment_layer", -1), weights.count_layers("decoder.")
-    usual_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in weights else 1e-6
+    default_eps = 1e-5 if "encoder.0.ffn_residual.norm.bias" in weights else 1e-6
     model = assemble_transformer(
         weights,
         path,
-        **switches,
+        **settings,
         heads=encoder.get_int("num_heads", 8),
         dec_heads=decoder.get_int("num_heads", 8),
-        norm_eps=config.get_float("layer_norm_epsilon", usual_eps),
+        norm_eps=config.get_float("layer_norm_epsilon", default_eps),
         align_layer=layer + 1 if layer >= 0 else n_layers + layer + 1,
         align_heads=decoder.get_int("alignment_heads", 1),
     )
-    return model, zero_start
+    return model, has_zero_start
 
 
-def _switches(variables: dict[str, Tensor], path: Path) -> dict[str, ConfigReader]:
-    """The single numbers by side and name; before revision 5, some are of both sides."""
+def _read_scalars(variables: dict[str, Tensor], path: Path) -> dict[str, ConfigReader]:
+    """Return the scalar variables by side; before revision 5, some apply to both sides.
+
+    Raises:
+        CheckpointError: for an unknown scalar, or layers with different values.
+    """
     known = load_yaml("weight_names.yaml")["ctranslate2_switches"]
     sides: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, tensor in variables.items():
         if tensor.dim():
             continue
         side, slash, rest = name.partition("/")
-        switch, value = re.sub(r"^layer_\d+/", "", rest if slash else name), tensor.item()
-        is_alibi = switch == "alibi" and value
-        if switch not in known or (slash and side not in sides) or is_alibi:
-            raise CheckpointError(f"{path}: a model with {name[:80]!r}, which is not read")
+        setting, value = re.sub(r"^layer_\d+/", "", rest if slash else name), tensor.item()
+        is_alibi = setting == "alibi" and value
+        if setting not in known or (slash and side not in sides) or is_alibi:
+            raise CheckpointError(f"{path}: {name[:80]!r} is not supported")
         for values in [sides[side]] if slash else sides.values():
-            if values.setdefault(switch, value) != value:
-                raise CheckpointError(f"{path}: layers differ in {switch}, which is not read")
+            if values.setdefault(setting, value) != value:
+                raise CheckpointError(f"{path}: different {setting} per layer is not supported")
     return {side: ConfigReader(values, path) for side, values in sides.items()}
 
 
-def _of_side(options: ConfigReader, has_relation: bool) -> dict[str, Any]:
-    """Switches of a side, which must be those of the other one."""
+def _read_side_settings(options: ConfigReader, has_relation: bool) -> dict[str, Any]:
+    """Return the settings of one side, which must equal those of the other side."""
     activation = options.get_int("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
-        raise CheckpointError(f"{options.path}: activation {activation} is not one that is read")
-    switches = dict[str, Any](
+        raise CheckpointError(f"{options.path}: activation {activation} is not supported")
+    settings = dict[str, Any](
         pre_norm=options.get_bool("pre_norm", True),
         activation=ACTIVATIONS[activation],
         relative="none",
     )
     limit = options.get_int("self_attention/relative_attention_max_distance", 0)
     if has_relation and limit:
-        switches |= dict(relative="buckets", relative_limit=limit)
+        settings |= dict(relative="buckets", relative_limit=limit)
     elif has_relation:
-        switches |= dict(relative="shaw")
+        settings |= dict(relative="shaw")
     elif "self_attention/rotary_dim" in options.values:
-        switches |= dict(
+        settings |= dict(
             relative="rotary",
             rotary_dim=options.get_int("self_attention/rotary_dim"),
             rotary_interleave=options.get_bool("self_attention/rotary_interleave", True),
             rotary_theta=options.get_float("self_attention/rotary_base", 10000.0),
         )
-    return switches
+    return settings
 
 
-def _keep_values(weights: Weights) -> bool:
-    """Drop the relative positions of values if those of keys are the same in all layers.  Return
-    whether they are kept."""
+def _has_relative_values(weights: Weights) -> bool:
+    """Return True if keys and values have different relative positions; else drop the latter."""
     names = [name for name in weights.tensors if name.endswith(".relation.values")]
     keys = [name.replace("values", "weight") for name in names]
     for name in keys:
-        weights.get_shape(name)  # must be there
-    pairs = ((weights.tensors[one], weights.tensors[other]) for one, other in zip(names, keys))
+        weights.get_shape(name)  # required
+    pairs = ((weights.tensors[name], weights.tensors[key]) for name, key in zip(names, keys))
     if not all(has_same_values(*pair) for pair in pairs):
         return True
     weights.drop(r".*\.relation\.values")
@@ -223,17 +249,18 @@ def _keep_values(weights: Weights) -> bool:
 
 
 def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
-    """Multiply factors into the weights.
+    """Multiply scaling factors into the weights.
 
     Returns:
-        Whether the embeddings are scaled by the root of their width, a factor that we have too.
+        True if the embeddings are scaled by the square root of the model size, which our model
+        applies itself.
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
-    root = [weights.get_shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
-    by_table = [_embedding_factor(options, root) for options in sides.values()]
-    is_usual = all(math.isclose(factor, root, rel_tol=1e-6) for factor in by_table)
-    factors = {} if is_usual else dict(zip(tables, by_table))
-    # The decoder's states are scaled by its last norm, or else by the output layer
+    sqrt_d_model = [weights.get_shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
+    by_table = [_embedding_factor(options, sqrt_d_model) for options in sides.values()]
+    is_sqrt = all(math.isclose(factor, sqrt_d_model, rel_tol=1e-6) for factor in by_table)
+    factors = {} if is_sqrt else dict(zip(tables, by_table))
+    # Decoder states are scaled in the final norm if there is one, otherwise in the output layer
     ends = (
         ["dec_norm.weight", "dec_norm.bias"] if "dec_norm.weight" in weights else ["output.weight"]
     )
@@ -244,28 +271,34 @@ def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
     for side, options in sides.items():
         for i in range(weights.count_layers(f"{side}.")):
             _scale_queries(weights, f"{side}.{i}", options)
-    return is_usual
+    return is_sqrt
 
 
-def _embedding_factor(options: ConfigReader, root: float) -> float:
-    """Factor of the embeddings: the root of the width, 1, or the number itself."""
+def _embedding_factor(options: ConfigReader, sqrt_d_model: float) -> float:
+    """Return the factor of the embeddings: the square root of the model size, 1, or a number."""
     scale = options.get("scale_embeddings")
     if scale is None:
         scale = options.get("embeddings/multiply_by_sqrt_depth")
     if type(scale) is float:
         return scale
-    return 1.0 if scale == 0 else root
+    return 1.0 if scale == 0 else sqrt_d_model
 
 
 def _scale_queries(weights: Weights, layer: str, options: ConfigReader) -> None:
-    """Scores may be scaled otherwise than by the root of a head's width: queries make up for it."""
+    """Scale the query projections if attention scores are not scaled by 1/sqrt(d_head).
+
+    Args:
+        weights: all tensors under our names.
+        layer: prefix of the layer, such as "encoder.0".
+        options: scalar variables of the side.
+    """
     for attention, name in (("self_attn.qkv", "self_attention"), ("cross_attn.q", "attention")):
         if f"{name}/queries_scale" not in options.values:
             continue
         n_rows = weights.get_shape(f"{layer}.self_attn.out.weight")[1]
         width = n_rows // max(1, options.get_int("num_heads", 8))
         factor = options.get_float(f"{name}/queries_scale") * width**0.5
-        for kind in ("weight", "bias"):
-            if (stored := weights.tensors.get(f"{layer}.{attention}.{kind}")) is not None:
+        for suffix in ("weight", "bias"):
+            if (stored := weights.tensors.get(f"{layer}.{attention}.{suffix}")) is not None:
                 scaled = torch.cat([stored[:n_rows] * factor, stored[n_rows:]])
-                weights.tensors[f"{layer}.{attention}.{kind}"] = scaled
+                weights.tensors[f"{layer}.{attention}.{suffix}"] = scaled

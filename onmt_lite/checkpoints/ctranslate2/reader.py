@@ -1,7 +1,6 @@
-"""Reads CTranslate2 models: a directory with model.bin, vocabularies and, from version 6 on,
-config.json.
+"""Loads CTranslate2 models: a directory with model.bin, vocabularies and (since 6) config.json.
 
-A package of Argos Translate is such a directory, `model`, beside sentencepiece.model.
+An Argos Translate package contains such a directory, `model`, and a sentencepiece.model.
 """
 
 from collections import Counter
@@ -40,68 +39,78 @@ from onmt_lite.system.safe_parse import parse_json
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
+CHECKS_LANGUAGES = True  # `load` has a LanguageCheck argument
 MODEL, CONFIG = "model.bin", "config.json"
-PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)  # of tokens that name a language
-PACKAGE = "metadata.json"  # of Argos Translate
-CODES = "bpe.model"  # of old packages of Argos Translate
+LANGUAGE_PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)
+ARGOS_METADATA = "metadata.json"
+ARGOS_BPE = "bpe.model"  # in old Argos Translate packages
 MAX_VOCABULARY = 64 << 20  # bytes
-START = "<start>"  # what the decoder starts from where that is a vector of zeros
-# In the place of config.json before version 6
+START = "<start>"  # our token for an all-zero start embedding
+# Defaults before version 6, which has no config.json
 OLD_TOKENS: dict[str, Any] = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
 
 def can_load(path: Path) -> bool:
-    return _folder(path) is not None
+    """Return True for a model directory, an Argos Translate package or a model.bin."""
+    return _find_directory(path) is not None
 
 
-def _folder(path: Path) -> Path | None:
-    """The folder with model.bin: the path, or `model` in it as in a package of Argos Translate; or
-    that of the file itself, where vocabularies are beside it."""
+def _find_directory(path: Path) -> Path | None:
+    """Return the directory with model.bin and the vocabularies; None if there is none."""
     if path.name == MODEL and path.is_file():
         return path.parent if any(path.parent.glob("*_vocabulary.*")) else None
-    return next((folder for folder in (path, path / "model") if (folder / MODEL).is_file()), None)
+    candidates = (path, path / "model")  # the latter: Argos Translate
+    return next((d for d in candidates if (d / MODEL).is_file()), None)
 
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
-    """CheckpointError for what is damaged, or a model of another kind, and what `check` raises."""
-    folder = _folder(path)
-    assert folder is not None
-    said = folder / CONFIG
-    beside = (folder, folder.parent) if folder.name == "model" else (folder,)
-    if said.is_file() and has_subword_model(beside):  # before weights are read, which may be large
-        tokens = (_read_tokens(folder, side) for side in ("source", "target"))
-        check(_languages(folder, read_config(said), *tokens))
-    version, variables = read_variables(folder / MODEL)
-    config = _read_config(said, version, variables)
-    model, zero_start = build_model(variables, config, folder / MODEL)
-    src, tgt = _read_vocabularies(folder, config, zero_start, model.cfg.share_embeddings)
-    languages = _languages(folder, config, src.tokens, tgt.tokens)
+    """Load a model.
+
+    Args:
+        path: a model directory, an Argos Translate package, or a model.bin.
+        check: called with the languages before the weights are read.
+
+    Raises:
+        CheckpointError: if the model is damaged or not supported. Errors of `check` are passed on.
+    """
+    directory = _find_directory(path)
+    assert directory is not None
+    config_path = directory / CONFIG
+    directories = (directory, directory.parent) if directory.name == "model" else (directory,)
+    if config_path.is_file() and has_subword_model(directories):
+        tokens = (_read_tokens(directory, side) for side in ("source", "target"))
+        check(_find_languages(directory, read_config(config_path), *tokens))
+    version, variables = read_variables(directory / MODEL)
+    config = _read_config(config_path, version, variables)
+    model, has_zero_start = build_model(variables, config, directory / MODEL)
+    src, tgt = _read_vocabularies(directory, config, has_zero_start, model.cfg.share_embeddings)
+    languages = _find_languages(directory, config, src.tokens, tgt.tokens)
     if languages is not None and languages.target != "text":
         tgt = replace(tgt, language_ids=frozenset(languages.ids.values()))
-    listed = src if languages is not None and languages.target == "text" else tgt
-    silent = [listed.tokens[i] for i in languages.ids.values()] if languages else []
-    tokenizers, missing = find_tokenizer(beside, tgt.tokens, SHARED_MODELS[:1], silent)
-    if not tokenizers and any((place / CODES).is_file() for place in beside):
-        missing = (f"{beside[-1] / SHARED_MODELS[0]} ({CODES} and words of Moses are not read)",)
-    # Models of transformers want the end token, and leave it to the caller
-    wants_end = zero_start or languages is not None or model.cfg.relative == "buckets"
+    vocab = src if languages is not None and languages.target == "text" else tgt
+    silent = [vocab.tokens[i] for i in languages.ids.values()] if languages else []
+    tokenizers, missing = find_tokenizer(directories, tgt.tokens, SHARED_MODELS[:1], silent)
+    if not tokenizers and any((d / ARGOS_BPE).is_file() for d in directories):
+        path = directories[-1] / SHARED_MODELS[0]
+        missing = (f"{path} ({ARGOS_BPE} with Moses tokenization is not supported)",)
+    # Models of transformers need the end token, which CTranslate2 leaves to the caller
+    needs_end = has_zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.get_bool("add_source_eos", None)
-    language_starts = languages is not None and languages.target == "start"
-    start = "eos_token" if language_starts else "decoder_start_token"  # the first is never used
+    starts_with_language = languages is not None and languages.target == "start"
+    # The language token replaces the start token, so any token will do
+    start = "eos_token" if starts_with_language else "decoder_start_token"
+    adds_start = config.get_bool("add_source_bos", None)
     return Checkpoint(
         model,
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={**tokenizers, "space": SpaceTokenizer()},
-        start_id=len(tgt) - 1 if zero_start else _id(tgt, config, start),
-        src_start=(_id(src, config, "bos_token"),)
-        if config.get_bool("add_source_bos", None)
-        else (),
-        src_end=(_id(src, config, "eos_token"),) if adds_end else (),
-        raw_text_end=(_id(src, config, "eos_token"),) if wants_end and not adds_end else (),
-        banned_ids=(len(tgt) - 1,) if zero_start else (),
+        start_id=len(tgt) - 1 if has_zero_start else _find_id(tgt, config, start),
+        src_start=(_find_id(src, config, "bos_token"),) if adds_start else (),
+        src_end=(_find_id(src, config, "eos_token"),) if adds_end else (),
+        raw_text_end=(_find_id(src, config, "eos_token"),) if needs_end and not adds_end else (),
+        banned_ids=(len(tgt) - 1,) if has_zero_start else (),
         missing_files=missing,
         toolkit="ctranslate2",
         version=f"(format {version})",
@@ -110,12 +119,21 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
 
 
 def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> ConfigReader:
-    """What config.json says; in old files, flags among the variables do."""
+    """Read config.json, or the flags among the variables before version 6.
+
+    Args:
+        path: config.json, which may not exist before version 6.
+        version: binary version of model.bin.
+        variables: variables of model.bin; the flags are removed.
+
+    Raises:
+        CheckpointError: if an entry is missing, invalid or not supported.
+    """
     if version > 5:
         config = ConfigReader(read_json(path), path)
         refuse_unsupported_options(config, "CTranslate2")
-        if "decoder_start_token" not in config.values:  # none is said by null
-            raise CheckpointError(f"{path}: its options do not say decoder_start_token")
+        if "decoder_start_token" not in config.values:  # null: no start token
+            raise CheckpointError(f"{path}: decoder_start_token is missing")
         return config
     stored = {name: variables.pop(name).squeeze() for name in OLD_FLAGS & variables.keys()}
     flags = ConfigReader({name: flag.tolist() for name, flag in stored.items()}, path)
@@ -123,88 +141,119 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Conf
     values["add_source_bos"] = flags.get_bool("with_source_bos")
     values["add_source_eos"] = flags.get_bool("with_source_eos")
     start = "bos_token" if flags.get_bool("with_target_bos", True) else "eos_token"
-    is_given = flags.get_bool("user_decoder_start_tokens")
-    values["decoder_start_token"] = None if is_given else values[start]
+    is_user_defined = flags.get_bool("user_decoder_start_tokens")
+    values["decoder_start_token"] = None if is_user_defined else values[start]
     return ConfigReader(values, path)
 
 
 def _read_vocabularies(
-    folder: Path, config: ConfigReader, zero_start: bool, one_table: bool
+    directory: Path, config: ConfigReader, has_zero_start: bool, share_embeddings: bool
 ) -> tuple[Vocab, Vocab]:
-    """Source and target.  A start that is no token of theirs is one more.
+    """Read the source and target vocabularies.
 
-    Where nothing adds the end token to a source line of tokens, the line may hold it.
+    Args:
+        directory: the directory with the vocabulary files.
+        config: the model configuration.
+        has_zero_start: True to append a token for the all-zero start embedding.
+        share_embeddings: True if source and target have one embedding table.
+
+    Raises:
+        CheckpointError: if a file is missing, damaged or lacks the end token.
     """
-    src, tgt = (_read_tokens(folder, side) for side in ("source", "target"))
-    if zero_start:
-        src, tgt = [*src, START] if one_table else src, [*tgt, START]
-    bos = START if zero_start else config.get("bos_token")
+    src, tgt = (_read_tokens(directory, side) for side in ("source", "target"))
+    if has_zero_start:
+        src, tgt = [*src, START] if share_embeddings else src, [*tgt, START]
+    bos = START if has_zero_start else config.get("bos_token")
     special = {"eos": config.get_str("eos_token"), "unk": config.get_str("unk_token")}
     special |= {"bos": bos} if isinstance(bos, str) else {}
     source, target = (Vocab.from_tokens(tokens, **special) for tokens in (src, tgt))
     if target.eos_id is None:
-        raise CheckpointError(f"{folder}: its target vocabulary lacks the end token")
+        raise CheckpointError(f"{directory}: the target vocabulary lacks the end token")
+    # Tokenized lines may contain the special tokens that are not added
     if not config.get_bool("add_source_eos", None):
         source = replace(source, eos_id=None)
-    if not config.get_bool("add_source_bos"):  # a line of tokens may have it
+    if not config.get_bool("add_source_bos"):
         source = replace(source, bos_id=None)
     return target if source == target else source, target
 
 
-def _read_tokens(folder: Path, side: str) -> list[str]:
-    """The tokens of a side: a list in JSON, or one token per line."""
-    names = [f"{kind}_vocabulary.{form}" for kind in ("shared", side) for form in ("json", "txt")]
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+def _read_tokens(directory: Path, side: str) -> list[str]:
+    """Read the vocabulary of one side: a JSON list, or one token per line."""
+    names = [f"{stem}_vocabulary.{ext}" for stem in ("shared", side) for ext in ("json", "txt")]
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:
-        raise CheckpointError(f"{folder}: the directory has neither {' nor '.join(names)}")
+        raise CheckpointError(f"{directory}: the directory has neither {' nor '.join(names)}")
     try:
         data = read_limited(path, MAX_VOCABULARY)
         listed = parse_json(data) if path.suffix == ".json" else None
         if listed is None:
             listed = data.decode().removesuffix("\n").split("\n")
         tokens = check_tokens(listed, path)
-        # The converter fills up rows of T5 with names that are there already
-        twice = Counter(t for t in tokens if not t.startswith("<extra_id_")).most_common(1)
-        if twice and twice[0][1] > 1:
-            raise ValueError(f"it has {twice[0][0][:50]!r} twice")
+        # The converter pads the table of T5 with duplicate <extra_id_N>
+        most_common = Counter(t for t in tokens if not t.startswith("<extra_id_")).most_common(1)
+        if most_common and most_common[0][1] > 1:
+            raise ValueError(f"duplicate token {most_common[0][0][:50]!r}")
         return tokens
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _languages(
-    folder: Path, config: ConfigReader, src: list[str], tgt: list[str]
+def _find_languages(
+    directory: Path, config: ConfigReader, src: list[str], tgt: list[str]
 ) -> Languages | None:
-    """Those that tokens of the vocabulary name, placed as the family of such tokens does; of a
-    package of Argos Translate, what each of its translations begins with."""
+    """Find language tokens in the vocabulary; their format shows the model family.
+
+    Args:
+        directory: the model directory.
+        config: the model configuration.
+        src: source tokens.
+        tgt: target tokens.
+
+    Returns:
+        The languages, or the target prefix of an Argos Translate package; None without either.
+
+    Raises:
+        CheckpointError: if a configuration is invalid.
+    """
     tokens = dict(enumerate(tgt))
-    held = not config.get("add_source_eos")
-    package = folder.parent / PACKAGE
-    if prefix := read_config(package).get_str("target_prefix", ""):
+    is_optional = not config.get("add_source_eos")
+    metadata = directory.parent / ARGOS_METADATA
+    if prefix := read_config(metadata).get_str("target_prefix", ""):
         if prefix not in tgt:
-            raise CheckpointError(f"{package}: the model has no target_prefix {prefix[:50]!r}")
+            raise CheckpointError(
+                f"{metadata}: target_prefix {prefix[:50]!r} is not in the vocabulary"
+            )
         return Languages({prefix: tgt.index(prefix)}, "none", default=LanguagePair("", prefix))
-    texts = find_language_ids(dict(enumerate(src)), OF_LANGUAGE)
-    if len(texts) > 1:
-        return Languages(texts, source="none", target="text", optional_in_tokens=held)
+    text_ids = find_language_ids(dict(enumerate(src)), OF_LANGUAGE)
+    if len(text_ids) > 1:
+        return Languages(text_ids, source="none", target="text", optional_in_tokens=is_optional)
     if marian := find_marian_languages(dict(enumerate(src))):
-        return replace(marian, optional_in_tokens=held)
-    ids = next((i for p in PATTERNS if len(i := find_language_ids(tokens, p)) > 1), None)
+        return replace(marian, optional_in_tokens=is_optional)
+    ids = next((i for p in LANGUAGE_PATTERNS if len(i := find_language_ids(tokens, p)) > 1), None)
     if ids is None:
         return None
-    tokenizer = read_config(folder / TOKENIZER)
+    tokenizer = read_config(directory / TOKENIZER)
     default = LanguagePair(
         *(read_default_language(tokenizer, n, ids) for n in ("src_lang", "tgt_lang"))
     )
     if config.get("decoder_start_token") is None:
-        return Languages(ids, "after", "start", default, held)
-    last = tokenizer.get_bool("legacy_behaviour", False)
-    return Languages(ids, "after" if last else "before", "forced", default, held)
+        return Languages(ids, "after", "start", default, is_optional)
+    is_legacy = tokenizer.get_bool("legacy_behaviour", False)
+    return Languages(ids, "after" if is_legacy else "before", "forced", default, is_optional)
 
 
-def _id(vocab: Vocab, config: ConfigReader, name: str) -> int:
-    """The id of a token by its name in the configuration."""
+def _find_id(vocab: Vocab, config: ConfigReader, name: str) -> int:
+    """Return the id of a special token.
+
+    Args:
+        vocab: the vocabulary.
+        config: the model configuration.
+        name: key of the token in the configuration, such as "eos_token".
+
+    Raises:
+        CheckpointError: if the token is not in the vocabulary.
+    """
     token = config.get_str(name)
     if token not in vocab.ids:
-        raise CheckpointError(f"{config.path}: the vocabulary has no {name} {token[:50]!r}")
+        raise CheckpointError(f"{config.path}: {name} {token[:50]!r} is not in the vocabulary")
     return vocab.ids[token]

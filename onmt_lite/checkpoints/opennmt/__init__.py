@@ -1,1 +1,1 @@
-"""Checkpoints of OpenNMT-py."""
+"""OpenNMT-py models."""

@@ -1,4 +1,4 @@
-"""Models of OpenNMT-py: Transformers, recurrent and convolutional ones, copying or not."""
+"""Builds OpenNMT-py models: Transformer, RNN and CNN, with or without copy attention."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from onmt_lite.text.vocab import Vocab
 
 # -- Transformers ----------------------------------------------------------------------------------
 
-MAX_POSITIONS = 5000  # rows of its position tables
+MAX_POSITIONS = 5000  # rows of OpenNMT-py's position tables
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 LAYOUTS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "fairseq"}
 RELATION = "encoder.transformer.0.self_attn.relative_attention_bias.weight"
@@ -37,12 +37,21 @@ FEED_NORM = "encoder.transformer.0.feed_forward.layer_norm.weight"
 
 
 def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
-    """Build a Transformer.  Raises CheckpointError for missing, unknown or misshapen weights."""
-    # The mask of later positions, before 1.0; norms that a parallel layer has but does not use
+    """Build a Transformer.
+
+    Args:
+        weights: tensors under OpenNMT-py's names, which are consumed.
+        opt: the training options.
+
+    Raises:
+        CheckpointError: if weights are missing, unknown or of the wrong shape, or an option is not
+            supported.
+    """
+    # The causal mask of versions before 1.0, and unused norms of parallel residual layers
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if FEED_NORM not in weights:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
-    relation = _relation(weights, opt)
+    relative = _read_relative_positions(weights, opt)
     weights.rename("opennmt_transformer")
     return assemble_transformer(
         weights,
@@ -51,14 +60,14 @@ def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
         activation=opt.get_choice("pos_ffn_activation_fn", ACTIVATIONS, "relu"),
         norm_eps=opt.get_float("norm_eps", 1e-6),
         output_bias=True,
-        **relation,
-        **_alignment(opt, weights.count_layers("decoder.")),
-        **_positions(weights, opt),
+        **relative,
+        **_read_alignment_heads(opt, weights.count_layers("decoder.")),
+        **_read_positions(weights, opt),
     )
 
 
-def _alignment(opt: ConfigReader, n_layers: int) -> dict[str, int]:
-    """The heads that the model was made to align with, where it has the layer that is named."""
+def _read_alignment_heads(opt: ConfigReader, n_layers: int) -> dict[str, int]:
+    """Return layer and number of heads trained to align; empty if the layer does not exist."""
     layer = opt.get_int("alignment_layer", n_layers)
     if not -n_layers <= layer < n_layers:
         return {}
@@ -66,8 +75,8 @@ def _alignment(opt: ConfigReader, n_layers: int) -> dict[str, int]:
     return dict(report_layer=layer % n_layers + 1, report_heads=heads)
 
 
-def _relation(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
-    """Read max_relative_positions: the largest distance, -1 for rotary, -2 for ALiBi."""
+def _read_relative_positions(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
+    """Read max_relative_positions: a maximum distance, -1 for rotary or -2 for ALiBi."""
     limit = opt.get_int("max_relative_positions", 0)
     if RELATION in weights:
         return dict(relative="buckets", relative_limit=limit)
@@ -81,15 +90,15 @@ def _relation(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
     return dict(relative="alibi") if limit == -2 else {}
 
 
-def _positions(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
-    """Switches of the position vectors, whose tables are dropped where they can be computed."""
+def _read_positions(weights: Weights, opt: ConfigReader) -> dict[str, Any]:
+    """Return the position settings; remove tables that can be computed."""
     names = [name for name in weights.tensors if name.endswith("_embedding.position")]
     if not names:
         if not opt.get_bool("position_encoding"):
             return dict(positions="none", scale_embedding=False, max_positions=MAX_POSITIONS)
         layout = opt.get_choice("position_encoding_type", LAYOUTS, "SinusoidalInterleaved")
         return dict(positions=layout, max_positions=MAX_POSITIONS)
-    for name in ("src_embedding.position", "tgt_embedding.position"):  # neither or both
+    for name in ("src_embedding.position", "tgt_embedding.position"):  # both sides or none
         weights.get_shape(name, n_dims=3)  # (P, 1, E)
         weights.tensors[name] = weights.tensors[name][:, 0]
     layouts = {detect_position_layout(weights.tensors[name]) for name in names}
@@ -105,10 +114,18 @@ GATES = {name: name for name in ("source", "target", "both")}
 
 
 def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
-    """Build a recurrent model, by its weights, and by options for what no weight shows."""
+    """Build an RNN. Options are only used for settings that the weights do not show.
+
+    Args:
+        weights: tensors under OpenNMT-py's names, which are consumed.
+        opt: the training options.
+
+    Raises:
+        CheckpointError: if weights or options are invalid or not supported.
+    """
     attention = detect_attention(weights, "decoder.attn", opt, "global_attention")
     input_feed = any(name.startswith("decoder.rnn.layers.") for name in weights.tensors)
-    # Trained, but unused: no version passes the coverage to the attention
+    # Trained but unused: no version passes the coverage to the attention
     weights.drop(r"decoder\.attn\.linear_cover\.weight")
     weights.rename("opennmt_rnn")
     n_src, d_src = weights.get_shape("encoder.embedding.weight")
@@ -116,9 +133,11 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
     rows, d = weights.get_shape("encoder.rnn.weight_hh_l0")
     if rows not in (3 * d, 4 * d):
         raise CheckpointError(
-            f"{weights.path}: neither LSTM nor GRU cells; other kinds are not read"
+            f"{weights.path}: only LSTM and GRU cells are supported; use another model"
         )
-    has_gate = "decoder.gate.gate.weight" in weights  # all kinds have the same weights
+    has_gate = (
+        "decoder.gate.gate.weight" in weights
+    )  # source, target and both have the same weights
     fields: dict[str, Any] = dict(
         src_vocab_size=n_src,
         tgt_vocab_size=n_tgt,
@@ -139,24 +158,35 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
 
 
 def detect_attention(weights: Weights, name: str, opt: ConfigReader, *options: str) -> Score:
-    """Tell the kind of the attention `name` by its weights, which an option must not deny."""
-    kind: Score = "none"
+    """Detect the score function of an attention by its weights.
+
+    Args:
+        weights: all tensors.
+        name: prefix of the attention's tensors.
+        opt: the training options.
+        options: names of options that select the function; the first non-empty one must agree.
+
+    Raises:
+        CheckpointError: if option and weights disagree.
+    """
+    score: Score = "none"
     if f"{name}.linear_context.weight" in weights:
-        kind = "mlp"
+        score = "mlp"
     elif f"{name}.linear_in.weight" in weights:
-        kind = "general"
+        score = "general"
     elif f"{name}.linear_out.weight" in weights:
-        kind = "dot"
-    said = next((opt.get(option) for option in options if opt.get(option)), kind)
-    if said != kind:
+        score = "dot"
+    configured = next((opt.get(option) for option in options if opt.get(option)), score)
+    if configured != score:
         raise CheckpointError(
-            f"{opt.path}: {options[0]} is {format_value(said)}, but the weights are of {kind!r}"
+            f"{opt.path}: {options[0]} is {format_value(configured)}, but the weights are of type "
+            f"{score!r}"
         )
-    return kind
+    return score
 
 
 def read_attention_function(opt: ConfigReader) -> Normalizer:
-    """Read the normalizer of all attention in the model."""
+    """Return the normalization of all attentions: softmax or sparsemax."""
     choices: dict[str, Normalizer] = {"softmax": "softmax", "sparsemax": "sparsemax"}
     return opt.get_choice("global_attention_function", choices, "softmax")
 
@@ -167,12 +197,19 @@ CONVOLUTION = r"(encoder\.cnn\.layers|decoder\.conv_layers)\.\d+\.conv\."
 
 
 def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
-    """Build a convolutional model.  Raises CheckpointError where weights do not fit.
+    """Build a CNN.
 
-    A file has each convolution three times: as trained (`weight`, `bias`, of which V and b are
-    copies), its length g, and running averages of V, g and b.  Averages are what translates.
-    OpenNMT-py goes on averaging while it translates, so that its output drifts; here the averages
-    of the file are used unchanged.
+    A file has each convolution three times: as trained (`weight` and `bias`, with copies V and b),
+    its norm g, and running averages of V, g and b. The averages are used for translation.
+    OpenNMT-py continues to average during translation, so its output drifts; here the stored
+    averages do not change.
+
+    Args:
+        weights: tensors under OpenNMT-py's names, which are consumed.
+        opt: the training options, which are not needed.
+
+    Raises:
+        CheckpointError: if weights are missing, unknown or of the wrong shape.
     """
     weights.drop(CONVOLUTION + "(weight|bias|V|g|b)")
     fold_weight_norm(weights, "V_avg", "g_avg")
@@ -180,9 +217,9 @@ def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
     for name, weight in weights.tensors.items():
         if weight.dim() == 4:  # (out, in, kernel, 1) -> (out, kernel, in)
             weights.tensors[name] = weight[..., 0].transpose(1, 2)
-        elif weight.dim() == 3:  # of positions: (P, 1, E) -> (P, E)
+        elif weight.dim() == 3:  # positions: (P, 1, E) -> (P, E)
             weights.tensors[name] = weight.flatten(0, 1)
-    # On both sides or on none
+    # Both sides or none
     positions = any(name.endswith(".position") for name in weights.tensors)
     return assemble_convolution(weights, positions, scale_embedding=positions)
 
@@ -193,7 +230,7 @@ ATTENTION = "decoder.copy_attn"
 
 
 def split_copy_weights(weights: Weights) -> Weights:
-    """Take the weights of copying out of `weights`, whose rest becomes those of a plain model."""
+    """Remove and return the copy weights; the remaining tensors are those of a plain model."""
     copying = {}
     for name in list(weights.tensors):
         tensor = weights.tensors.pop(name)
@@ -207,31 +244,45 @@ def split_copy_weights(weights: Weights) -> Weights:
 def add_copy_head(
     model: Seq2SeqModel, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Seq2SeqModel:
-    """Give the model a head that copies.  Raises CheckpointError where the weights do not fit.
+    """Replace the output layer by a copy head.
 
-    A Transformer copies by the attention that its steps return: the first head of the last layer.
+    The copy distribution of a Transformer is the first attention head of its last layer.
+
+    Args:
+        model: the model without copy attention.
+        copying: the copy weights, which are consumed.
+        opt: the training options.
+        src_vocab: source vocabulary.
+        tgt_vocab: target vocabulary.
+
+    Returns:
+        The same model.
+
+    Raises:
+        CheckpointError: if the weights do not match the model or the vocabulary.
     """
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
-        raise CheckpointError(f"{opt.path}: copying needs padding and the unknown word as tokens")
+        raise CheckpointError(f"{opt.path}: copy attention needs a padding and an unknown token")
     has_attention = any(name.startswith(ATTENTION) for name in copying.tensors)
     if has_attention == (not isinstance(model, Rnn) or opt.get_bool("reuse_copy_attn")):
         raise CheckpointError(
-            f"{opt.path}: {ATTENTION} is {'there' if has_attention else 'missing'}, which does not "
-            "fit the kind of model"
+            f"{opt.path}: {ATTENTION} is {'unexpected' if has_attention else 'missing'} in this "
+            "model"
         )
-    # Target id of each source id (Vsrc,), the unknown token where the target lacks the word
-    table = torch.tensor(tgt_vocab.encode(src_vocab.tokens))
+    # Target id of each source id (Vsrc,); the unknown token if the target lacks the word
+    src_to_tgt = torch.tensor(tgt_vocab.encode(src_vocab.tokens))
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
     options = ("copy_attn_type", "global_attention")
-    kind = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
-    vocabulary = cast(OutputLayer, model.output)
+    score = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
+    output = cast(OutputLayer, model.output)
 
-    def make() -> CopyGenerator:
-        d = vocabulary.in_features
-        attention = None if kind is None else AttentionScorer(d, kind, read_attention_function(opt))
-        return CopyGenerator(vocabulary, table, *special, attention)
+    def make_head() -> CopyGenerator:
+        attention = None
+        if score is not None:
+            attention = AttentionScorer(output.in_features, score, read_attention_function(opt))
+        return CopyGenerator(output, src_to_tgt, *special, attention)
 
-    copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only its weights on the source count
+    copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only the attention weights are used
     copying.rename("opennmt_copying")
-    model.output = build_model(make, copying)
+    model.output = build_model(make_head, copying)
     return model

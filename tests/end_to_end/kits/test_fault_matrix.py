@@ -88,7 +88,7 @@ MATRIX = """\
     test_loading.py::test_missing_keys_are_refused
 43 a wrong shape or type: test_corrupted_checkpoints.py::test_load_changed_weight_is_rejected,
     test_archive.py::test_load_invalid_tensor_description_is_rejected
-44 a file that is cut off: test_opennmt_reader.py::test_a_file_cut_anywhere_is_refused, kit
+44 a file that is cut off: test_opennmt_reader.py::test_load_truncated_file_is_rejected, kit
 45 a flipped bit:
     test_corrupted_checkpoints.py::test_load_corrupted_bytes_equals_original_or_is_rejected, kit
 46 weights that are NaN or infinite: test_loading.py::test_numbers_that_are_not_finite,
@@ -103,7 +103,7 @@ MATRIX = """\
 51 a later format: test_loading.py::test_a_later_format
 52 vocabularies that do not fit: test_loading.py::test_pieces_of_another_size,
     test_loading.py::test_files_of_another_model,
-    test_opennmt_reader.py::test_of_another_size_than_the_tables
+    test_opennmt_reader.py::test_load_vocabulary_of_wrong_size_is_rejected
 53 an ensemble that does not fit: test_ensemble.py::test_what_differs_is_told_with_the_models
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
 55 another model when a job goes on: test_store.py::test_what_changed_is_refused_by_name

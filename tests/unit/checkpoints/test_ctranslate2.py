@@ -1,5 +1,7 @@
-"""CTranslate2 directories, and n-best lists of an mBART-50 from text (`peers/make_ct2_mbart50.py`);
-what CTranslate2 translates of tokens is in test_references.py."""
+"""CTranslate2 models, and n-best lists of mBART-50 from raw text (`peers/make_ct2_mbart50.py`).
+
+Translations of tokenized lines are compared with CTranslate2 in test_references.py.
+"""
 
 import json
 import shutil
@@ -22,13 +24,13 @@ CT2, HF = DATA / "ct2", DATA / "hf" / "marian"
 MODELS = sorted(path.name for path in CT2.iterdir())
 FLOAT32, INT8 = 0, 1
 REFERENCE = json.loads((DATA.parent / "ct2_mbart50" / "reference.json").read_text("utf-8"))
-OURS = dict(
+OPTION_NAMES = dict(
     num_hypotheses="n_best",
     length_penalty="alpha",
     no_repeat_ngram_size="block_ngram_repeat",
     min_decoding_length="min_length",
 )
-GIVEN = dict(device="cpu", precision="fp32", threads=1, search="ctranslate2")
+OPTIONS = dict(device="cpu", precision="fp32", threads=1, search="ctranslate2")
 NAN = struct.pack("<f", torch.nan)
 
 
@@ -62,11 +64,11 @@ def mbart50(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart", "pegasus"])
-def test_bart_from_its_converter_gives_the_lists_of_ctranslate2(name):
-    """As the error about BART directories says; `<s>` and `</s>` are tokens of a line."""
+def test_n_best_converted_bart_equals_ctranslate2(name):
+    """The error for BART directories recommends this; lines contain `<s>` and `</s>`."""
     path = DATA.parent / "ct2_bart"
     case = json.loads((path / "reference.json").read_text("utf-8"))[name]
-    translator = Translator.from_pretrained(path / name, tokenizer="space", **GIVEN)
+    translator = Translator.from_pretrained(path / name, tokenizer="space", **OPTIONS)
     lines = [" ".join(tokens) for tokens in case["lines"]]
     found = translator.translate(lines, beam_size=3, n_best=3, max_length=8)
     for translation, row in zip(found, case["rows"], strict=True):
@@ -75,42 +77,42 @@ def test_bart_from_its_converter_gives_the_lists_of_ctranslate2(name):
         assert scores == pytest.approx([score for _, score in row], abs=1e-5)
 
 
-def test_marian_of_several_languages_tgt_lang_is_put_before_the_line(tmp_path):
+def test_tgt_lang_multilingual_marian_prepends_language_token(tmp_path):
     path = shutil.copytree(CT2 / "marian_int8", tmp_path / "copy")
     tokens = json.loads((path / "shared_vocabulary.json").read_text("utf-8"))
     assert load_checkpoint(path).languages is None
     tokens[tokens.index("w9")] = ">>fra<<"
     (path / "shared_vocabulary.json").write_text(json.dumps(tokens))
-    translator = Translator.from_pretrained(path, tokenizer="space", **GIVEN)
-    given = translator.translate(["w3 w5"], tgt_lang="fra", max_length=8)[0].hyps
-    assert given == translator.translate([">>fra<< w3 w5"], max_length=8)[0].hyps
-    assert given != translator.translate(["w3 w5"], max_length=8)[0].hyps
+    translator = Translator.from_pretrained(path, tokenizer="space", **OPTIONS)
+    by_option = translator.translate(["w3 w5"], tgt_lang="fra", max_length=8)[0].hyps
+    assert by_option == translator.translate([">>fra<< w3 w5"], max_length=8)[0].hyps
+    assert by_option != translator.translate(["w3 w5"], max_length=8)[0].hyps
     with pytest.raises(OptionError, match="nearest are fra"):
         translator.translate(["w3"], tgt_lang="frb")
 
 
 @pytest.mark.parametrize("name", ["marian_int8", "old_float32"])
-def test_a_vocabulary_that_is_missing_is_named(tmp_path, name):
+def test_load_missing_vocabulary_is_named(tmp_path, name):
     path = shutil.copytree(CT2 / name, tmp_path / "copy")
     for file in path.glob("shared_vocabulary.*"):
         file.unlink()
     assert_refused(path, "shared_vocabulary.json nor shared_vocabulary.txt", "; download")
 
 
-def flag(value):
+def int8_scalar(value):
     return [], INT8, struct.pack("<b", value)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_are_those_of_ctranslate2(name):
+def test_scores_equal_ctranslate2(name):
     file = DATA / "references" / f"ct2_{name}.ctranslate2.json"
     gold = json.loads(file.read_text("utf-8"))["gold"]
     languages = dict(src_lang="deu_Latn", tgt_lang="eng_Latn") if name.startswith("nllb") else {}
     assert_scores(CT2 / name, gold, tokenizer="space", **languages)
 
 
-# (add_source_bos, add_source_eos), tokens of the line, the score of CTranslate2 4.8.5's
-# translate_batch(max_decoding_length=20), and whether max_input_length=0 changes it
+# add_source_bos, add_source_eos, number of source tokens, score of CTranslate2 4.8.5
+# (translate_batch, max_decoding_length=20), and True if max_input_length=0 changes it
 LONG = [
     *((0, 0, 1024, -0.928660, False), (0, 0, 1025, -0.928660, True), (0, 0, 1100, -0.928660, True)),
     *((0, 1, 1023, -0.929585, False), (0, 1, 1024, -0.929585, True), (0, 1, 1100, -0.929585, True)),
@@ -118,18 +120,20 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(("bos", "eos", "n", "score", "cut"), LONG)
-def test_source_longer_than_1024_tokens_is_cut_as_by_ctranslate2(copy, bos, eos, n, score, cut):
+@pytest.mark.parametrize(("bos", "eos", "n", "score", "is_truncated"), LONG)
+def test_source_over_1024_tokens_is_truncated_like_ctranslate2(
+    copy, bos, eos, n, score, is_truncated
+):
     configure(copy, add_source_bos=bool(bos), add_source_eos=bool(eos))
     words = json.loads((copy / "source_vocabulary.json").read_text("utf-8"))[3:]
     line = " ".join(Random(1).choices(words, k=1100)[:n])
-    translator = Translator.from_pretrained(copy, **GIVEN, tokenizer="space", max_length=20)
+    translator = Translator.from_pretrained(copy, **OPTIONS, tokenizer="space", max_length=20)
     (found,) = translator.translate([line])
     assert found.hyps[0].score == pytest.approx(score, abs=5e-6)
-    assert ("truncated" in found.notes) == cut
+    assert ("truncated" in found.notes) == is_truncated
 
 
-def test_source_longer_than_1024_tokens_is_read_whole_by_other_searches(copy):
+def test_source_over_1024_tokens_is_not_truncated_by_other_searches(copy):
     translator = Translator.from_pretrained(
         copy, device="cpu", tokenizer="space", max_length=2, search="opennmt-3"
     )
@@ -138,7 +142,7 @@ def test_source_longer_than_1024_tokens_is_read_whole_by_other_searches(copy):
 
 
 class TestFiles:
-    def test_vocabularies_as_lines(self, copy):
+    def test_load_text_vocabulary_equals_json(self, copy):
         expected = everything(copy)
         for side in ("source", "target"):
             file = copy / f"{side}_vocabulary.json"
@@ -147,41 +151,41 @@ class TestFiles:
             file.unlink()
         assert everything(copy) == expected
 
-    def test_one_table_is_not_stored_twice(self):
+    def test_load_shared_table_is_stored_once(self):
         model = load_checkpoint(CT2 / "marian_int8").model
         assert model.cfg.share_embeddings and model.cfg.tie_output
         assert model.output.weight is model.src_embedding.token.weight
 
-    def test_rows_of_int8_are_divided_by_their_scales(self):
+    def test_load_int8_rows_are_divided_by_scales(self):
         stored = ModelBin.parse((CT2 / "marian_int8" / "model.bin").read_bytes())
         name = "decoder/layer_0/ffn/linear_1/weight"
-        (rows, columns), _, numbers = stored.variables[name]
+        (rows, columns), _, data = stored.variables[name]
         scales = struct.unpack(f"<{rows}f", stored.variables[f"{name}_scale"][2])
-        whole = struct.unpack(f"<{rows * columns}b", numbers)
-        expected = [n / scales[i // columns] for i, n in enumerate(whole)]
+        integers = struct.unpack(f"<{rows * columns}b", data)
+        expected = [n / scales[i // columns] for i, n in enumerate(integers)]
         model = load_checkpoint(CT2 / "marian_int8").model
         found = model.decoder[0].ffn.down.weight.flatten().tolist()
         assert found == pytest.approx(expected, rel=1e-6)
 
 
-class TestTokensAroundALine:
+class TestSpecialTokens:
     @pytest.mark.parametrize("bos, eos", [(False, False), (True, False), (True, True)])
-    def test_what_config_json_says(self, copy, bos, eos):
+    def test_load_source_bos_and_eos_from_config(self, copy, bos, eos):
         configure(copy, add_source_bos=bos, add_source_eos=eos)
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.src_start, checkpoint.src_end) == ((1,) * bos, (2,) * eos)
 
-    def test_a_line_of_tokens_may_hold_the_end_where_nothing_adds_it(self, copy):
+    def test_encode_eos_in_line_unless_it_is_added(self, copy):
         assert load_checkpoint(copy).src_vocab.encode(["w0", "</s>"]) == [3, 2]
         configure(copy, add_source_eos=True)
         assert load_checkpoint(copy).src_vocab.encode(["w0", "</s>"]) == [3, 0]
 
-    def test_start(self, copy):
+    def test_load_decoder_start_token_from_config(self, copy):
         assert load_checkpoint(copy).start_id == 1
         configure(copy, decoder_start_token="</s>")
         assert load_checkpoint(copy).start_id == 2
 
-    def test_a_start_of_zeros_is_never_said(self):
+    def test_zero_start_token_is_never_predicted(self):
         checkpoint = load_checkpoint(CT2 / "marian_int8")
         assert checkpoint.start_id == 24 and checkpoint.banned_ids == (24,)
         assert checkpoint.src_vocab is not checkpoint.tgt_vocab or len(checkpoint.src_vocab) == 25
@@ -191,39 +195,39 @@ class TestTokensAroundALine:
         logits = model.forward(memory, torch.tensor([[24, 5]]))
         assert logits.log_softmax(2).exp()[..., 24].tolist() == [[0.0, 0.0]]
 
-    def test_flags_of_old_files(self, tmp_path):
+    def test_load_special_tokens_from_flags_of_old_files(self, tmp_path):
         copy = shutil.copytree(CT2 / "old_float32", tmp_path / "copy")
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.src_start, checkpoint.src_end, checkpoint.start_id) == ((), (2,), 2)
-        change(copy, lambda stored: stored.variables.update(with_source_bos=flag(1)))
+        change(copy, lambda stored: stored.variables.update(with_source_bos=int8_scalar(1)))
         change(copy, lambda stored: stored.variables.pop("with_target_bos"))
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.src_start, checkpoint.src_end, checkpoint.start_id) == ((1,), (2,), 1)
 
 
 class TestLanguages:
-    """nllb_int8 has deu_Latn 22, eng_Latn 23 and fra_Latn 24."""
+    """In nllb_int8, deu_Latn is 22, eng_Latn 23 and fra_Latn 24."""
 
-    def test_are_tokens_of_the_vocabulary(self, nllb):
+    def test_load_languages_from_vocabulary(self, nllb):
         found = load_checkpoint(nllb)
         assert found.languages == Languages({"deu_Latn": 22, "eng_Latn": 23, "fra_Latn": 24})
         assert (found.src_end, found.raw_text_end, found.start_id) == ((), (2,), 2)
         (nllb / "tokenizer_config.json").write_text('{"src_lang": "fra_Latn"}')
         assert load_checkpoint(nllb).languages.default == ("fra_Latn", "")
 
-    def test_frame_of_a_line_of_tokens(self, nllb):
-        """Without a source language the line holds all of it."""
+    def test_translate_tokenized_line_with_and_without_src_lang(self, nllb):
+        """Without src_lang, the line contains all special tokens itself."""
         given = dict(device="cpu", tokenizer="space", tgt_lang="eng_Latn", n_best=2, beam_size=2)
-        whole, framed = "deu_Latn w1 w2 </s>", "w1 w2"
+        complete, words = "deu_Latn w1 w2 </s>", "w1 w2"
         translator = Translator.from_pretrained(nllb, search="ctranslate2", **given)
-        (expected,) = translator.translate([whole])
-        tagged = f">>deu_Latn:eng_Latn<< {framed}"
-        for line, more in ((framed, dict(src_lang="deu_Latn")), (tagged, {})):
-            (found,) = translator.translate([line], **more)
+        (expected,) = translator.translate([complete])
+        tagged = f">>deu_Latn:eng_Latn<< {words}"
+        for line, kwargs in ((words, dict(src_lang="deu_Latn")), (tagged, {})):
+            (found,) = translator.translate([line], **kwargs)
             assert found.hyps == expected.hyps
 
-    def test_frame_of_a_line_of_text(self, nllb):
-        """Pieces stand between the source language and the end, whatever lines look like."""
+    def test_translate_raw_text_adds_language_and_eos(self, nllb):
+        """Subwords are between the source language and EOS, whatever the line looks like."""
         tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
         tokens[5:7] = ["▁w37", "▁w3"]
         (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
@@ -238,7 +242,7 @@ class TestLanguages:
         with pytest.raises(OptionError, match="tgt_lang"):
             Translator.from_pretrained(nllb, **given)
 
-    def test_tokenizer_json_stands_in_for_pieces(self, nllb):
+    def test_tokenizer_json_equals_sentencepiece_model(self, nllb):
         tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
         (nllb / "shared_vocabulary.json").write_text(json.dumps(["▁x", *tokens[1:]]), "utf-8")
         families = DATA.parent / "families" / "nllb"
@@ -249,17 +253,17 @@ class TestLanguages:
         for line in ("w1 w2", "Ein Haus!", "été 12"):
             assert found[0].encode(line) == found[1].encode(line)
 
-    def test_start_token_of_mbart_of_25(self, nllb):
+    def test_load_mbart_cc25_starts_with_language(self, nllb):
         configure(nllb, decoder_start_token=None)
         found = load_checkpoint(nllb).languages
         assert (found.source, found.target) == ("after", "start")
 
-    def test_nllb_of_before_2023_has_the_language_behind_the_line(self, nllb):
+    def test_load_legacy_nllb_has_language_after_line(self, nllb):
         (nllb / "tokenizer_config.json").write_text('{"legacy_behaviour": true}')
         frame = load_checkpoint(nllb).get_special_tokens(LanguagePair("deu_Latn", "eng_Latn"))
         assert (frame.src_start, frame.src_end, frame.start) == ((), (2, 22), (2, 23))
 
-    def test_language_before_the_text(self, nllb):
+    def test_load_language_token_in_text(self, nllb):
         tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
         tokens[22:25] = ["<2de>", "<2en>", "<2fr>"]
         (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
@@ -269,9 +273,9 @@ class TestLanguages:
 
 
 @pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda case: str(case["settings"]))
-def test_n_best_lists_of_mbart50(mbart50, case):
-    translator = Translator.from_pretrained(mbart50, src_lang="de_DE", tgt_lang="en_XX", **GIVEN)
-    options = {OURS.get(name, name): value for name, value in case["settings"].items()}
+def test_n_best_mbart50_equals_ctranslate2(mbart50, case):
+    translator = Translator.from_pretrained(mbart50, src_lang="de_DE", tgt_lang="en_XX", **OPTIONS)
+    options = {OPTION_NAMES.get(name, name): value for name, value in case["settings"].items()}
     lines = [f">>fr_XX<< {line}" for line in REFERENCE["lines"]]
     for size in (1, 4):
         found = translator.translate(
@@ -291,49 +295,48 @@ def test_n_best_lists_of_mbart50(mbart50, case):
         (dict(src_lang="de", tgt_lang="fr_XX"), "no language 'de'"),
     ],
 )
-def test_languages_are_missed_before_weights_are_read(mbart50, options, words, monkeypatch):
-    def read(path):
+def test_missing_language_is_reported_before_weights_are_read(mbart50, options, words, monkeypatch):
+    def fail(path):
         raise AssertionError("read")
 
-    monkeypatch.setattr(ctranslate2, "read_variables", read)
+    monkeypatch.setattr(ctranslate2, "read_variables", fail)
     with pytest.raises(OptionError, match=words):
-        Translator.from_pretrained(mbart50, **options, **GIVEN)
+        Translator.from_pretrained(mbart50, **options, **OPTIONS)
     with pytest.raises(AssertionError, match="read"):
-        Translator.from_pretrained(mbart50, src_lang="de_DE", tgt_lang="fr_XX", **GIVEN)
+        Translator.from_pretrained(mbart50, src_lang="de_DE", tgt_lang="fr_XX", **OPTIONS)
     with pytest.raises(AssertionError, match="read"):
-        Translator.from_pretrained(mbart50, tokenizer="space", **GIVEN)
+        Translator.from_pretrained(mbart50, tokenizer="space", **OPTIONS)
 
 
-def test_the_path_of_the_file_stands_for_its_directory(mbart50):
-    one, other = load_checkpoint(mbart50), load_checkpoint(mbart50 / "model.bin")
-    assert one.languages == other.languages and one.src_vocab == other.src_vocab
-    assert list(one.tokenizers) == list(other.tokenizers) == ["sentencepiece", "space"]
+def test_load_model_bin_path_equals_directory(mbart50):
+    directory, file = load_checkpoint(mbart50), load_checkpoint(mbart50 / "model.bin")
+    assert directory.languages == file.languages and directory.src_vocab == file.src_vocab
+    assert list(directory.tokenizers) == list(file.tokenizers) == ["sentencepiece", "space"]
 
 
-def test_lines_of_tokens_without_a_language_have_their_full_length(nllb):
-    """What no option says is not counted: nothing stands before the translation."""
-    given = GIVEN | dict(tokenizer="space", beam_size=1, max_length=5, min_length=5)
-    alone = Translator.from_pretrained(nllb, **given).translate(["deu_Latn w1 w2 </s>"])
-    assert len(alone[0].hyps[0].tokens) == 5
-    led = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **given)
-    assert len(led.translate(["deu_Latn w1 w2 </s>"])[0].hyps[0].tokens) == 4
+def test_length_limits_count_language_only_if_it_is_forced(nllb):
+    """Without tgt_lang, no token precedes the translation."""
+    given = OPTIONS | dict(tokenizer="space", beam_size=1, max_length=5, min_length=5)
+    free = Translator.from_pretrained(nllb, **given).translate(["deu_Latn w1 w2 </s>"])
+    assert len(free[0].hyps[0].tokens) == 5
+    forced = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **given)
+    assert len(forced.translate(["deu_Latn w1 w2 </s>"])[0].hyps[0].tokens) == 4
     with pytest.raises(OptionError, match="tgt_lang is missing"):
         Translator.from_pretrained(nllb, src_lang="deu_Latn", **given)
-    tagged = Translator.from_pretrained(nllb, **given)  # a tag is then a token like any other
+    tagged = Translator.from_pretrained(nllb, **given)  # the tag is an ordinary token
     assert tagged.translate([">>eng_Latn<< w1"])[0].n_unknown == 1
 
 
-class TestPackagesOfArgosTranslate:
+class TestArgosTranslatePackage:
     @pytest.fixture
     def package(self, tmp_path):
         shutil.copytree(CT2 / "marian_int8", tmp_path / "package" / "model")
         return tmp_path / "package"
 
-    def test_pieces_beside_the_folder_of_the_model(self, package):
-        """Words of the line are found with them."""
+    def test_load_sentencepiece_model_of_package(self, package):
         model = package / "model"
-        pieces = ["</s>", "<unk>", "▁w37", "▁w3", *(f"x{i}" for i in range(20))]
-        (model / "shared_vocabulary.json").write_text(json.dumps(pieces), "utf-8")
+        tokens = ["</s>", "<unk>", "▁w37", "▁w3", *(f"x{i}" for i in range(20))]
+        (model / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
         checkpoint = load_checkpoint(model)
         assert list(checkpoint.tokenizers) == ["space"]
         assert checkpoint.missing_files == (str(model / "sentencepiece.model"),)
@@ -345,33 +348,35 @@ class TestPackagesOfArgosTranslate:
             assert checkpoint.src_vocab.encode(tokens) == [2, 3]
             assert list(checkpoint.tokenizers) == ["sentencepiece", "space"]
 
-    def test_target_prefix(self, package):
-        """A token that each translation begins with, free, as CTranslate2's target prefix."""
+    def test_target_prefix_starts_each_translation(self, package):
+        """The prefix token has no cost, like the target prefix of CTranslate2."""
         plain = load_checkpoint(package)
         (package / "metadata.json").write_text('{"target_prefix": "w7"}')
         checkpoint = load_checkpoint(package)
         i = plain.tgt_vocab.ids["w7"]
         assert checkpoint.languages == Languages({"w7": i}, "none", default=LanguagePair("", "w7"))
         assert checkpoint.get_special_tokens(LanguagePair("", "w7")).start == (plain.start_id, i)
-        given = GIVEN | dict(tokenizer="space", search="opennmt", beam_size=1)
-        (led,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=5)
+        given = OPTIONS | dict(tokenizer="space", search="opennmt", beam_size=1)
+        (forced,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=5)
         (package / "metadata.json").unlink()
-        paying = Translator.from_pretrained(package, **given)
-        (paid,) = paying.translate(["w1"], ["w7"], max_length=6)
-        assert ["w7", *led.hyps[0].tokens] == paid.hyps[0].tokens
+        translator = Translator.from_pretrained(package, **given)
+        (prefixed,) = translator.translate(["w1"], ["w7"], max_length=6)
+        assert ["w7", *forced.hyps[0].tokens] == prefixed.hyps[0].tokens
 
-    def test_a_prefix_that_is_no_token(self, package):
+    def test_load_unknown_target_prefix_is_rejected(self, package):
         (package / "metadata.json").write_text('{"target_prefix": ">>por<<"}')
         assert_refused(package, "metadata.json", ">>por<<")
 
-    def test_codes_of_old_packages(self, package):
+    def test_load_bpe_codes_of_old_package_need_tokenized_input(self, package):
         (package / "bpe.model").write_text("#version: 0.2\na b\n")
-        with pytest.raises(CheckpointError, match="bpe.model and words of Moses are not read"):
-            Translator.from_pretrained(package, **GIVEN)
-        Translator.from_pretrained(package, tokenizer="space", **GIVEN)
+        with pytest.raises(
+            CheckpointError, match="bpe.model with Moses tokenization is not supported"
+        ):
+            Translator.from_pretrained(package, **OPTIONS)
+        Translator.from_pretrained(package, tokenizer="space", **OPTIONS)
 
 
-class TestRefused:
+class TestRejected:
     @pytest.mark.parametrize(
         "values, words",
         [
@@ -380,21 +385,21 @@ class TestRefused:
             (dict(version=7), "version 7"),
             (dict(revision=8), "revision 8"),
             (dict(specification="WhisperSpec"), "WhisperSpec"),
-            ({"decoder/alibi": flag(1)}, "alibi"),
-            ({"decoder/activation": flag(6)}, "activation 6"),
-            ({"encoder/pre_norm": flag(0)}, "pre_norm"),
-            ({"decoder/sliding_window": flag(9)}, "sliding_window"),
-            (dict(with_source_eos=flag(1)), "with_source_eos"),
+            ({"decoder/alibi": int8_scalar(1)}, "alibi"),
+            ({"decoder/activation": int8_scalar(6)}, "activation 6"),
+            ({"encoder/pre_norm": int8_scalar(0)}, "pre_norm"),
+            ({"decoder/sliding_window": int8_scalar(9)}, "sliding_window"),
+            (dict(with_source_eos=int8_scalar(1)), "with_source_eos"),
             ({"decoder/embeddings/weight": None}, "embeddings"),
             ({"decoder/project_in/weight": ([1, 1], FLOAT32, bytes(4))}, "project_in"),
             ({"encoder/embeddings_1/weight": ([1, 1], FLOAT32, bytes(4))}, "embeddings_1"),
             ({"decoder/layer_norm/gamma": ([16], FLOAT32, NAN * 16)}, "not finite"),
             ({"encoder/x": "encoder/y"}, "encoder/x"),
-            ({"decoder/num_heads": "encoder/num_heads"}, "another"),
+            ({"decoder/num_heads": "encoder/num_heads"}, "alias"),
         ],
         ids=str,
     )
-    def test_other_kinds_of_models(self, copy, values, words):
+    def test_load_unsupported_model_is_rejected(self, copy, values, words):
         def edit(stored):
             for name, value in values.items():
                 if hasattr(stored, name):
@@ -411,12 +416,12 @@ class TestRefused:
     @pytest.mark.parametrize("n", [0, 2])
     @pytest.mark.parametrize("copy", ["old_float32"], indirect=True)
     @pytest.mark.parametrize("name", ["with_source_eos", "user_decoder_start_tokens"])
-    def test_flags_that_are_not_one_number(self, copy, name, n):
+    def test_load_non_scalar_flag_is_rejected(self, copy, name, n):
         change(copy, lambda stored: stored.variables.update({name: ([n], INT8, bytes(n))}))
         assert_refused(copy, "copy", f"{name} must be true or false, not a list")
 
     @pytest.mark.parametrize("copy", ["marian_int8"], indirect=True)
-    def test_scales_that_are_not_of_the_rows(self, copy):
+    def test_load_wrong_number_of_scales_is_rejected(self, copy):
         scale = {"x": ([], INT8, b"\1"), "x_scale": ([1], FLOAT32, struct.pack("<f", 1))}
         change(copy, lambda stored: stored.variables.update(scale))
         assert_refused(copy, "'x' has scales of shape [1]")
@@ -433,22 +438,21 @@ class TestRefused:
             (dict(layer_norm_epsilon="small"), "layer_norm_epsilon"),
         ],
     )
-    def test_configurations(self, copy, values, word):
+    def test_load_invalid_config_is_rejected(self, copy, values, word):
         configure(copy, **values)
         assert_refused(copy, word)
 
     @pytest.mark.parametrize("name", ["config.json", "target_vocabulary.json"])
-    def test_files_that_are_not_there(self, copy, name):
+    def test_load_missing_file_is_rejected(self, copy, name):
         (copy / name).unlink()
         assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("text", ["", "[]", "[1]", "{", '["a", "b"]', '{"a": 0}', "\xff"])
-    def test_vocabularies(self, copy, text):
+    def test_load_malformed_vocabulary_is_rejected(self, copy, text):
         (copy / "target_vocabulary.json").write_text(text, "latin-1")
         assert_refused(copy, "copy")
 
-    def test_sizes_that_the_file_does_not_have(self, copy):
-        """Nothing is allocated for a mere claim."""
+    def test_load_false_size_is_rejected_before_allocation(self, copy):
         head = struct.pack("<IH16sII", 6, 16, b"TransformerSpec\0", 7, 1)
         name = struct.pack("<H2s", 2, b"x\0")
         for rest in (
@@ -461,17 +465,17 @@ class TestRefused:
             (copy / "model.bin").write_bytes(head + rest)
             assert_refused(copy, "model.bin")
         (copy / "model.bin").write_bytes(head[:-4] + struct.pack("<I", 1 << 31))
-        assert_refused(copy, "more than any model has")
+        assert_refused(copy, "are more than any model has")
 
 
-def test_a_damaged_file_is_refused(copy):
-    """Names, sizes and counts: the numbers themselves have no checksum in this format."""
+def test_load_damaged_or_truncated_model_bin_is_rejected(copy):
+    """Names, sizes and counts are damaged; tensor data has no checksum in this format."""
     file = copy / "model.bin"
     original, random = file.read_bytes(), Random(1)
     names = [m for m in range(len(original) - 7) if original[m : m + 7] in (b"encoder", b"decoder")]
     for at in random.sample(names, 25):
-        for changed in (b"", b"\0", bytes([original[at] ^ 16]), original[at : at + 2] * 2):
-            file.write_bytes(original[:at] + changed + original[at + 1 :])
+        for replacement in (b"", b"\0", bytes([original[at] ^ 16]), original[at : at + 2] * 2):
+            file.write_bytes(original[:at] + replacement + original[at + 1 :])
             assert_refused(copy, "model.bin")
     for end in random.sample(range(len(original)), 20):
         file.write_bytes(original[:end])

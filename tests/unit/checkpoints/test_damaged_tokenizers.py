@@ -1,7 +1,7 @@
-"""What damage to the small files of a model does: refused in one line, or without any effect.
+"""Damage to config and tokenizer files has no effect or raises CheckpointError.
 
-These files have no checksum.  What they say in plain text (a piece, its score, a size that fits)
-can be another model's, and is left out; their names, structure and cross-references are not.
+These files have no checksum. A changed subword, score or matching size cannot be detected and is
+not tested; changed keys, structure and cross-references are.
 """
 
 import json
@@ -26,19 +26,19 @@ MODEL = {"opus": DATA / "marian_npz" / "opus", "ct2": DATA / "ct2" / "mbart_floa
 MODEL |= {name: FAMILIES / name for name in ("m2m", "nllb", "mbart25", "t5", "madlad")}
 
 
-def everything(path):
-    """What the small files decide: all but the weights, and defaults of searches."""
+def load_settings(path):
+    """Load a model; return everything except the weights, and the search defaults."""
     searches = ("transformers", "marian")
-    said = [load_options(["-model", str(path), "-search", s])[1] for s in searches]
-    return files.everything(path)[1:], [resolved.values for resolved in said]
+    resolved = [load_options(["-model", str(path), "-search", s])[1] for s in searches]
+    return files.everything(path)[1:], [options.values for options in resolved]
 
 
-def refused_or(path, expected):
+def assert_unchanged_or_refused(path, expected):
     with one_line():
-        assert everything(path) == expected
+        assert load_settings(path) == expected
 
 
-def misspelt(name: str) -> Iterator[str]:
+def misspell(name: str) -> Iterator[str]:
     yield from (name[:-1], name + "s", name[0] + name, name[:3] + "#" + name[4:], name.swapcase())
 
 
@@ -51,40 +51,40 @@ FILES = [
 
 
 @pytest.mark.parametrize("name, file", swept(FILES, FILES[::4]))
-def test_names_in_descriptions(name, file, tmp_path):
-    """One letter of a name at a time; a default does not take its place unseen."""
+def test_load_config_with_misspelled_key_is_rejected(name, file, tmp_path):
+    """A misspelled key must not silently become the default."""
     path = shutil.copytree(MODEL[name], tmp_path / "copy")
-    table, expected = json.loads((path / file).read_text("utf-8")), everything(path)
+    table, expected = json.loads((path / file).read_text("utf-8")), load_settings(path)
     for key in table:
-        for other in [*misspelt(key)][:4]:
+        for other in [*misspell(key)][:4]:
             changed = {other if k == key else k: v for k, v in table.items()}
             (path / file).write_text(json.dumps(changed), "utf-8")
-            refused_or(path, expected)
+            assert_unchanged_or_refused(path, expected)
 
 
-def test_names_in_decoder_yml(tmp_path):
+def test_load_decoder_yml_with_misspelled_key_is_rejected(tmp_path):
     path = shutil.copytree(MODEL["opus"], tmp_path / "copy")
-    text, expected = (path / "decoder.yml").read_text("utf-8"), everything(path)
+    text, expected = (path / "decoder.yml").read_text("utf-8"), load_settings(path)
     for key in ("beam-size", "normalize", "models", "vocabs", "word-penalty"):
-        for other in [*misspelt(key)][:4]:
+        for other in [*misspell(key)][:4]:
             (path / "decoder.yml").write_text(text.replace(f"{key}:", f"{other}:"), "utf-8")
-            refused_or(path, expected)
+            assert_unchanged_or_refused(path, expected)
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """copy(name) -> the path of a copy of a model."""
+    """Return a function that copies a model by name."""
     return lambda name: shutil.copytree(MODEL[name], tmp_path / name)
 
 
 def edit(path, function):
     """Change a JSON file."""
-    said = json.loads(path.read_text("utf-8"))
-    function(said)
-    path.write_text(json.dumps(said), "utf-8")
+    content = json.loads(path.read_text("utf-8"))
+    function(content)
+    path.write_text(json.dumps(content), "utf-8")
 
 
-def test_start_token_of_generation_config_wins_over_config(copy):
+def test_load_generation_config_start_token_overrides_config(copy):
     t5, mbart = copy("t5"), copy("mbart25")
     for path in (t5, mbart):
         change(path / "generation_config.json", decoder_start_token_id=8)
@@ -92,9 +92,9 @@ def test_start_token_of_generation_config_wins_over_config(copy):
     assert_refused(mbart, "generation_config.json: decoder_start_token_id 8 is neither a language")
 
 
-def test_an_added_token_with_the_id_of_a_piece(copy):
-    def move_last(said):
-        listed = said["added_tokens_decoder"]
+def test_load_added_token_with_subword_id_is_rejected(copy):
+    def move_last(config):
+        listed = config["added_tokens_decoder"]
         listed["18"] = listed.pop(max(listed, key=int))
 
     path = copy("nllb")
@@ -103,7 +103,7 @@ def test_an_added_token_with_the_id_of_a_piece(copy):
 
 
 @pytest.mark.parametrize("listed", [5, {"a": 1}, "x", ["a"]], ids=str)
-def test_added_tokens_that_are_no_list_of_tables(listed, copy):
+def test_load_malformed_added_tokens_is_rejected(listed, copy):
     path = copy("nllb")
     change(path / "tokenizer.json", added_tokens=listed)
     change(path / "tokenizer_config.json", added_tokens_decoder=None)
@@ -114,19 +114,19 @@ def test_added_tokens_that_are_no_list_of_tables(listed, copy):
     "value", [float("inf"), float("nan"), 5.5, "x", True, None, 10**400], ids=lambda v: str(v)[:4]
 )
 @pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
-def test_ids_of_added_tokens(file, value, copy):
+def test_load_added_token_with_non_integer_id_is_rejected(file, value, copy):
     path = copy("nllb")
     (path / "tokenizer_config.json").unlink()
     if file == "tokenizer.json":
-        edit(path / file, lambda said: said["added_tokens"][-1].update(id=value))
+        edit(path / file, lambda table: table["added_tokens"][-1].update(id=value))
     else:
-        edit(path / file, lambda said: said.update({max(said, key=said.get): value}))
+        edit(path / file, lambda table: table.update({max(table, key=table.get): value}))
         (path / "tokenizer.json").unlink()
     words = "has the ID an integer of more than 40 digits"
     assert_refused(path, file, words if value == 10**400 else "of an added token is not an integer")
 
 
-def test_an_id_that_is_a_list(tmp_path):
+def test_read_ids_list_as_id_is_rejected(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": ["x"]}), "utf-8")
     with pytest.raises(CheckpointError, match="vocab.json: its ids are not 0, 1, ... once each"):
         read_vocab_json(tmp_path / "vocab.json")
@@ -136,60 +136,60 @@ SCORES = {"1e39": 1e39, "1e9": 1e9, "401 digits": 10**400, "nan": float("nan")}
 
 
 @pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
-def test_scores_that_no_piece_has(score, copy):
+def test_load_tokenizer_json_invalid_score_is_rejected(score, copy):
     path = copy("t5")
     (path / "spiece.model").unlink()
-    edit(path / "tokenizer.json", lambda said: said["model"]["vocab"][5].__setitem__(1, score))
+    edit(path / "tokenizer.json", lambda table: table["model"]["vocab"][5].__setitem__(1, score))
     assert_refused(path, "tokenizer.json", "subword 5 does not have a valid text and score")
 
 
-def test_lists_in_the_place_of_texts_that_are_only_shown_or_compared(copy):
+def test_load_list_in_place_of_informative_string_is_ignored(copy):
     path = copy("t5")
     for file in ("config.json", "generation_config.json"):
         change(path / file, transformers_version=["x"], tokenizer_class=["small100"])
     assert load_checkpoint(path).version == ""
-    said = json.loads((path / "tokenizer.json").read_text("utf-8"))
-    said["added_tokens"][0] |= {"content": ["x"], "id": 5}
+    table = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    table["added_tokens"][0] |= {"content": ["x"], "id": 5}
     with pytest.raises(CheckpointError, match="content of an added token is not a string"):
-        convert_tokenizer_json(said, "<unk>", path)
+        convert_tokenizer_json(table, "<unk>", path)
 
 
 @pytest.mark.parametrize("values", [dict(d_kv=-1), dict(d_kv=0), dict(num_heads=-1)], ids=str)
-def test_sizes_of_t5_that_are_not_above_0(values, copy):
+def test_load_t5_non_positive_size_is_rejected(values, copy):
     path = copy("t5")
     change(path / "config.json", **values)
     assert_refused(path, "config.json", *values, "not above 0")
 
 
 class TestSentencepieceModels:
-    """Every byte that is neither text nor number: tags, lengths, types."""
+    """Every structural byte: field tags, lengths and types."""
 
-    def told(self, path):
+    def read_subwords(self, path):
         found = read_sentencepiece(str(path))
         ids = [*range(found.vocab_size())]
-        kinds = [(found.is_control(i), found.is_unknown(i), found.is_byte(i)) for i in ids]
-        return found.id_to_piece(ids), found.get_score(ids), kinds
+        types = [(found.is_control(i), found.is_unknown(i), found.is_byte(i)) for i in ids]
+        return found.id_to_piece(ids), found.get_score(ids), types
 
     @pytest.mark.parametrize("name", ["mbart25/sentencepiece.bpe.model", "madlad/spiece.model"])
-    def test_tags_and_lengths(self, name, tmp_path):
+    def test_read_sentencepiece_flipped_structural_bit_is_rejected(self, name, tmp_path):
         file = tmp_path / "x.model"
         data = (FAMILIES / name).read_bytes()
         file.write_bytes(data)
-        expected, at = self.told(file), 0
-        for _ in range(40):  # b"\n", length of all, b"\n", length of the text, text, b"\x15", score
+        expected, at = self.read_subwords(file), 0
+        for _ in range(40):  # "\n", size, "\n", size of the text, text, "\x15", score
             size, text = data[at + 1], data[at + 3]
-            places = [at, at + 1, at + 2, at + 3, at + 4 + text]
-            places += [at + 9 + text] if size > 7 + text else []  # the tag of the type
-            for place in places:
+            offsets = [at, at + 1, at + 2, at + 3, at + 4 + text]
+            offsets += [at + 9 + text] if size > 7 + text else []  # the tag of the type
+            for offset in offsets:
                 for bit in range(8):
                     changed = bytearray(data)
-                    changed[place] ^= 1 << bit
+                    changed[offset] ^= 1 << bit
                     file.write_bytes(changed)
                     with one_line():
-                        assert self.told(file) == expected, (place, bit)
+                        assert self.read_subwords(file) == expected, (offset, bit)
             at += 2 + size
 
-    def test_cut_off_and_scores_that_are_no_numbers(self, tmp_path):
+    def test_read_sentencepiece_truncated_or_invalid_score_is_rejected(self, tmp_path):
         file, data = (
             tmp_path / "x.model",
             (FAMILIES / "mbart25/sentencepiece.bpe.model").read_bytes(),
@@ -206,11 +206,12 @@ class TestSentencepieceModels:
 
 
 class TestTokenizerJson:
-    def tables(self, name):
-        """The file again and again, with one table of it to change."""
+    def find_keys(self, name):
+        """Yield the file, its unknown token, and the path to each key."""
         text = (FAMILIES / name / "tokenizer.json").read_text("utf-8")
-        said = json.loads((FAMILIES / name / "tokenizer_config.json").read_text("utf-8"))
-        unk = said["unk_token"]
+        unk = json.loads((FAMILIES / name / "tokenizer_config.json").read_text("utf-8"))[
+            "unk_token"
+        ]
 
         def paths(table, path=()):
             yield path
@@ -222,49 +223,49 @@ class TestTokenizerJson:
                 yield from ((*path, k, i) for k in table if table[k] is steps and step)
 
         for path in paths(json.loads(text)):
-            for key in self.at(json.loads(text), path):
+            for key in self.get_table(json.loads(text), path):
                 yield text, unk, path, key
 
     @staticmethod
-    def at(table, path):
+    def get_table(table, path):
         for key in path:
             table = table[key]
         return table
 
     @pytest.mark.parametrize("name", ["nllb", "mbart25", "t5", "madlad"])
-    def test_names(self, name, tmp_path):
-        """Misspelt or gone; the package tokenizers refuses these too."""
+    def test_convert_misspelled_or_missing_key_is_rejected(self, name, tmp_path):
+        """The tokenizers package rejects these as well."""
         n = 0
-        for text, unk, path, key in self.tables(name):
+        for text, unk, path, key in self.find_keys(name):
             expected = convert_tokenizer_json(json.loads(text), unk, tmp_path)
-            for other in ["", *misspelt(key)]:
+            for misspelled in ["", *misspell(key)]:
                 changed = json.loads(text)
-                table = self.at(changed, path)
+                table = self.get_table(changed, path)
                 value = table.pop(key)
-                if other:
-                    table[other] = value
+                if misspelled:
+                    table[misspelled] = value
                 with one_line():
                     assert convert_tokenizer_json(changed, unk, tmp_path) == expected, (
                         path,
                         key,
-                        other,
+                        misspelled,
                     )
                 n += 1
         assert n > 200
 
-    def test_pieces_that_merges_make(self, tmp_path):
+    def test_convert_merge_of_missing_subword_is_rejected(self, tmp_path):
         text = (FAMILIES / "nllb" / "tokenizer.json").read_text("utf-8")
         merges = json.loads(text)["model"]["merges"]
         assert len(merges) > 20
         for merge in merges:
             changed = json.loads(text)
             vocab = changed["model"]["vocab"]
-            piece = "".join(merge.split(" ") if isinstance(merge, str) else merge)
-            vocab[piece + "§"] = vocab.pop(piece)
+            subword = "".join(merge.split(" ") if isinstance(merge, str) else merge)
+            vocab[subword + "§"] = vocab.pop(subword)
             with pytest.raises(CheckpointError, match="merge"):
                 convert_tokenizer_json(changed, "<unk>", tmp_path)
 
-    def test_one_byte_of_256_is_damaged(self, tmp_path):
+    def test_convert_damaged_byte_token_is_rejected(self, tmp_path):
         text = (
             (FAMILIES / "madlad" / "tokenizer.json").read_text("utf-8").replace("<0xAE>", "<0xAE")
         )
@@ -277,37 +278,37 @@ class TestCTranslate2:
     def copy(self, tmp_path):
         return shutil.copytree(DATA / "ct2" / "old_float32", tmp_path / "copy")
 
-    def test_a_vocabulary_that_is_cut_off_inside_its_last_token(self, copy):
+    def test_load_truncated_vocabulary_is_rejected(self, copy):
         file = copy / "shared_vocabulary.txt"
         text = file.read_text("utf-8")
         file.write_text(text.rstrip("\n")[:-1], "utf-8")
-        assert_refused(copy, "twice")
+        assert_refused(copy, "duplicate token")
         file.write_text("\n".join(text.split("\n")[:-2]) + "\n", "utf-8")
         assert_refused(copy, "but the model has")
 
-    def test_rows_of_t5_may_have_a_name_twice(self, copy):
-        """As the converter of CTranslate2 names the rows behind the tokens."""
+    def test_load_t5_duplicate_padding_tokens(self, copy):
+        """The CTranslate2 converter pads the vocabulary with duplicates of <extra_id_0>."""
         file = copy / "shared_vocabulary.txt"
         tokens = file.read_text("utf-8").split("\n")
         file.write_text("\n".join([*tokens[:-3], *["<extra_id_0>"] * 2, ""]), "utf-8")
         assert load_checkpoint(copy).tgt_vocab.tokens[-1] == "<extra_id_0>"
 
-    def test_scales_that_are_not_above_0(self, tmp_path):
+    def test_load_non_positive_scale_is_rejected(self, tmp_path):
         path = shutil.copytree(DATA / "ct2" / "marian_int8", tmp_path / "copy")
         stored = ModelBin.parse((path / "model.bin").read_bytes())
         name = next(name for name in stored.variables if name.endswith("weight_scale"))
-        shape, kind, numbers = stored.variables[name]
-        stored.variables[name] = shape, kind, bytes(4) + numbers[4:]
+        shape, dtype, data = stored.variables[name]
+        stored.variables[name] = shape, dtype, bytes(4) + data[4:]
         (path / "model.bin").write_bytes(stored.dump())
         assert_refused(path, "one positive scale")
 
-    def test_no_start_token_is_not_the_word_none(self, tmp_path):
+    def test_load_null_bos_token_is_not_the_token_none(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")
         edit(path / "shared_vocabulary.json", lambda tokens: tokens.__setitem__(-1, "None"))
         change(path / "config.json", bos_token=None, add_source_bos=False)
         assert load_checkpoint(path).tgt_vocab.bos_id is None
 
-    def test_a_name_of_config_json_is_gone(self, tmp_path):
+    def test_load_config_without_start_token_is_rejected(self, tmp_path):
         path = shutil.copytree(MODEL["ct2"], tmp_path / "copy")
         edit(path / "config.json", lambda config: config.pop("decoder_start_token"))
         assert_refused(path, "decoder_start_token")

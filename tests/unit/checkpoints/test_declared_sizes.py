@@ -1,4 +1,4 @@
-"""Sizes that a description asks for are compared with the weights before anything is computed."""
+"""Sizes in a config are compared with the weights before any table is computed."""
 
 import contextlib
 import itertools
@@ -21,30 +21,32 @@ from tests.support.files import assert_refused
 from tests.support.sweeps import swept
 
 DATA = Path(__file__).parents[2] / "data"
-KINDS = [
+MODELS = [
     *(DATA / "families" / name for name in ("m2m", "t5")),
     *(DATA / "checkpoints" / name for name in ("hf/marian", "marian_npz/opus", "ct2/t5_bfloat16")),
     *(DATA / "checkpoints" / name for name in ("switches/fairseq_pre_norm", "fairseq_fconv")),
     *(DATA / "checkpoints" / name for name in ("m35_st_step_2.pt", "m35_lstm_step_2.pt")),
 ]
-DAILY = [path for path in KINDS if path.name in ("t5", "opus", "fairseq_pre_norm")]
-INT32 = 3  # of CTranslate2
-LARGE = 600  # wrong for these files, yet less than the numbers in one of their weights
+DAILY = [path for path in MODELS if path.name in ("t5", "opus", "fairseq_pre_norm")]
+INT32 = 3  # dtype id of CTranslate2
+LARGE = 600  # wrong for these files, but smaller than one of their weights
 HUGE = 10**6
-MOST = 1 << 22  # numbers of a table that may be computed
+MAX_TABLE = 1 << 22  # elements of a table that may be computed
 
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Sizes of the position tables that are computed; a huge one is not."""
+    """Return a list that collects the sizes of computed position tables."""
     sizes, make_sinusoids = [], positions.make_sinusoids
 
-    def counted(n, d, layout):
+    def count_sinusoids(n, d, layout):
         sizes.append(n * d)
-        return make_sinusoids(n, d, layout) if n * d <= MOST else torch.empty(n, d, device="meta")
+        return (
+            make_sinusoids(n, d, layout) if n * d <= MAX_TABLE else torch.empty(n, d, device="meta")
+        )
 
     for module in (positions, transformer, weights_module):
-        monkeypatch.setattr(module, "make_sinusoids", counted)
+        monkeypatch.setattr(module, "make_sinusoids", count_sinusoids)
     return sizes
 
 
@@ -63,11 +65,13 @@ position_offset kv_heads head_width dec_heads dec_d_ff relative_limit relative_b
 
 @pytest.mark.parametrize("relative", ["none", "rotary", "alibi", "shaw", "buckets"])
 @pytest.mark.parametrize("name", SIZES)
-def test_our_format(name, relative, directory, tmp_path, computed):
+def test_load_native_false_size_is_rejected_before_computation(
+    name, relative, directory, tmp_path, computed
+):
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     original = json.loads((directory / native.MANIFEST).read_text("utf-8"))
-    bounded = "position" not in name and "relative" not in name  # by the weights
-    for value in (*([LARGE] if bounded else []), HUGE, 10**9, 2**63, 10**30):
+    is_bounded = "position" not in name and "relative" not in name  # by the weights
+    for value in (*([LARGE] if is_bounded else []), HUGE, 10**9, 2**63, 10**30):
         config = original["config"] | {"relative": relative, "relative_limit": 40, name: value}
         if name.endswith("vocab_size"):
             config |= {"share_embeddings": False}
@@ -81,33 +85,33 @@ def test_our_format(name, relative, directory, tmp_path, computed):
     assert computed == []
 
 
-@pytest.mark.parametrize("path", swept(KINDS, DAILY), ids=lambda path: path.name)
-def test_other_kinds(path, monkeypatch, computed):
-    """Each whole number in a description becomes large: refused, or of no matter."""
-    plain, seen, turned, large = config_reader.ConfigReader.__init__, [], 0, HUGE
+@pytest.mark.parametrize("path", swept(MODELS, DAILY), ids=lambda path: path.name)
+def test_load_false_size_computes_no_large_table(path, monkeypatch, computed):
+    """Each integer in a config becomes large, one at a time."""
+    original_init, seen, changed, large = config_reader.ConfigReader.__init__, [], 0, HUGE
 
-    def turning(self, values, path):
+    def init_with_large_value(self, values, path):
         values = dict(getattr(values, "state", values))
         for name, value in values.items():
             if type(value) is int:
                 seen.append(name)
-                values[name] = large if len(seen) == turned else value
-        plain(self, values, path)
+                values[name] = large if len(seen) == changed else value
+        original_init(self, values, path)
 
-    monkeypatch.setattr(config_reader.ConfigReader, "__init__", turning)
+    monkeypatch.setattr(config_reader.ConfigReader, "__init__", init_with_large_value)
     load_checkpoint(path)
     numbers = range(1, len(seen) + 1)
-    for turned, large in itertools.product(numbers, (5000, HUGE)):  # noqa: B007 see `turning`
+    for changed, large in itertools.product(numbers, (5000, HUGE)):  # noqa: B007
         seen.clear()
         with contextlib.suppress(CheckpointError):
             load_checkpoint(path)
-    assert len(numbers) and max(computed, default=0) <= MOST
+    assert len(numbers) and max(computed, default=0) <= MAX_TABLE
 
 
 @pytest.mark.parametrize("value", [10**4, 10**6, 10**9])
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_heads_of_a_ctranslate2_directory(side, value, tmp_path):
-    """They decide a width that no weight shows."""
+def test_load_ctranslate2_false_num_heads_is_rejected(side, value, tmp_path):
+    """The number of heads determines a width that no weight shows."""
     path = shutil.copytree(DATA / "checkpoints" / "ct2" / "opennmt_int16", tmp_path / "copy")
     stored = ModelBin.parse((path / "model.bin").read_bytes())
     assert f"{side}/num_heads" in stored.variables

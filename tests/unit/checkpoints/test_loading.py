@@ -157,7 +157,7 @@ class TestNative:
         describe_as(copy, retry_repeats=3)  # of an older version
         assert native.load(copy).split_longer == 0
         describe_as(copy, files=list(json.loads((copy / "model.json").read_text())["files"]))
-        assert_refused(copy, "not a model description")
+        assert_refused(copy, "not a model manifest")
 
     def test_pieces_of_another_size(self, tmp_path, tiny_pieces):
         native.save(tmp_path, tiny.make_model(tgt_vocab_size=50, src_vocab_size=50), tiny_pieces)
@@ -346,9 +346,12 @@ class TestForeign:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            ({"pytorch-lightning_version": "2.0", "state_dict": {}}, "a PyTorch Lightning check"),
-            ({"model_state": {}, "steps": 1}, "a JoeyNMT checkpoint, which is not supported"),
-            ({"w": torch.ones(1)}, "tensors without a model configuration; give the directory"),
+            (
+                {"pytorch-lightning_version": "2.0", "state_dict": {}},
+                "PyTorch Lightning checkpoints are not supported",
+            ),
+            ({"model_state": {}, "steps": 1}, "JoeyNMT checkpoints are not supported"),
+            ({"w": torch.ones(1)}, "tensors without a model configuration; use the directory"),
             ({"x": 1}, "not an OpenNMT-py checkpoint"),
         ],
     )

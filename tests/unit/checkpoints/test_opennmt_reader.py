@@ -1,4 +1,4 @@
-"""Checkpoints of OpenNMT-py: the numbers are those of its own modules, switch by switch."""
+"""OpenNMT-py checkpoints: scores and logits equal OpenNMT-py for every model option."""
 
 import shutil
 
@@ -24,61 +24,61 @@ for release in ("230", "120"):
     CASES |= torch.load(SWITCHES / f"onmt{release}_expected.pt", weights_only=True)
 
 
-def file_of(name):
+def find_file(name):
     paths = (DATA / f"{name}.pt", SWITCHES / f"{name}.pt", SWITCHES / f"onmt351_{name}.pt")
     return next(path for path in paths if path.exists())
 
 
 @pytest.fixture(params=CASES, scope="module")
 def case(request):
-    """A model, and the logits that OpenNMT-py computes for SRC and TGT."""
-    return load_checkpoint(file_of(request.param)).model, CASES[request.param]
+    """Return a model and the logits of OpenNMT-py for SRC and TGT."""
+    return load_checkpoint(find_file(request.param)).model, CASES[request.param]
 
 
 @pytest.fixture
-def root():
-    """What SMALL holds, to be changed and stored as OpenNMT-py 3 does."""
+def content():
+    """Return the content of SMALL, to be changed and stored again."""
     return root_of(SMALL)
 
 
 @pytest.fixture
-def store(tmp_path, root):
+def store(tmp_path, content):
     def write(**changes):
-        torch.save({**root, **changes}, tmp_path / "x.pt")
+        torch.save({**content, **changes}, tmp_path / "x.pt")
         return tmp_path / "x.pt"
 
     return write
 
 
-def logits(path):
+def compute_logits(path):
     return logits_of(path, SRC, LENGTHS, TGT)
 
 
-class TestNumbers:
-    def test_a_trained_model_scores_as_in_opennmt(self):
+class TestScores:
+    def test_score_trained_model_equals_opennmt(self):
         assert_gold(TRAINED, "onmt351_transformer")
 
-    def test_logits_are_those_of_opennmt(self, case):
+    def test_logits_equal_opennmt(self, case):
         model, expected = case
         found = model.forward(model.encode(SRC, LENGTHS), TGT)
         torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
 
-    def test_step_by_step_too(self, case):
+    def test_step_logits_equal_opennmt(self, case):
         model, expected = case
         state = model.init_state(model.encode(SRC, LENGTHS))
-        state = select(state, 1, [[0, 0], [1, 1]])  # two rows per sentence
+        state = select(state, 1, [[0, 0], [1, 1]])  # two hypotheses per sentence
         for t in range(TGT.size(1)):
             found, attn = model.step(TGT[:, t].repeat_interleave(2), state)
-            wanted = expected[:, t].repeat_interleave(2, 0)
-            torch.testing.assert_close(found, wanted, atol=ATOL, rtol=0)
+            step_expected = expected[:, t].repeat_interleave(2, 0)
+            torch.testing.assert_close(found, step_expected, atol=ATOL, rtol=0)
             torch.testing.assert_close(attn.sum(1), torch.ones(4))
 
-    def test_tables_of_positions_in_half_precision_are_used_as_they_are(self, tmp_path):
-        root = root_of(DATA / "m23_tf_step_2.pt")
-        root["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
-        root["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
-        root["model"] = {n: t.half() for n, t in root["model"].items()}
-        torch.save(root, tmp_path / "x.pt")
+    def test_load_half_precision_position_tables_are_kept_as_learned(self, tmp_path):
+        content = root_of(DATA / "m23_tf_step_2.pt")
+        content["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
+        content["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
+        content["model"] = {n: t.half() for n, t in content["model"].items()}
+        torch.save(content, tmp_path / "x.pt")
         model = load_checkpoint(tmp_path / "x.pt").model
         assert model.cfg.positions == "learned"
         assert model.src_embedding.position.dtype == torch.float32
@@ -88,8 +88,8 @@ SIZES = {"src": 13, "tgt": 15}
 
 
 class TestVocabulary:
-    def test_of_1_and_2(self):
-        """Fields of torchtext; the source has no start and end tokens."""
+    def test_load_vocabulary_of_versions_1_and_2(self):
+        """Stored as torchtext fields; the source has no start and end tokens."""
         checkpoint = load_checkpoint(DATA / "m23_tf_step_2.pt")
         src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
         assert tgt.tokens[:4] == ["<unk>", "<blank>", "<s>", "</s>"]
@@ -98,52 +98,52 @@ class TestVocabulary:
         assert (checkpoint.src_end, checkpoint.banned_ids) == ((), ())
         assert (checkpoint.toolkit, checkpoint.forced_eos) == ("opennmt", False)
 
-    def test_every_way_they_were_stored(self):
+    def test_read_vocabularies_in_every_storage_format(self):
         src, tgt = ["<unk>", "<blank>", "a"], ["<unk>", "<blank>", "<s>", "</s>", "A"]
 
-        def record(**state):
-            record = InertObject()
-            record.__setstate__(state)
-            return record
+        def inert(**state):
+            result = InertObject()
+            result.__setstate__(state)
+            return result
 
         def field(tokens):
-            return record(vocab=record(itos=tokens))
+            return inert(vocab=inert(itos=tokens))
 
-        def multi(tokens):
-            return record(fields=[("src", field(tokens))])
+        def multi_field(tokens):
+            return inert(fields=[("src", field(tokens))])
 
-        ways = [
+        formats = [
             {"src": src, "tgt": tgt},
-            {"src": multi(src), "tgt": multi(tgt), "indices": InertObject()},
+            {"src": multi_field(src), "tgt": multi_field(tgt), "indices": InertObject()},
             {"src": [("src", field(src))], "tgt": [("tgt", field(tgt))]},
-            {"src": [("src", multi(src))], "tgt": [("tgt", multi(tgt))]},
+            {"src": [("src", multi_field(src))], "tgt": [("tgt", multi_field(tgt))]},
             [
-                ("src", record(itos=src)),
-                ("tgt", record(itos=tgt)),
+                ("src", inert(itos=src)),
+                ("tgt", inert(itos=tgt)),
                 ("indices", InertObject()),
                 ([], 1),
             ],
         ]
-        for stored in ways:
+        for stored in formats:
             found = read_vocabularies(stored, DATA)
             assert (found[0].tokens, found[1].tokens, found[2]) == (src, tgt, 2)
 
-    def test_pairs_of_0_x_make_a_checkpoint(self, store, root):
-        checkpoint = load_checkpoint(store(vocab=[*root["vocab"].items()]))
+    def test_load_version_0_vocabulary_pairs(self, store, content):
+        checkpoint = load_checkpoint(store(vocab=[*content["vocab"].items()]))
         assert checkpoint.version == "0.x"
         assert checkpoint.tgt_vocab.tokens == load_checkpoint(SMALL).tgt_vocab.tokens
 
     @pytest.mark.parametrize("name", ["onmt351_transformer", "m23_tf_step_2", "m12_cnn_step_2"])
-    def test_where_lines_of_tokens_are_split(self, name):
-        """By 3 at spaces alone, `strip().split(" ")`; before that at any white space."""
-        spaces = load_checkpoint(DATA / f"{name}.pt").tokenizers["space"]
+    def test_space_tokenizer_splits_like_the_version(self, name):
+        """Version 3 splits at spaces only, `strip().split(" ")`; older ones at any whitespace."""
+        tokenizer = load_checkpoint(DATA / f"{name}.pt").tokenizers["space"]
         line = "\u00a0 a\u00a0b  c\u3000d\te \u202f f\u00a0"
         whole = ["a\u00a0b", "c\u3000d\te", "\u202f", "f"]
         expected = whole if name == "onmt351_transformer" else line.split()
-        assert spaces.encode(line) == spaces.encode_target(line) == expected
-        assert spaces.encode("") == spaces.encode(" \u3000 ") == []
+        assert tokenizer.encode(line) == tokenizer.encode_target(line) == expected
+        assert tokenizer.encode("") == tokenizer.encode(" \u3000 ") == []
 
-    def test_special_tokens_are_found_by_their_text(self, store):
+    def test_load_special_tokens_are_found_by_text(self, store):
         tokens = [f"t{i}" for i in range(12)]
         tokens = ["<s>", "<blank>", "</s>", "<unk>", *tokens]
         path = store(vocab={"src": tokens, "tgt": tokens, "decoder_start_token": "</s>"})
@@ -165,43 +165,46 @@ class TestVocabulary:
         ],
         ids=lambda stored: str(stored).partition(" at 0x")[0],
     )
-    def test_that_make_no_sense(self, stored):
+    def test_read_vocabularies_malformed_is_rejected(self, stored):
         with pytest.raises(CheckpointError):
             read_vocabularies(stored, DATA)
 
-    def test_of_another_size_than_the_tables(self, store):
+    def test_load_vocabulary_of_wrong_size_is_rejected(self, store):
         assert_refused(store(vocab={"src": ["a"], "tgt": ["<s>", "</s>"]}), "1 tokens", "16")
 
 
 class TestStorage:
-    def test_weights_in_parts(self, root, tmp_path):
-        """As 3.5.1 looks for them; a whole safetensors file beside them wins."""
-        weights = {**root["model"], **{f"generator.{n}": w for n, w in root["generator"].items()}}
-        del root["model"], root["generator"]
+    def test_load_safetensors_shards(self, content, tmp_path):
+        """As in OpenNMT-py 3.5.1; a single safetensors file has priority over shards."""
+        weights = {
+            **content["model"],
+            **{f"generator.{n}": w for n, w in content["generator"].items()},
+        }
+        del content["model"], content["generator"]
         path, names = tmp_path / "x[1].pt", sorted(weights)
-        torch.save(root, path)
+        torch.save(content, path)
         assert_refused(path, "x[1].safetensors", "x[1].00.safetensors")
 
-        def store_part(i, names):
-            part = safetensors.dump({name: weights[name] for name in names})
-            (tmp_path / f"x[1].0{i}.safetensors").write_bytes(part)
+        def store_shard(i, names):
+            shard = safetensors.dump({name: weights[name] for name in names})
+            (tmp_path / f"x[1].0{i}.safetensors").write_bytes(shard)
 
-        store_part(0, names[:5])
+        store_shard(0, names[:5])
         assert_refused(path, "lack")
-        store_part(1, names[5:])
-        assert torch.equal(logits(path), logits(SMALL))
-        store_part(2, names[4:6])
+        store_shard(1, names[5:])
+        assert torch.equal(compute_logits(path), compute_logits(SMALL))
+        store_shard(2, names[4:6])
         assert_refused(path, "x[1].02.safetensors", repr(names[4]))
         (tmp_path / "x[1].safetensors").write_bytes(safetensors.dump(weights))
-        assert torch.equal(logits(path), logits(SMALL))
+        assert torch.equal(compute_logits(path), compute_logits(SMALL))
         (tmp_path / "x[1].safetensors").write_bytes(b"damaged")
         assert_refused(path, "x[1].safetensors")
 
-    def test_tied_tables_are_found_by_their_numbers(self, store, root):
-        table = root["model"]["decoder.embeddings.make_embedding.emb_luts.0.weight"]
-        root["model"]["encoder.embeddings.make_embedding.emb_luts.0.weight"] = table.clone()
+    def test_load_equal_tables_are_tied(self, store, content):
+        table = content["model"]["decoder.embeddings.make_embedding.emb_luts.0.weight"]
+        content["model"]["encoder.embeddings.make_embedding.emb_luts.0.weight"] = table.clone()
         assert not load_checkpoint(store()).model.cfg.tie_output
-        root["generator"]["weight"] = table.clone()
+        content["generator"]["weight"] = table.clone()
         cfg = load_checkpoint(store()).model.cfg
         assert cfg.share_embeddings and cfg.tie_output
         n_shared = len(list(load_checkpoint(store()).model.parameters()))
@@ -211,7 +214,7 @@ class TestStorage:
 LAYER = "encoder.transformer.0"
 
 
-class TestRefused:
+class TestRejected:
     @pytest.mark.parametrize(
         "name, words",
         [
@@ -221,7 +224,7 @@ class TestRefused:
             ("fs12_expected", ["tensors without a model configuration"]),
         ],
     )
-    def test_files(self, name, words):
+    def test_load_other_files_are_rejected(self, name, words):
         assert_refused(DATA / f"{name}.pt", *words)
 
     @pytest.mark.parametrize(
@@ -253,8 +256,8 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_options(self, store, root, values, word):
-        vars(root["opt"]).update(values)
+    def test_load_unsupported_option_is_rejected(self, store, content, values, word):
+        vars(content["opt"]).update(values)
         assert_refused(store(), "x.pt", word)
 
     @pytest.mark.parametrize(
@@ -275,25 +278,27 @@ class TestRefused:
             (f"{LAYER}.self_attn.linear_keys.weight", torch.ones(3, 16), "size mismatch"),
         ],
     )
-    def test_weights(self, store, root, name, tensor, word):
-        root["model"][name] = tensor
+    def test_load_unexpected_or_misshapen_weight_is_rejected(
+        self, store, content, name, tensor, word
+    ):
+        content["model"][name] = tensor
         assert_refused(store(), "x.pt", word)
 
-    def test_large_numbers_are_finite_though_their_sum_is_not(self, store, root):
-        root["model"]["encoder.layer_norm.weight"] = torch.full((16,), 3e38)
+    def test_load_large_finite_weights_with_infinite_sum(self, store, content):
+        content["model"]["encoder.layer_norm.weight"] = torch.full((16,), 3e38)
         assert load_checkpoint(store())
 
-    def test_adapters(self, store, root):
+    def test_load_lora_adapter_is_rejected(self, store, content):
         adapter = {"encoder.transformer.0.self_attn.linear_query.lora_A": torch.ones(2, 16)}
         assert_refused(store(model=adapter, generator=None), "lack")
 
     @pytest.mark.parametrize("name", ["model", "generator", "vocab", "opt"])
     @pytest.mark.parametrize("value", [None, 3, [], {}, {"a": 1}, {3: torch.ones(2)}], ids=str)
-    def test_parts_of_the_wrong_kind(self, store, name, value):
+    def test_load_entry_of_wrong_type_is_rejected(self, store, name, value):
         assert_refused(store(**{name: value}), "x.pt")
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path):
+def test_load_truncated_file_is_rejected(tmp_path):
     path = shutil.copy(SMALL, tmp_path / "x.pt")
     data = SMALL.read_bytes()
     for n in (1, 4, 100, len(data) // 2, len(data) - 100, len(data) - 1):

@@ -12,7 +12,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.checkpoints import native
 from onmt_lite.checkpoints.config_reader import ConfigReader
-from onmt_lite.checkpoints.opennmt.models import _alignment
+from onmt_lite.checkpoints.opennmt.models import _read_alignment_heads
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.runner import Runner
 from onmt_lite.models.base import LAST_LAYER, HeadSelection
@@ -157,7 +157,7 @@ def test_alignment_of_output_at_position_limit_follows_weights(tmp_path, tiny_pi
 )
 def test_what_an_opennmt_model_says(opt, layer, n_heads):
     """Of six layers; ours count from 1, and 0 is for what is not said."""
-    found = _alignment(ConfigReader(opt, Path("m.pt")), 6)
+    found = _read_alignment_heads(ConfigReader(opt, Path("m.pt")), 6)
     assert found.get("report_layer", 0) == layer
     assert found.get("report_heads", 0) == n_heads
 

@@ -210,7 +210,7 @@ MLP = copy_weights("mlp", d=8)
         *(({k: w for k, w in MLP.items() if k != name}, {}, "") for name in sorted(MLP)),
         ({**MLP, "decoder.copy_attn.more": torch.ones(1)}, {}, "copy_attn.more"),
         (copy_weights(None, d=8), {}, "missing"),
-        (MLP, dict(reuse_copy_attn=True), "there"),
+        (MLP, dict(reuse_copy_attn=True), "unexpected"),
         (MLP, dict(copy_attn_type=["x"]), "copy_attn_type is a list"),
         (MLP, dict(tgt_vocab=Vocab(["a"])), "padding"),
     ],

@@ -95,7 +95,7 @@ class TestStrictness:
             ("generator.0.weight", torch.ones(0, 8), "weights"),
             (TABLE, torch.ones(0, 6), "shape [0, 6]"),
             ("generator.0.bias", torch.full((40,), math.nan), "not finite"),
-            ("encoder.rnn.weight_hh_l0", torch.ones(8, 8), "LSTM nor GRU"),
+            ("encoder.rnn.weight_hh_l0", torch.ones(8, 8), "only LSTM and GRU"),
         ],
     )
     def test_weights_that_do_not_fit(self, name, weight, words):
