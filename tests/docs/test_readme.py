@@ -44,6 +44,7 @@ from onmt_lite.train.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.train.calibrate import load_calibrate_options
 from onmt_lite.train.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.train.options import load_train_options
+from tests.gpu.counts import COLUMNS, MODELS, count_cells, middle_step
 from tests.unit.test_architecture import ROOMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -513,6 +514,17 @@ def format_exactness_table() -> str:
     return "\n".join(lines)
 
 
+def format_gpu_table() -> str:
+    """Return two rows of the table that `python -m tests.gpu.counts` prints, for the base model."""
+    name = next(name for name in MODELS if name.startswith("base"))
+    rows = [count_cells(name, n, middle_step(MODELS[name], n)) for n in (64, 1024)]
+    omitted = {"to the GPU, KB", "to the host, KB", "products alone, µs"}
+    shown = [i for i, column in enumerate(COLUMNS) if column not in omitted]
+    table = [[cells[i] for i in shown] for cells in (COLUMNS, *rows)]
+    table.insert(1, ["---"] * len(shown))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+
+
 def test_warnings_are_all_documented():
     """The docstring of postprocess.py lists them too."""
     page = (ROOT / "docs" / "jobs-reference.md").read_text(encoding="utf-8")
@@ -631,6 +643,7 @@ GENERATED = {  # name of the markers: the page, and the function that generates 
     "options": (ROOT / "docs" / "options.md", lambda: format_markdown(OPTIONS)),
     "names": (ROOT / "docs" / "coming-from.md", format_names_table),
     "exactness": (ROOT / "docs" / "searches.md", format_exactness_table),
+    "gpu": (ROOT / "docs" / "speed.md", format_gpu_table),
     "measured": (ROOT / "docs" / "speed.md", lambda: format_tables(SPEED)),
     "speed": (ROOT / "README.md", lambda: format_headline(SPEED)),
 }

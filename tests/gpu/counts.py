@@ -154,7 +154,7 @@ def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
     with torch.no_grad(), counter:
         recorded = use_cuda_graphs(model, counter.record)
         batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
-        encoded, _ = batch.scheduler.join(n_sentences)
+        encoded, _ = batch.scheduler.admit(n_sentences)
         batch.rows.fill(encoded)
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
@@ -169,10 +169,17 @@ def main() -> None:
     print("|---" * len(COLUMNS) + "|")
     for name, sizes in MODELS.items():
         for n in SENTENCES:
-            print(row(name, n, middle_step(sizes, n)))
+            print("| " + " | ".join(count_cells(name, n, middle_step(sizes, n))) + " |")
 
 
-def row(name: str, n: int, step: Counts) -> str:
+def count_cells(name: str, n: int, step: Counts) -> list[str]:
+    """Return the cells of a row, one for each of COLUMNS.
+
+    Args:
+        name: key of MODELS.
+        n: sentences in the batch.
+        step: counts of the step.
+    """
     bound = sum(k.us for k in step.kernels)
     products = sum(k.us for k in step.kernels if k.flops)
     n_launches = len(step.outside) + 1
@@ -194,7 +201,7 @@ def row(name: str, n: int, step: Counts) -> str:
         f"{eager:.0f}",
         f"{n / LENGTH / (replayed + rest) * 1e6:.0f}",
     ]
-    return "| " + " | ".join(map(str, cells)) + " |"
+    return list(map(str, cells))
 
 
 if __name__ == "__main__":
