@@ -1,1 +1,1 @@
-"""Trace: observes the decode loop for -dump_beam (`tracer`), and shows what it saw (`page`)."""
+"""Search traces for -dump_beam: `tracer` records a search, `page` renders it."""

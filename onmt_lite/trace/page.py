@@ -1,9 +1,8 @@
-"""The file of -dump_beam: traces as JSON, or as a page that needs no network.
+"""Output of -dump_beam: traces as JSON, or as an HTML page that needs no network.
 
-Foldable parts of the page are `details`, and links lead from a row to its parent, so that a
-keyboard is enough; a script adds the arrow keys.  Colours follow the reader's choice of light or
-dark, and no meaning is in a colour alone: each state has its mark.  The blocks of the page are in
-page.html.
+The page works without a mouse: sections fold (`details`), and each row links to its parent; a
+script adds the arrow keys.  Colors follow the reader's light or dark theme, and each state also has
+a mark.  The templates are in page.html.
 """
 
 import html
@@ -19,7 +18,7 @@ from string import Formatter
 
 from onmt_lite.inference.records import Continuation, Trace, json_safe
 
-# OpenNMT-py's keys, and what a row has there
+# OpenNMT-py's keys, and the attributes of a row
 KEYS = {
     "predicted_ids": "text",
     "beam_parent_ids": "parent",
@@ -27,15 +26,15 @@ KEYS = {
     "log_probs": "log_prob",
 }
 MARKS = {"open": "", "finished": "■", "ended": "×", "blocked": "!", "lost": "–"}
-# Characters that XML 1.0 cannot write
-UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Characters that XML 1.0 does not allow
+INVALID_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_json(traces: Sequence[Trace]) -> str:
-    """By key, for each line a list of steps, each a list of rows.
+    """Return traces as JSON: for each key and line, a list of steps, each a list of rows.
 
-    The first beam_size rows of a step are continued by the next step.  Hypotheses that ended and
-    made room for a row follow them.  A row that does not exist has "" and null.
+    The first beam_size rows of a step can be parents in the next step.  They are followed by
+    finished hypotheses that took no row.  A missing row has "" and null.
     """
     columns = {
         key: [[[json_safe(getattr(row, name)) for row in rows] for rows in t.steps] for t in traces]
@@ -45,41 +44,42 @@ def to_json(traces: Sequence[Trace]) -> str:
 
 
 def to_html(traces: Sequence[Trace]) -> str:
-    """A page with a part for each trace, the first of them open."""
+    """Return an HTML page with one section per trace; the first one is open."""
     lines = []
     for i, trace in enumerate(traces):
         result, body = Html(" (not translated)"), Html()
         if trace.hypotheses:
-            result, body = render_block("result", best=trace.hypotheses[0]), render_body(trace)
+            result, body = fill_template("result", best=trace.hypotheses[0]), render_body(trace)
         parts = dict(trace=trace, number=trace.id + 1, result=result, body=body)
-        lines.append(render_block("line", open=" open" * (i == 0), **parts))
-    style = "\n".join(BLOCKS[name] for name in ("colours", "style", "drawing style"))
+        lines.append(fill_template("line", open=" open" * (i == 0), **parts))
+    style = "\n".join(TEMPLATES[name] for name in ("colors", "style", "drawing style"))
     return (
-        render_block("page", style=Html(style), lines=lines, script=Html(BLOCKS["script"])) + "\n"
+        fill_template("page", style=Html(style), lines=lines, script=Html(TEMPLATES["script"]))
+        + "\n"
     )
 
 
-# -- blocks ---------------------------------------------------------------------------------------
+# -- templates -----------------------------------------------------------------------------------
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
 
 class Markup(Formatter):
-    """Fills in values as markup, unless the block formats them itself."""
+    """Formatter that escapes values, unless the template has a format for them."""
 
     def format_field(self, value: object, spec: str) -> str:
         return format(value, spec) if spec else format_value(value)
 
 
-def render_block(block: str, **values: object) -> Html:
-    """A block of the page with these values."""
-    return Html(Markup().vformat(BLOCKS[block], (), values))
+def fill_template(template: str, **values: object) -> Html:
+    """Return a template of the page, filled in with values."""
+    return Html(Markup().vformat(TEMPLATES[template], (), values))
 
 
 def format_value(value: object) -> str:
-    """A value as markup: numbers with a true minus sign, lists as their items one by one."""
+    """Return a value as markup: floats with 4 digits and a true minus sign, lists concatenated."""
     if isinstance(value, Html):
         return value
     if isinstance(value, list):
@@ -89,211 +89,257 @@ def format_value(value: object) -> str:
             return ""
         return f"{value:.4f}".replace("-", "\N{MINUS SIGN}")
     text = "" if value is None else str(value)
-    return html.escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text))
+    return html.escape(INVALID_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-# The blocks by their names, which are comments before them
+# Templates by name; the name is in a comment before each
 _, *PARTS = re.split(
     r"<!-- (.*) -->\n",
     files("onmt_lite.trace").joinpath("page.html").read_text(encoding="utf-8"),
 )
-BLOCKS = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
+TEMPLATES = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 
 
 # -- one line -------------------------------------------------------------------------------------
 
 
 def render_body(trace: Trace) -> Html:
-    """Result, reasons, steps and attention of one line."""
-    endings = [
-        render_block(
-            "ending",
-            ending=ending,
+    """Return result, explanation, steps and attention of one line."""
+    hypotheses = [
+        fill_template(
+            "hypothesis",
+            hyp=hyp,
             mark=Html(' class="best"' * (rank == 1)),
             rank=rank,
-            row=make_anchor(trace, ending.step - 1, ending.row),
-            cut_off="" if ending.ended else " (cut off)",
+            row=make_anchor(trace, hyp.step - 1, hyp.row),
+            cut_off="" if hyp.ended else " (cut off)",
         )
-        for rank, ending in enumerate(trace.hypotheses, 1)
+        for rank, hyp in enumerate(trace.hypotheses, 1)
     ]
     width = max(map(len, trace.steps))
     heads = [f"row {k + 1}" for k in range(trace.beam_size)]
-    heads += ["finished beside them"] * (width - trace.beam_size)
-    return render_block(
+    heads += ["finished, no row"] * (width - trace.beam_size)
+    return fill_template(
         "body",
         trace=trace,
         drawing=render_drawing(trace),
-        tokens=Html(" ".join(render_block("token", text=token) for token in trace.src_tokens)),
+        tokens=Html(" ".join(fill_template("token", text=token) for token in trace.src_tokens)),
         n_steps=len(trace.steps),
-        endings=endings,
-        why=[render_block("paragraph", text=sentence) for sentence in explain_second_best(trace)],
-        heads=[render_block("head", name=name) for name in ("step", *heads, "dropped and blocked")],
+        hypotheses=hypotheses,
+        why=[fill_template("paragraph", text=sentence) for sentence in explain_second_best(trace)],
+        heads=[fill_template("head", name=name) for name in ("step", *heads, "pruned and blocked")],
         steps=[render_step(trace, t, width) for t in range(len(trace.steps))],
-        attention=render_attention(trace) if trace.attention else render_block("no attention"),
+        attention=render_attention(trace) if trace.attention else fill_template("no attention"),
     )
 
 
 def render_attention(trace: Trace) -> Html:
-    """A heat map of the winner: a row for each of its tokens, a column for each of the source."""
+    """Return a heat map of the best hypothesis: its tokens by source tokens."""
     rows = []
     for token, weights in zip(trace.hypotheses[0].tokens, trace.attention):
         percent = [f"{100 * weight:.0f}" if weight >= 0.005 else "" for weight in weights]
         depth = [min(1.0, max(0.0, weight)) * 0.6 for weight in weights]
-        cells = [render_block("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
-        rows.append(render_block("attended", token=token, cells=cells))
-    return render_block(
-        "attention", heads=[render_block("head", name=x) for x in trace.src_tokens], rows=rows
+        cells = [fill_template("weight", depth=d, percent=p) for d, p in zip(depth, percent)]
+        rows.append(fill_template("attended", token=token, cells=cells))
+    return fill_template(
+        "attention", heads=[fill_template("head", name=x) for x in trace.src_tokens], rows=rows
     )
 
 
-# -- the drawing ----------------------------------------------------------------------------------
+# -- drawing ----------------------------------------------------------------------------------
 
-# Pixels: a letter, the height of a node, from a row to the next, from a step to the next
-LETTER, NODE, LANE, BETWEEN = 8, 30, 52, 44
-LONGEST = 14  # width of a token, in letters
-KINDS = ("pale", "kept", "best")  # of nodes and lines, in the order in which lines are drawn
+# Pixels: width of a letter, height of a node, distance of rows, space between steps
+LETTER, NODE, LANE, GAP = 8, 30, 52, 44
+MAX_TOKEN_WIDTH = 14  # letters
+STYLES = ("pale", "kept", "best")  # of nodes and edges; edges are drawn in this order
 
 
 def render_drawing(trace: Trace) -> Html:
-    """A search as SVG: a column for each step, a node for each row, lines to their parents."""
-    ranks = {(e.step - 1, e.row): rank for rank, e in enumerate(trace.hypotheses)}
-    kinds = {place: "kept" for t, k in ranks for place in walk_back(trace, t, k)}
-    kinds |= dict.fromkeys(enumerate(trace.path), "best")
+    """Return the search as SVG: one column per step, one node per row, edges to the parents."""
+    ranks = {(hyp.step - 1, hyp.row): rank for rank, hyp in enumerate(trace.hypotheses)}
+    styles = {node: "kept" for t, k in ranks for node in walk_back(trace, t, k)}
+    styles |= dict.fromkeys(enumerate(trace.path), "best")
     size, lanes = trace.beam_size, range(max(map(len, trace.steps)))
     tops = [24 + LANE * k + 14 * (k >= size) for k in lanes]
     parents, right = [(tops[0] + tops[size - 1]) // 2] * len(lanes), 14  # of the start
-    start = render_block("start", x=right, y=parents[0] + NODE // 2)
+    start = fill_template("start", x=right, y=parents[0] + NODE // 2)
     columns, edges, nodes = [], [], []
     for t, rows in enumerate(trace.steps):
         labels = {k: make_label(row) for k, row in enumerate(rows) if row.state != "none"}
         width = LETTER * (2 + max(map(text_width, labels.values()), default=1))
-        left, right = right + BETWEEN, right + BETWEEN + width
-        columns.append(render_block("column", x=left + width // 2, number=t + 1))
+        left, right = right + GAP, right + GAP + width
+        columns.append(fill_template("column", x=left + width // 2, number=t + 1))
         for k, label in labels.items():
-            kind = kinds.get((t, k), "pale")
-            ways = dict(x1=left - BETWEEN, y1=parents[rows[k].parent] + NODE // 2, x2=left)
-            ways |= dict(y2=tops[k] + NODE // 2, x=left - BETWEEN // 2)
-            edges.append((KINDS.index(kind), render_block("edge", kind=kind, **ways)))
-            # Clipped to half of the ways beside it, so that no text meets another
+            style = styles.get((t, k), "pale")
+            line = dict(x1=left - GAP, y1=parents[rows[k].parent] + NODE // 2, x2=left)
+            line |= dict(y2=tops[k] + NODE // 2, x=left - GAP // 2)
+            edges.append((STYLES.index(style), fill_template("edge", style=style, **line)))
+            # Clipped to half of the gaps on both sides, so that labels cannot overlap
             box = dict(x=left - 20, y=tops[k], width=width + 40, inside=width - 4)
             box["middle"] = 20 + width // 2
-            nodes.append(render_node(trace, t, k, ranks.get((t, k)), kind=kind, label=label, **box))
+            nodes.append(
+                render_node(trace, t, k, ranks.get((t, k)), style=style, label=label, **box)
+            )
         parents = tops
-    return render_block(
+    return fill_template(
         "drawing",
         trace=trace,
         n_steps=len(trace.steps),
         width=right + 14,
         height=tops[-1] + LANE,
         columns=[start, *columns],
-        beside=render_block("beside", y=tops[size] - 9, width=right) if len(lanes) > size else "",
+        beside=fill_template("beside", y=tops[size] - 9, width=right) if len(lanes) > size else "",
         edges=[edge for _, edge in sorted(edges, key=itemgetter(0))],
         nodes=nodes,
     )
 
 
 def walk_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
-    """The places (step, row) of a hypothesis, from its last token to its first."""
+    """Yield (step, row) of a hypothesis from its last token to its first.
+
+    Args:
+        trace: the trace.
+        t: step of the last token, from 0.
+        k: row of the last token.
+    """
     for step in range(t, -1, -1):
         yield step, k
         k = trace.steps[step][k].parent
 
 
-def render_node(trace: Trace, t: int, k: int, rank: int | None, kind: str, **place: object) -> Html:
-    """A row; `rank`, from 0, of the hypothesis that ends with it."""
-    row, told = trace.steps[t][k], list[str]()
+def render_node(
+    trace: Trace, t: int, k: int, rank: int | None, style: str, **layout: object
+) -> Html:
+    """Return the node of a row.
+
+    Args:
+        trace: the trace.
+        t: the step, from 0.
+        k: the row.
+        rank: rank of the finished hypothesis that ends here, from 0; None if there is none.
+        style: one of STYLES.
+        layout: label, position and size.
+    """
+    row, notes = trace.steps[t][k], list[str]()
     score = format_value(row.score)
     if t:
-        told.append(f"from row {row.parent + 1}")
+        notes.append(f"from row {row.parent + 1}")
     if row.why:
-        told.append(row.why)
+        notes.append(row.why)
+    classes = style
     if rank is not None:
-        ending, kind = trace.hypotheses[rank], f"{kind} ranked"
-        score = f"#{rank + 1} {format_value(ending.score)}"
-        end = "finished" if ending.ended else "cut off"
-        told.append(f"{end}, rank {rank + 1} with the score {format_value(ending.score)}")
-    told += {"best": ["on the winning path"], "pale": ["dropped"]}.get(kind.split()[0], [])
-    more = dict(name=make_anchor(trace, t, k), step=t + 1, number=k + 1, origin=row.parent + 1)
-    return render_block(
-        "node", row=row, kind=kind, score=score, told="; ".join(told), **more, **place
+        hyp, classes = trace.hypotheses[rank], f"{style} ranked"
+        score = f"#{rank + 1} {format_value(hyp.score)}"
+        end = "finished" if hyp.ended else "cut off"
+        notes.append(f"{end}, rank {rank + 1} with score {format_value(hyp.score)}")
+    notes += {"best": ["on the best path"], "pale": ["pruned"]}.get(style, [])
+    numbers = dict(step=t + 1, number=k + 1, origin=row.parent + 1)
+    return fill_template(
+        "node",
+        row=row,
+        classes=classes,
+        score=score,
+        notes="; ".join(notes),
+        name=make_anchor(trace, t, k),
+        **numbers,
+        **layout,
     )
 
 
 def make_label(row: Continuation) -> str:
-    """Mark and token, which is cut to LONGEST; its blanks are made visible."""
+    """Return mark and token, with visible spaces, truncated to MAX_TOKEN_WIDTH."""
     token = re.sub(r"\s", "\N{OPEN BOX}", row.text)
-    fitting = sum(width <= LONGEST for width in accumulate(map(text_width, token)))
+    fitting = sum(width <= MAX_TOKEN_WIDTH for width in accumulate(map(text_width, token)))
     if fitting < len(token):
         token = token[: fitting - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return f"{MARKS[row.state]} {token}".strip()
 
 
 def text_width(text: str) -> int:
-    """Width of a text in letters of equal width, of which a Chinese one takes two."""
-    seen = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
-    return len(seen) + sum(unicodedata.east_asian_width(c) in "WF" for c in seen)
+    """Return the width in a monospaced font, where East Asian wide characters count twice."""
+    visible = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
+    return len(visible) + sum(unicodedata.east_asian_width(c) in "WF" for c in visible)
 
 
 # -- step by step ---------------------------------------------------------------------------------
 
 
 def render_step(trace: Trace, t: int, width: int) -> Html:
-    """A step: its rows, the hypotheses that finished beside them, the dropped continuations."""
-    others = trace.pruned[t]
-    n_blocked = sum(other.state == "blocked" for other in others)
-    n_shown = f"{len(others) - n_blocked} dropped" + f", {n_blocked} blocked" * (n_blocked > 0)
+    """Return the table row of a step: its rows, finished hypotheses and pruned continuations.
+
+    Args:
+        trace: the trace.
+        t: the step, from 0.
+        width: number of cells.
+    """
+    pruned = trace.pruned[t]
+    n_blocked = sum(c.state == "blocked" for c in pruned)
+    summary = f"{len(pruned) - n_blocked} pruned" + f", {n_blocked} blocked" * (n_blocked > 0)
     items = [
-        render_block("item", mark=MARKS[o.state], number=o.parent + 1, other=o) for o in others
+        fill_template("item", mark=MARKS[c.state], number=c.parent + 1, candidate=c) for c in pruned
     ]
-    return render_block(
+    return fill_template(
         "step",
         number=t + 1,
         rows=[render_row(trace, t, k) for k in range(width)],
-        dropped=render_block("dropped", shown=n_shown, items=items) if others else "",
+        pruned=fill_template("pruned", summary=summary, items=items) if pruned else "",
     )
 
 
 def render_row(trace: Trace, t: int, k: int) -> Html:
-    """Token, score, log-probability, the row that it continues and what became of it."""
+    """Return the table cell of a row: token, scores, link to the parent, and state.
+
+    Args:
+        trace: the trace.
+        t: the step, from 0.
+        k: the row.
+    """
     if k >= len(trace.steps[t]):
-        return render_block("nothing")
+        return fill_template("empty cell")
     row, origin, name = trace.steps[t][k], Html(), make_anchor(trace, t, k)
     if row.state == "none":
-        return render_block("no row")
+        return fill_template("no row")
     if t:
-        origin = render_block(
+        origin = fill_template(
             "origin", name=make_anchor(trace, t - 1, row.parent), number=row.parent + 1
         )
     why = ", ".join(filter(None, ("" if row.state == "open" else row.state, row.why)))
     on_path = trace.path[t : t + 1] == [k]
     state, star = row.state + " best" * on_path, "\N{BLACK STAR} " * on_path
-    more = dict(state=state, star=star, mark=MARKS[row.state], origin=origin, why=why)
-    return render_block("row", row=row, name=name, **more)
+    texts = dict(state=state, star=star, mark=MARKS[row.state], origin=origin, why=why)
+    return fill_template("row", row=row, name=name, **texts)
 
 
 def make_anchor(trace: Trace, t: int, k: int) -> str:
+    """Return the ID of a row's cell on the page.
+
+    Args:
+        trace: the trace.
+        t: the step, from 0.
+        k: the row.
+    """
     return f"line{trace.id}step{t + 1}row{k + 1}"
 
 
-# -- who won, and why -----------------------------------------------------------------------------
+# -- explanation -----------------------------------------------------------------------------
 
 
 def explain_second_best(trace: Trace) -> list[Html]:
-    """In sentences for somebody who has never seen a beam search."""
+    """Return paragraphs for readers new to beam search: why the second hypothesis lost."""
     if len(trace.hypotheses) < 2:
-        return [render_block("only one")]
+        return [fill_template("only one")]
     best, second = trace.hypotheses[:2]
-    two, gap = dict(best=best, second=second), best.score - second.score
-    winner = [render_block("winner", gap=gap, **two), *[render_block("tie")] * (gap == 0)]
-    # The sums, and the effect of dividing them by the length
-    divided = not best.norm == second.norm == 1.0
-    sums = [render_block("sums by length" if divided else "sums", **two)]
-    if divided and best.log_prob < second.log_prob:
-        sums.append(render_block("length decides"))
-    if any(abs(ending.penalty) > 1e-4 for ending in (best, second)):
-        sums.append(render_block("penalties", **two))
+    pair, gap = dict(best=best, second=second), best.score - second.score
+    winner = [fill_template("winner", gap=gap, **pair), *[fill_template("tie")] * (gap == 0)]
+    # Sums of log-probabilities, and the effect of length normalization
+    is_normalized = not best.norm == second.norm == 1.0
+    sums = [fill_template("normalized sums" if is_normalized else "sums", **pair)]
+    if is_normalized and best.log_prob < second.log_prob:
+        sums.append(fill_template("length decides"))
+    if any(abs(hyp.penalty) > 1e-4 for hyp in (best, second)):
+        sums.append(fill_template("penalties", **pair))
     pairs = zip(best.tokens, second.tokens)
-    same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])  # tokens
-    rest = dict(best=sum(best.log_probs[same:]), second=sum(second.log_probs[same:]))
-    parting = [render_block("parting", same=same, number=same + 1, **rest)]
-    return [Html("".join(told)) for told in (winner, sums, parting)]
+    n_equal = len([*takewhile(lambda tokens: tokens[0] == tokens[1], pairs)])
+    rest = dict(best=sum(best.log_probs[n_equal:]), second=sum(second.log_probs[n_equal:]))
+    difference = [fill_template("difference", number=n_equal + 1, **rest)]
+    return [Html("".join(sentences)) for sentences in (winner, sums, difference)]

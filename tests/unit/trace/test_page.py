@@ -1,4 +1,4 @@
-"""The page of -dump_beam: complete by itself, and it says why."""
+"""The HTML page of -dump_beam: self-contained, accessible, correct drawing and explanation."""
 
 import math
 import re
@@ -27,7 +27,7 @@ SVG = r"<svg class=\"search\".*?</a>\s*</svg>"
 
 
 class Page(HTMLParser):
-    """Its tags, attributes, text by class of the cell around it, and whether tags are closed."""
+    """Tags, attributes, IDs, link targets and text of a page; checks that all tags are closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made():
+def dump():
     translator = Translator.from_pretrained("de-en", precision="fp32")
     options = TranslateOptions.of(beam_size=5, block_ngram_repeat=2)
     lines = [Line(i, text, traced=True) for i, text in enumerate(LINES)]
@@ -64,9 +64,8 @@ def made():
     return traces, found, to_html(traces)
 
 
-def test_it_needs_nothing_else(made):
-    """By keyboard too, in light and dark; what is in a line is text."""
-    _, _, text = made
+def test_page_is_self_contained_accessible_and_escaped(dump):
+    _, _, text = dump
     page = Page(text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"link", "img", "iframe", "base", "use"})
     assert not re.search(r"https?:|//|@import|url\(|\bon\w+=", text)
@@ -80,17 +79,17 @@ def test_it_needs_nothing_else(made):
     assert not script and "</script></body>" in text
     assert all(given["aria-label"] for given in scrolling)
     assert "<Buch>" not in text and "&lt;Buch&gt; &amp;" in text
-    of_controls = to_html([Trace(0, "a\x00\ud800<b")])
-    assert Page(of_controls).texts and "\x00" not in of_controls
+    control_characters = to_html([Trace(0, "a\x00\ud800<b")])
+    assert Page(control_characters).texts and "\x00" not in control_characters
 
 
-def test_source_tokens_and_scores_are_text(made):
-    traces, found, text = made
+def test_page_shows_source_tokens_scores_and_reasons(dump):
+    traces, found, text = dump
     shown = "".join(Page(text).texts)
     for line, trace, translation in zip(LINES, traces, found):
         assert line in shown
         assert translation.text in shown
-        for cells in [*trace.steps, *trace.others]:
+        for cells in [*trace.steps, *trace.pruned]:
             for cell in cells:
                 assert cell.text in shown and cell.why in shown
                 assert cell.state == "none" or f"{cell.score:.4f}".replace("-", "\u2212") in shown
@@ -98,14 +97,14 @@ def test_source_tokens_and_scores_are_text(made):
             assert token in shown
 
 
-def test_links_lead_to_rows_and_ids_are_unique(made):
-    page = Page(made[2])
+def test_page_links_have_targets_and_ids_are_unique(dump):
+    page = Page(dump[2])
     assert len(set(page.ids)) == len(page.ids)
     assert page.targets and set(page.targets) <= set(page.ids)
 
 
-def test_the_winning_path_is_marked(made):
-    traces, _, text = made
+def test_page_marks_best_path(dump):
+    traces, _, text = dump
     page = Page(text)
     stars = [text for text in page.best if text.startswith("\N{BLACK STAR}")]
     assert len(stars) == sum(len(trace.path) for trace in traces)
@@ -115,39 +114,38 @@ def test_the_winning_path_is_marked(made):
             assert text[start.end() : start.end() + 40].startswith(">\N{BLACK STAR}")
 
 
-def ending(tokens, log_probs, score, norm):
+def make_hypothesis(tokens, log_probs, score, norm):
     return TracedHypothesis(" ".join(tokens), tokens, log_probs, score, norm, True, len(tokens), 0)
 
 
-def why(*endings):
+def explain(*hypotheses):
     trace = Trace(0, "x")
-    trace.endings.extend(ending(*each) for each in endings)
+    trace.hypotheses.extend(make_hypothesis(*hyp) for hyp in hypotheses)
     return explain_second_best(trace)
 
 
-def test_why_the_sum_decides():
-    first, sums, parting = why(
+def test_explanation_names_gap_sums_and_first_difference():
+    first, sums, difference = explain(
         (["a", "b"], [-0.1, -0.2], -0.15, 2.0), (["a", "c"], [-0.1, -0.9], -0.5, 2.0)
     )
     assert "lower by 0.3500" in first
-    assert "\u22120.3000 for the winner and \u22121.0000 for the other" in sums
-    assert "length decided" not in sums and "Penalties" not in sums
-    assert "Their first 1 are equal; from token 2 on" in parting
+    assert "\u22120.3000 for the winner and \u22121.0000 for the second" in sums
+    assert "length norm decided" not in sums and "Penalties" not in sums
+    assert "The two differ from token 2 on." in difference
 
 
-def test_what_else_decides():
-    """The length, or penalties; or there is no second."""
+def test_explanation_names_length_norm_penalties_or_missing_second():
     by_length = (["a", "b", "c", "d"], [-0.3] * 4, -0.3, 4.0), (["a", "d"], [-0.3, -0.7], -0.5, 2.0)
-    assert "its length decided against it" in why(*by_length)[1]
-    assert "coverage" in why((["a"], [-0.3], -0.4, 1.0), (["b"], [-0.2], -0.5, 1.0))[1]
-    assert "No other hypothesis has finished" in why((["a"], [-0.3], -0.4, 1.0))[0]
+    assert "the length norm decided" in explain(*by_length)[1]
+    assert "coverage" in explain((["a"], [-0.3], -0.4, 1.0), (["b"], [-0.2], -0.5, 1.0))[1]
+    assert "No other hypothesis finished" in explain((["a"], [-0.3], -0.4, 1.0))[0]
 
 
 # -- the drawing ----------------------------------------------------------------------------------
 
 
 class Node(NamedTuple):
-    """A row as it is drawn: its box, and where a text of its may be seen."""
+    """A drawn row: its box, its texts and the area that clips them."""
 
     step: int
     row: int
@@ -163,35 +161,35 @@ class Node(NamedTuple):
 
 
 class Drawing:
-    """An SVG, read as XML: its nodes, and its lines as (kind, start, end)."""
+    """An SVG parsed as XML: its nodes, and its edges as (style, start, end)."""
 
     def __init__(self, text):
         root = ElementTree.fromstring(text)
         self.width, self.height = (float(root.get(name)) for name in ("width", "height"))
         assert root.get("viewBox").split() == ["0", "0", root.get("width"), root.get("height")]
         assert root.get("aria-label")
-        self.nodes = [self.node(each) for each in root.iter("a")]
+        self.nodes = [self.read_node(link) for link in root.iter("a")]
         self.lines = []
         for path in root.iter("path"):
             kind = path.get("class").split()
-            places = [float(x) for x in re.findall(r"-?[\d.]+", path.get("d"))]
-            self.lines += [(kind[1], places[:2], places[-2:])] if kind[0] == "edge" else []
+            points = [float(x) for x in re.findall(r"-?[\d.]+", path.get("d"))]
+            self.lines += [(kind[1], points[:2], points[-2:])] if kind[0] == "edge" else []
         (circle,) = root.iter("circle")
         self.start = [float(circle.get("cx")), float(circle.get("cy"))]
 
     @staticmethod
-    def node(link):
+    def read_node(link):
         title, box = link
         rect, label, score = box
         x, y, width, height = (float(box.get(name)) for name in ("x", "y", "width", "height"))
         left = x + float(rect.get("x")) - 2
         assert link.get("href").endswith(
             f"step{link.get('data-step')}row{link.get('data-row')}"
-        )  # focusable without a script, and leads to the row's cell
+        )  # focusable without a script; links to the cell of the row
         return Node(
             *(int(link.get(f"data-{name}")) for name in ("step", "row", "from")),
             frozenset(link.get("class").split()),
-            *("".join(each.itertext()) for each in (label, score)),
+            *("".join(element.itertext()) for element in (label, score)),
             "".join(title.itertext()),
             left,
             left + float(rect.get("width")) + 4,
@@ -200,7 +198,7 @@ class Drawing:
         )
 
     def check(self):
-        """Each node has its line, from the right of its parent; nothing meets or is cut off."""
+        """Check edges, overlaps and clipping; return the nodes by (step, row)."""
         places = {(node.step, node.row): node for node in self.nodes}
         expected = []
         for node in self.nodes:
@@ -212,7 +210,7 @@ class Drawing:
             expected.append((kind, begin, [node.left, node.middle]))
         assert sorted(self.lines) == sorted(expected)
         thickness = [("pale", "kept", "best").index(kind) for kind, _, _ in self.lines]
-        assert thickness == sorted(thickness)  # the winner's lines lie above the others
+        assert thickness == sorted(thickness)  # edges of the best path are drawn last
         columns = {}
         for node in self.nodes:
             columns.setdefault(node.step, []).append(node.clip)
@@ -223,37 +221,36 @@ class Drawing:
             (min(clip[0] for clip in columns[step]), max(clip[1] for clip in columns[step]))
             for step in sorted(columns)
         ]
-        assert all(one[1] <= next_one[0] for one, next_one in pairwise(sides))
+        assert all(left[1] <= right[0] for left, right in pairwise(sides))
         assert all(right <= self.width + 20 for _, right in sides)
         assert all(clip[3] <= self.height for clips in columns.values() for clip in clips)
         return places
 
 
-def drawings(text):
-    return [Drawing(each) for each in re.findall(SVG, text, re.S)]
+def read_drawings(text):
+    return [Drawing(svg) for svg in re.findall(SVG, text, re.S)]
 
 
-MORE = [{"force_words": "old\tmorning"}, {"n_best": 5, "beam_size": 10}, {"alpha": 0.0}]
+MORE_CASES = [{"force_words": "old\tmorning"}, {"n_best": 5, "beam_size": 10}, {"alpha": 0.0}]
 
 
 @pytest.mark.parametrize(
-    "given", CASES + MORE, ids=lambda given: " ".join(map(str, given.values()))
+    "given", CASES + MORE_CASES, ids=lambda given: " ".join(map(str, given.values()))
 )
-def test_the_drawing_is_the_search(given, monkeypatch):
-    """Rows, parents and the winner, as the `Beam` of each sentence has them."""
+def test_drawing_has_rows_parents_and_best_path_of_beam(given, monkeypatch):
     beams, add_trace = {}, Tracer.add_trace
 
-    def watch(self, number, beam, found):
-        beams[self.examples[number].line.id] = beam
-        return add_trace(self, number, beam, found)
+    def keep_beam(self, index, beam, result):
+        beams[self.examples[index].line.id] = beam
+        return add_trace(self, index, beam, result)
 
-    monkeypatch.setattr(Tracer, "add_trace", watch)
+    monkeypatch.setattr(Tracer, "add_trace", keep_beam)
     translator = Translator.from_pretrained("de-en", precision="fp32")
     lines = [Line(i, text, traced=True) for i, text in enumerate(SENTENCES)]
     options = TranslateOptions.of(**given)
     found = [t for t in translator.pipeline.translate_lines(lines, None, options) if t.trace]
-    drawn = drawings(to_html([t.trace for t in found]))
-    assert len(drawn) == len(found) == len(SENTENCES) - 1  # one is blank
+    drawn = read_drawings(to_html([t.trace for t in found]))
+    assert len(drawn) == len(found) == len(SENTENCES) - 1  # one line is empty
     vocab = translator.checkpoint.tgt_vocab.tokens
     for translation, drawing in zip(found, drawn):
         beam, places = beams[translation.id], drawing.check()
@@ -270,13 +267,15 @@ def test_the_drawing_is_the_search(given, monkeypatch):
             shown = node.label.removeprefix("\u25a0 ").removeprefix("\u00d7 ")
             assert shown == token or (shown[-1] == "\u2026" and token.startswith(shown[:-1]))
             assert f"\u2068{token}\u2069" in node.title
-            score = translation.trace.steps[t - 1][row].score  # as ranked: 2018 subtracts later
+            score = translation.trace.steps[t - 1][
+                row
+            ].score  # before opennmt-2018 subtracts penalties
             assert f"score {score:.4f}".replace("-", "\u2212") in node.title
         check_hypotheses(beam, drawing, vocab)
 
 
 def check_hypotheses(beam, drawing, vocab):
-    """What is kept, thick or pale follows from walking back from each hypothesis."""
+    """Check the styles of nodes against the back-pointers of each finished hypothesis."""
     hyps = [hyp for hyp in beam.rank_finished() if hyp.step]
     best = [node for node in drawing.nodes if "best" in node.states]
     tokens = [vocab[i] for i in beam.backtrack(hyps[0])[0]]
@@ -286,7 +285,7 @@ def check_hypotheses(beam, drawing, vocab):
     kept = set()
     for hyp in hyps:
         row = hyp.row
-        for t in range(hyp.step - 1, 0, -1):  # of the tokens before the last
+        for t in range(hyp.step - 1, 0, -1):  # tokens before the last
             kept.add((t, row + 1))
             row = beam.prev_ks[t - 1][row]
     ends = {(hyp.step, hyp.row + 1, vocab[hyp.token]) for hyp in hyps}
@@ -295,8 +294,8 @@ def check_hypotheses(beam, drawing, vocab):
     assert named == ends
     assert all("finished" in node.states and node.label[0] == "\u25a0" for node in ranked)
     pale = {(n.step, n.row) for n in drawing.nodes if "pale" in n.states}
-    everything = {(n.step, n.row) for n in drawing.nodes}
-    assert pale == everything - kept - {(n.step, n.row) for n in ranked}
+    all_nodes = {(n.step, n.row) for n in drawing.nodes}
+    assert pale == all_nodes - kept - {(n.step, n.row) for n in ranked}
 
 
 TOKENS = st.text(max_size=40) | st.sampled_from(
@@ -314,7 +313,7 @@ TOKENS = st.text(max_size=40) | st.sampled_from(
 
 @st.composite
 def traces(draw):
-    """A search whose tokens, parents and ends are anything."""
+    """Draw a random trace with arbitrary tokens and back-pointers."""
     size, n_steps = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     rows = st.integers(0, size - 1)
     steps = [
@@ -336,7 +335,7 @@ def traces(draw):
 
 
 @given(traces())
-def test_whatever_the_tokens_are_it_can_be_read(trace):
+def test_drawing_of_arbitrary_tokens_is_valid(trace):
     drawing = Drawing(render_drawing(trace))
     places = drawing.check()
     assert len(places) == sum(map(len, trace.steps))
@@ -353,8 +352,8 @@ def test_whatever_the_tokens_are_it_can_be_read(trace):
     Page(to_html([trace]))
 
 
-def test_the_page_grows_with_the_search_and_no_faster():
-    def size(n_steps):
+def test_page_size_is_linear_in_steps():
+    def measure(n_steps):
         row = Continuation(0, 5, -1.5, -0.5, text="token")
         best = TracedHypothesis(
             "x", ["token"] * n_steps, [-0.5] * n_steps, -0.5, 1.0, True, n_steps, 0
@@ -362,5 +361,5 @@ def test_the_page_grows_with_the_search_and_no_faster():
         steps = [[row] * 10 for _ in range(n_steps)]
         return len(to_html([Trace(0, "x", (), 10, steps, [[]] * n_steps, [0] * n_steps, [best])]))
 
-    assert math.isclose(size(200) - size(100), size(300) - size(200), rel_tol=0.05)
-    assert (size(200) - size(100)) / 1000 < 1200  # bytes for a row, its cell of the table included
+    assert math.isclose(measure(200) - measure(100), measure(300) - measure(200), rel_tol=0.05)
+    assert (measure(200) - measure(100)) / 1000 < 1200  # bytes per row, table cell included
