@@ -1,4 +1,4 @@
-"""Translate a Hugging Face data set with `map`: python examples/datasets_map.py (needs datasets)"""
+"""Translate a Hugging Face dataset with `map`: python examples/datasets_map.py (needs datasets)"""
 
 # %% Load the included model
 import sys

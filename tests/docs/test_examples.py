@@ -81,7 +81,7 @@ def test_pandas_column_translates_table_with_empty_cell(run_example, translator)
 
 
 class FakeDataset:
-    """The part of a Hugging Face data set that the example uses: columns and a batched map."""
+    """The part of a Hugging Face dataset that the example uses: columns and a batched map."""
 
     def __init__(self, columns):
         self.columns = columns
