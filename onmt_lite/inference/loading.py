@@ -116,7 +116,11 @@ def with_tokenizer(
         if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
             spaces = checkpoint.tokenizers["space"]  # lines of tokens as its toolkit splits them
             tokenizer = TransformTokenizer(
-                spaces.encode, spaces.encode_target, tokenizer.join, tokenizer.src, tokenizer.tgt
+                spaces.encode,
+                spaces.encode_target,
+                tokenizer.detokenize,
+                tokenizer.src,
+                tokenizer.tgt,
             )
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":

@@ -254,7 +254,8 @@ class Pipeline:
         groups = self.runner.groups([e for e in examples if e.src_ids], config)
         made = run_groups(examples, groups, work)
         passed = [
-            e.masked_line.plain if e.masked_line and e.masked_line.passes else "" for e in examples
+            e.masked_line.plain if e.masked_line and e.masked_line.is_passed_through else ""
+            for e in examples
         ]
         return [
             f or SearchResult([replace(EMPTY_HYPOTHESIS, text=text)])

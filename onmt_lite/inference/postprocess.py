@@ -147,7 +147,7 @@ class Postprocessor:
         if not (masked_line and aligned):
             return case(text), False
         if not (example.prefix_ids or example.line.forced):
-            text = masked_line.capitalized(text)
+            text = masked_line.capitalize_first(text)
         return restore_spans(masked_line, self.tokenizer.encode, aligned, text, case)
 
     def _without_unk(
@@ -162,7 +162,7 @@ class Postprocessor:
 
 def find_unmet_phrases(text: str, phrases: tuple[str, ...]) -> tuple[str, ...]:
     """The phrases that a text does not hold."""
-    return tuple(phrase for phrase in phrases if not contains_phrase(text, phrase, alone=True))
+    return tuple(phrase for phrase in phrases if not contains_phrase(text, phrase, standalone=True))
 
 
 def holds_banned(text: str, example: Example) -> bool:

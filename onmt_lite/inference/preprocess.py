@@ -18,8 +18,9 @@ from onmt_lite.text.lines import (
     Line,
     is_all_uppercase,
 )
+from onmt_lite.text.masked_line import MaskedLine
 from onmt_lite.text.phrases import contains_phrase
-from onmt_lite.text.placeholders import LineMasker, MaskedLine, UnknownRule
+from onmt_lite.text.placeholders import LineMasker, UnknownRule
 from onmt_lite.text.tokenizers import SPACER
 from onmt_lite.text.vocab import Vocab
 
@@ -86,14 +87,17 @@ class Preprocessor:
         frame = checkpoint.get_special_tokens(direction)
         masked_line, capitals, uppercase_spans = self._read(text)
         tokens = self.tokenizer.encode(masked_line.text)
-        is_changed = masked_line.items or masked_line.head
+        is_changed = masked_line.spans or masked_line.head
         plain = (
             self.tokenizer.encode(masked_line.head + masked_line.plain) if is_changed else tokens
         )
         # Of the line's start, if it is too long
         n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[:max_source]))
-        if masked_line.passes:
-            whole, n = MaskedLine(text, (text,), passes=True), len(self.tokenizer.encode(text))
+        if masked_line.is_passed_through:
+            whole, n = (
+                MaskedLine(text, (text,), is_passed_through=True),
+                len(self.tokenizer.encode(text)),
+            )
             notes = (*line.notes, "unknown-script")
             return Example(line, [], n, n_unknown, notes=notes, masked_line=whole)
         before, after = [*frame.src_start], [*frame.src_end]
@@ -139,9 +143,7 @@ class Preprocessor:
         Returns:
             The line, whether all of it was in uppercase, and otherwise the words that were.
         """
-        masked_line = (self.masker.extract(text) if self.masker else None) or MaskedLine(
-            text, (text,)
-        )
+        masked_line = (self.masker.mask(text) if self.masker else None) or MaskedLine(text, (text,))
         if not self.lowers_capitals:
             return masked_line, False, ()
         if is_all_uppercase("".join(masked_line.parts)):
@@ -152,8 +154,8 @@ class Preprocessor:
     def _kept(self, masked_line: MaskedLine) -> MaskedLine | None:
         """What is put back into the translation: everything, or by the rule `drop` the head."""
         if self.rule == "drop":
-            masked_line = replace(masked_line, items=())
-        return masked_line if masked_line.items or masked_line.head else None
+            masked_line = replace(masked_line, spans=())
+        return masked_line if masked_line.spans or masked_line.head else None
 
     def _fitted(
         self,
@@ -208,7 +210,7 @@ class Preprocessor:
         text = (
             lower_uppercase_words(text, self.tokenizer.encode_target)[0] if some_capitals else text
         )
-        text = masked_line.of_target(text)
+        text = masked_line.mask_target(text)
         tokens = self.tokenizer.encode_target(text)
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", oov_words)
 

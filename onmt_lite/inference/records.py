@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from onmt_lite.text.lines import Line
-from onmt_lite.text.placeholders import MaskedLine
+from onmt_lite.text.masked_line import MaskedLine
 
 Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
 ProgressTotal = Callable[[int, int], object]  # is told how many lines and target tokens are done
@@ -38,7 +38,7 @@ class Example:
     @property
     def needs_alignment(self) -> bool:
         """Return True if attention places parts of the text of its translation."""
-        return bool(self.uppercase_spans or self.masked_line is not None and self.masked_line.items)
+        return bool(self.uppercase_spans or self.masked_line is not None and self.masked_line.spans)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Constraints:
         automaton = next(automaton for automaton in phrases if automaton is not None)
         continues_word = torch.zeros(2, n_words, dtype=torch.bool)
         continues_word[1] = True  # a copied source word starts a word unless it is joined
-        vocab_table = torch.tensor(automaton.surface_forms.goes_on)[:, :n_words]  # (2, V)
+        vocab_table = torch.tensor(automaton.surface_forms.continues_word)[:, :n_words]  # (2, V)
         continues_word[:, : vocab_table.size(1)] = vocab_table
         self.continues_word = continues_word.to(device)
         # Never allow words that start with a banned word if no row is expendable, or if masked
@@ -161,7 +161,7 @@ class Constraints:
             row_effects = [
                 PhraseEffects() if state is None else phrases.effects(state) for state in states
             ]
-            has_alternative = any(s and not e.goes_on for s, e in zip(states, row_effects))
+            has_alternative = any(s and not e.continues_word for s, e in zip(states, row_effects))
             for row, (state, effects) in enumerate(zip(states, row_effects)):
                 tokens = [*effects.forbidden]
                 # Only the best row may start a word like a banned one, so that the other rows stay
@@ -172,11 +172,11 @@ class Constraints:
                 if not effects.may_end:
                     tokens += self.spec.eos_ids
                 forbidden += [(b * k + row, token) for token in tokens]
-                if state is not None and effects.goes_on is not None:
-                    must = effects.goes_on
+                if state is not None and effects.continues_word is not None:
+                    must = effects.continues_word
                     word_ends.append((b * k + row, state.joined, must, must and has_alternative))
             if any(phrases.paths):
-                matches = [(row, *pair) for row, e in enumerate(row_effects) for pair in e.wanted]
+                matches = [(row, *pair) for row, e in enumerate(row_effects) for pair in e.advances]
                 steered.append((b, [effects.bank for effects in row_effects], matches))
         if not (forbidden or word_ends or steered):
             return None

@@ -1,24 +1,24 @@
-"""Patterns of markup, placeholders and addresses, and the marks that begin a line of Markdown."""
+"""Regular expressions for markup, variables and addresses, and for list marks at the line start."""
 
 import re
 from collections.abc import Iterator
 
-# -- inline items, each taken out of a line as a whole ---------------------------------------------
+# -- inline spans, each masked as a whole ----------------------------------------------------------
 
 ENTITY = r"&(?:amp;)*(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
 LT = r"(?:<|&(?:amp;)*(?:lt|LT|#0{0,4}60|#[xX]0{0,4}3[cC]);)"
 GT = r"(?:>|&(?:amp;)*(?:gt|GT|#0{0,4}62|#[xX]0{0,4}3[eE]);)"
-# A tag has attributes or one word next to its name ("x <y und y> z" is text).  Comments may contain
-# tags.
+# After its name, a tag has attributes or at most one word ("x <y und y> z" is text). Comments may
+# contain tags.
 TAG = r"</?[A-Za-z][^\s<>]*(?:\s[^<>=]*=[^<>]*|(?:\s+[^\s<>]+)?\s*)>|<!--(?:(?!<!--).)*?-->"
-INSIDE = rf"(?!{LT}|{GT})"  # the next character belongs to the escaped tag
+INSIDE = rf"(?!{LT}|{GT})"  # the next character is inside the escaped tag
 ESCAPED_TAG = (
     rf"(?=&){LT}/?[A-Za-z](?:{INSIDE}\S)*"
     rf"(?:\s(?:{INSIDE}[^=])*=(?:{INSIDE}.)*|(?:\s+(?:{INSIDE}\S)+)?\s*)(?=&){GT}"
     rf"|(?=&){LT}!--(?:(?!{LT}!--).)*?--(?=&){GT}"
 )
 FOOTNOTE = r"\[\^[^\s\[\]]+\]:?"
-# `x`, ``x``; in "Wie geht`s" the mark is an apostrophe
+# `x`, ``x``; in "Wie geht`s" the backtick is an apostrophe
 CODE_SPAN = r"(?<![\w`])(?P<ticks>`{1,3})(?!`).+?(?<!`)(?P=ticks)(?![\w`])"
 FENCE = r"^\s*(?:`{3,}|~{3,})[\w+-]*\s*$"
 AUTOLINK = rf"{LT}(?:(?:https?|ftp|mailto|tel):(?:{INSIDE}[^\s<>])*|[\w.+-]+@[\w.-]+){GT}"  # <https://example.org>
@@ -56,50 +56,56 @@ CODE = (
 )
 WORDS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE))
 LITERALS = "|".join((LINK_DEFINITION, FENCE, CODE_SPAN, AUTOLINK))
-# Marks leave nothing in the line that the model reads, words and literals a stand-in
+# Inline tags are removed from the line that the model reads; words and literals become placeholders
 PATTERNS = re.compile(
     f"(?P<literal>{LITERALS})|(?P<opens>{LINK_START})|(?P<closes>{LINK_END})"
     f"|(?P<mark>{TAG}|{ESCAPED_TAG}|{ENTITY}|{FOOTNOTE})|(?P<word>{WORDS})"
 )
-ITEM = f"(?P<item>{LITERALS}|{LINK_END}|{TAG}|{ESCAPED_TAG}|{WORDS})"  # whose text stays as it is
-ITEMS = re.compile(ITEM)
-# No pattern is without one of these
+SPAN = f"(?P<span>{LITERALS}|{LINK_END}|{TAG}|{ESCAPED_TAG}|{WORDS})"  # text that never changes
+SPANS = re.compile(SPAN)
+# Every match of the patterns contains one of these
 HINT = re.compile(r"[<&{%$@_=#\\~|[/`*]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
 
 TAG_NAME = re.compile(rf"{LT}(/?)([A-Za-z][\w:-]*)")
 SELF_CLOSING = re.compile(rf"/{GT}$")
-# A closing tag that an opening one follows directly: cells, items of a list, paragraphs; or a line
-# break.  Parts of a formula end no words, nor does a tag before a punctuation mark.
+# A closing tag directly followed by an opening tag (table cells, list items, paragraphs), or a line
+# break. Subscripts, superscripts and tags before punctuation do not separate words.
 TAG_BODY = rf"(?!su[bp]\b)[A-Za-z](?:{INSIDE}.)*{GT}"
 NEXT_CELL = re.compile(
     rf"(?:{LT}/{TAG_BODY}{LT}{TAG_BODY}|(?<!\s){LT}br\s*/?{GT}(?!\s|$))(?![.,;:!?…)\]}}])",
     re.IGNORECASE,
 )
-# Between words and punctuation marks, but not as in 2 ** 3 or Kolleg*innen.  The end is within 500
-# characters, because time would grow with the square of the length.
+# Markdown emphasis, but not 2 ** 3 or Kolleg*innen. At most 500 characters, because the time is
+# quadratic in the length.
 EMPHASIS = re.compile(
     r"(?<![*~\d\\])(?P<strong>\*\*\*?|~~)(?![\s*~]).{1,500}?(?<![\s*~\\])(?P=strong)(?![*~\d])"
     r"|(?<![\w*\\])(?P<mark>\*|_{1,3})(?![\s*_]).{1,500}?(?<![\s*_\\])(?P=mark)(?![\w*])"
 )
 
 
-def inside_items(text: str) -> set[int]:
-    """Return the indices of all characters inside items."""
-    items = ITEMS.finditer(text) if HINT.search(text) else ()
-    return {i for item in items for i in range(*item.span())}
+def indices_inside_spans(text: str) -> set[int]:
+    """Return the indices of all characters inside inline spans."""
+    matches = SPANS.finditer(text) if HINT.search(text) else ()
+    return {i for match in matches for i in range(*match.span())}
 
 
-def emphases(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start, end and width of the marks of each part in Markdown's emphasis."""
+def iter_emphases(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, end, width of the mark) of each emphasized part, outer parts first.
+
+    Args:
+        text: the line.
+        start: index at which to start searching.
+        end: index at which to stop.
+    """
     for found in EMPHASIS.finditer(text, start, end):
         width = len(found["strong"] or found["mark"])
         yield (*found.span(), width)
-        yield from emphases(text, found.start() + width, found.end() - width)
+        yield from iter_emphases(text, found.start() + width, found.end() - width)
 
 
-# -- marks at the start of a line ------------------------------------------------------------------
+# -- list marks at the start of a line -------------------------------------------------------------
 
-# "3. Oktober" and "2. und 3. Klasse" begin with an ordinal number, "3. Milch kaufen" with a mark
+# "3. Oktober" and "2. und 3. Klasse" start with an ordinal, "3. Milch kaufen" with a list mark
 ORDINAL = (
     r"(?i:(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November"
     r"|Dezember|(?:Jan|Feb|Mär|Apr|Jun|Jul|Aug|Sept?|Okt|Nov|Dez)\.|Jahrhunderts?|Jh\.|Klasse|Stock"
@@ -113,14 +119,18 @@ MARK = (
     rf"|\[[ xX]\]\s+|#{{1,6}}\s+|[•‣◦▪●]|[-–—―]{{1,3}}(?=[\"'„“«»‚‘¿¡(]*[{UPPER}])"
 )
 HEAD = re.compile(rf"\s*(?!>>[^\s<>]+<<)(?:(?:{MARK}|{GT}\s*)){{1,6}}")
-# The next speaker, in a line that begins with a dash
+# The next speaker in a dialogue line, which starts with a dash
 NEXT_SPEAKER = re.compile(rf"(?<=[.!?…]\s)[-–—―]{{1,3}}(?=\s?[{UPPER}])")
 
 
-def head_of(line: str, start: int = 0) -> str:
-    """Return the marks of Markdown, lists and dialogues at the start of a line, and their spaces.
+def find_line_head(line: str, start: int = 0) -> str:
+    """Return the Markdown, list and dialogue marks at the start of a line, with their spaces.
 
-    A line without a word after them has none.
+    Return "" if no word follows them.
+
+    Args:
+        line: the line.
+        start: index after a language tag, if any.
     """
     if line[start : start + 1].isalpha() and ")" not in line[start : start + 5]:
         return ""  # most lines

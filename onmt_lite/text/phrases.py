@@ -1,12 +1,12 @@
-"""Phrases of whole words, as they are spelt: in a text, and in the rows of a search.
+"""Forced and banned phrases: whole words in exact spelling, in texts and in hypotheses.
 
-A word begins and ends where no other letter, digit or underscore stands beside it: "cat" is in
-"The cat." and in "cat's", not in "category".  Scripts that are written without spaces between
-words have no such borders: there a phrase may stand anywhere.
+A word ends where the next character is not a letter, digit or underscore: "cat" is in "The cat."
+and in "cat's", but not in "category". Scripts written without spaces have no such boundaries; there
+a phrase matches anywhere.
 
-A search follows its rows by the text of their tokens.  A banned phrase is told by the text, so that
-no other tokens can spell it.  A forced phrase is a path of tokens that a row follows; the text says
-whether it stands there as whole words.
+The search tracks the text of each hypothesis. A banned phrase is detected in that text, so that no
+other tokenization can spell it. A forced phrase is a token sequence that a hypothesis follows; the
+text decides whether it occurs as whole words.
 """
 
 import re
@@ -29,113 +29,150 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
 )
-UNREADABLE = "\ufffd"  # a token that is no text by itself, such as a byte: part of a word
-LAST = chr(0x10FFFF)
-ANCHOR = "a"  # a word beside which tokens are looked at
-CACHED = 1 << 16  # states and tokens
+INVALID_TEXT = (
+    "\ufffd"  # text of a token that is not valid text, such as a byte; counts as part of a word
+)
+MAX_CHAR = chr(0x10FFFF)
+ANCHOR = "a"  # a word between whose copies the text of a token is determined
+CACHE_SIZE = 1 << 16  # cached (state, token) pairs
 MET = -1
 
-# As the lines of a file: phrases with TAB between them, of all lines or of each line
+# Tab-separated phrases, as in a file: one string for all lines, or one for each line
 Phrases = str | Iterable[str] | None
 
 
 @lru_cache(maxsize=1 << 16)
-def is_word(char: str) -> bool:
-    """Whether a character is part of a word that spaces or marks must end."""
+def is_word_char(char: str) -> bool:
+    """Return True if a character is part of a word in a script with word boundaries."""
     if UNSPACED.match(char):
         return False
-    return char in ("_", UNREADABLE) or char.isalnum() or unicodedata.category(char)[0] == "M"
+    return char in ("_", INVALID_TEXT) or char.isalnum() or unicodedata.category(char)[0] == "M"
 
 
-def borders(before: str, after: str) -> bool:
-    """Whether a word may end between two characters and another begin."""
-    return not (is_word(before) and is_word(after))
+def is_word_boundary(before: str, after: str) -> bool:
+    """Return True if a word may end between two characters and another begin."""
+    return not (is_word_char(before) and is_word_char(after))
 
 
-def ended(text: str, phrase: str, alone: bool = False) -> bool:
-    """Whether a phrase stands after the first character of a text, whatever follows the text.
+def contains_after_first(text: str, phrase: str, standalone: bool = False) -> bool:
+    """Return True if a phrase occurs after the first character of a text that may continue.
 
-    alone: no letter stands beside it, even if it begins or ends with a mark.
+    Args:
+        text: the text; what follows it is unknown.
+        phrase: the phrase.
+        standalone: no letter may touch the phrase, even if it begins or ends with punctuation.
     """
     start = text.find(phrase, 1)
     while start > 0:
-        before, after = text[start - 1], text[start + len(phrase) :][:1] or UNREADABLE
-        if borders(before, phrase[0]) and borders(phrase[-1], after):
-            if not (alone and (is_word(before) or is_word(after))):
+        before, after = text[start - 1], text[start + len(phrase) :][:1] or INVALID_TEXT
+        if is_word_boundary(before, phrase[0]) and is_word_boundary(phrase[-1], after):
+            if not (standalone and (is_word_char(before) or is_word_char(after))):
                 return True
         start = text.find(phrase, start + 1)
     return False
 
 
-def contains_phrase(text: str, phrase: str, alone: bool = False) -> bool:
-    """Whether a phrase stands in a whole text; see `ended`."""
-    return ended(f" {text} ", phrase, alone)
+def contains_phrase(text: str, phrase: str, standalone: bool = False) -> bool:
+    """Return True if a phrase occurs in a complete text.
+
+    Args:
+        text: the text.
+        phrase: the phrase.
+        standalone: see `contains_after_first`.
+    """
+    return contains_after_first(f" {text} ", phrase, standalone)
 
 
-def ends_with(text: str, words: str) -> bool:
-    """Whether a text ends with words that begin after its first character."""
+def ends_with_words(text: str, words: str) -> bool:
+    """Return True if a text ends with whole words that begin after its first character."""
     n = len(words)
-    return len(text) > n and text.endswith(words) and borders(text[-n - 1], words[0])
+    return len(text) > n and text.endswith(words) and is_word_boundary(text[-n - 1], words[0])
 
 
 def parse_phrases(line: str) -> tuple[str, ...]:
-    """The phrases of a line of -force_words or -ban_words, TAB between them; each of them once."""
+    """Return the distinct phrases of a tab-separated line of -force_words or -ban_words."""
     phrases = (collapse_spaces(part).strip() for part in line.split("\t"))
     return tuple(dict.fromkeys(filter(None, phrases)))
 
 
 def iter_phrases(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
-    """Yield the phrases of each line; `name` is the name of the argument in a TypeError."""
+    """Yield the phrases of each line.
+
+    Args:
+        name: name of the argument in a TypeError.
+        phrases: one string for all lines, or one for each line.
+    """
     if isinstance(phrases, str | None):
         return repeat(parse_phrases(line_from_text(phrases or "", 0).text))
     return (parse_phrases(line.text) for line in lines_from_texts(phrases, name))
 
 
 def collapse_spaces(text: str) -> str:
+    """Replace each run of white space by one space."""
     return SPACES.sub(" ", text)
 
 
-# -- rows of a search ------------------------------------------------------------------------------
+# -- hypotheses ------------------------------------------------------------------------------------
 
 
 def with_phrases(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -> Line:
-    """The line with its phrases.  DataError for one that is forced and banned."""
+    """Return the line with its phrases.
+
+    Args:
+        line: the line.
+        forced: phrases that its translation must contain.
+        banned: phrases that it must not contain.
+
+    Raises:
+        DataError: if a forced phrase is, or contains, a banned phrase.
+    """
     for phrase in forced:
         for other in banned:
             if contains_phrase(phrase, other):
-                inside = "" if phrase == other else f", of which {other[:50]!r} is a part"
+                problem = "is both forced and banned"
+                if phrase != other:
+                    problem = f"is forced and contains {other[:50]!r}, which is banned"
                 raise DataError(
-                    f"line {line.id + 1}: {phrase[:50]!r} is forced{inside}, and banned; take it "
-                    "out of force_words or ban_words"
+                    f"line {line.id + 1}: {phrase[:50]!r} {problem}; "
+                    "change force_words or ban_words"
                 )
     return replace(line, forced=forced, banned=banned) if forced or banned else line
 
 
 class SurfaceForms:
-    """The text that each token of a vocabulary adds, whatever the tokenizer.
+    """The text that each token of a vocabulary adds, for any tokenizer.
 
-    A space stands between two tokens unless one of them is glued to the other: to its left as `s`
-    in `▁cat s` is, or to its right as `cat@@` in `cat@@ s`.
+    There is a space between two tokens unless one is attached to the other: on its left, as `s` in
+    `▁cat s`, or on its right, as `cat@@` in `cat@@ s`.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, case: Callable[[str], str] = str):
-        """case: turns the text of the tokens into that of the translation."""
+        """
+        Args:
+            tokenizer: detokenizes the tokens.
+            vocab: the target vocabulary.
+            case: maps the text of tokens to the text of the translation.
+        """
         self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
         self.ids = [i for i in range(len(vocab)) if not vocab.is_special(i)]
-        self.anchor, self.word = self._anchored()
-        self.parts = [self._look_at(token) for token in vocab.tokens]
-        texts = [self.parts[i] for i in self.ids if self.parts[i][0] not in ("", UNREADABLE)]
-        self.any_glued = any(glued for _, glued, _ in texts)  # to its left
-        self.cores = [collapse_spaces(core).strip() for core, _, _ in self.parts]
-        self.in_order = sorted((core, i) for i, core in enumerate(self.cores))
-        # Inside of these a word may end
-        self.several = [i for i, core in enumerate(self.cores) if not all(map(is_word, core[1:]))]
+        self.anchor, self.word = self._find_anchor()
+        self.surfaces = [self._surface_of(token) for token in vocab.tokens]
+        texts = [
+            self.surfaces[i] for i in self.ids if self.surfaces[i][0] not in ("", INVALID_TEXT)
+        ]
+        self.any_attaches_left = any(attaches_left for _, attaches_left, _ in texts)
+        self.cores = [collapse_spaces(text).strip() for text, _, _ in self.surfaces]
+        self.by_text = sorted((text, i) for i, text in enumerate(self.cores))
+        # Tokens inside which a word may end
+        self.with_inner_boundary = [
+            i for i, text in enumerate(self.cores) if not all(map(is_word_char, text[1:]))
+        ]
 
-    def _anchored(self) -> tuple[list[str], str]:
-        """Tokens that are a word wherever they stand, and the word.
+    def _find_anchor(self) -> tuple[list[str], str]:
+        """Return tokens that are a complete word in any context, and that word.
 
-        A word that was cut is none with `-tokenizer space -detokenizer sentencepiece`: "a" stays
-        `a`, without the mark of a word.  A token of the vocabulary has its marks.
+        With `-tokenizer space -detokenizer sentencepiece`, "a" is tokenized as `a` without the
+        space marker, which is not a complete word. A token of the vocabulary has its markers.
         """
         cut = self.tokenizer.encode_target(ANCHOR)
         for tokens in (cut, *([self.vocab.tokens[i]] for i in self.ids)):
@@ -145,127 +182,143 @@ class SurfaceForms:
                 return tokens, word
         return cut, ANCHOR
 
-    def _look_at(self, token: str) -> tuple[str, bool, bool]:
-        """The text of a token between two words, and whether it is glued to its left and glues the
-        token to its right; UNREADABLE if that cannot be told."""
+    def _surface_of(self, token: str) -> tuple[str, bool, bool]:
+        """Return the surface of a token, determined between two anchor words.
+
+        Returns:
+            Its text, whether it attaches to the token on its left, and whether the token on its
+                right
+            attaches to it. INVALID_TEXT if it cannot be determined.
+        """
         text = self.tokenizer.decode([*self.anchor, token, *self.anchor]).strip()
         word, n = self.word, len(self.word)
         inner = text[n:-n]
         framed = text.startswith(word) and text.endswith(word) and len(text) >= 2 * n
-        if not framed or UNREADABLE in inner:
-            return UNREADABLE, True, False
-        if inner == " ":  # it says nothing
+        if not framed or INVALID_TEXT in inner:
+            return INVALID_TEXT, True, False
+        if inner == " ":  # it adds no text
             return "", True, False
-        glued, glues = not inner.startswith(" "), not inner.endswith(" ")
-        core = inner[0 if glued else 1 : None if glues else -1]
-        return self.case(core), glued, glues
+        attaches_left, attaches_right = not inner.startswith(" "), not inner.endswith(" ")
+        text = inner[0 if attaches_left else 1 : None if attaches_right else -1]
+        return self.case(text), attaches_left, attaches_right
 
-    def piece(self, token: str | int, joined: bool) -> tuple[str, bool]:
-        """Return the text that a token adds and whether it joins the next token.
+    def added_text(self, token: str | int, joined: bool) -> tuple[str, bool]:
+        """Return the text that a token adds and whether it attaches to the next token.
 
-        token: its id, or a word of the line's own that a model copies.  joined: whether the token
-        before joins it, or it begins the text.
+        Args:
+            token: its id, or an out-of-vocabulary word that the model copies.
+            joined: the previous token attaches to it, or it is the first token.
         """
-        core, glued, glues = self.parts[token] if isinstance(token, int) else self._look_at(token)
-        return (core if glued or joined else f" {core}"), glues
+        text, attaches_left, attaches_right = (
+            self.surfaces[token] if isinstance(token, int) else self._surface_of(token)
+        )
+        return (text if attaches_left or joined else f" {text}"), attaches_right
 
-    # ---- Tokens by their text ----
-
-    @cached_property
-    def goes_on(self) -> list[list[bool]]:
-        """Whether each token goes on with the word before it, after a token that joins none, and
-        after one that joins it (2, V)."""
-        ids = range(len(self.parts))
-        pieces = ([self.piece(i, joined)[0] for i in ids] for joined in (False, True))
-        return [[text != "" and is_word(text[0]) for text in each] for each in pieces]
-
-    def beginning(self, text: str) -> list[int]:
-        """Tokens that may add this text and perhaps more after it."""
-        start, end = (bisect_left(self.in_order, (bound,)) for bound in (text, text + LAST))
-        return [i for _, i in self.in_order[start:end]]
+    # ---- tokens by text ----
 
     @cached_property
-    def adding(self) -> dict[str, list[int]]:
-        """Tokens by the texts that they may add."""
+    def continues_word(self) -> list[list[bool]]:
+        """Return whether each token continues the previous word (2, V).
+
+        Row 0: the previous token does not attach to the next token; row 1: it does.
+        """
+        ids = range(len(self.surfaces))
+        pieces = ([self.added_text(i, joined)[0] for i in ids] for joined in (False, True))
+        return [[text != "" and is_word_char(text[0]) for text in each] for each in pieces]
+
+    def starting_with(self, text: str) -> list[int]:
+        """Return the tokens whose text starts with `text`."""
+        start, end = (bisect_left(self.by_text, (bound,)) for bound in (text, text + MAX_CHAR))
+        return [i for _, i in self.by_text[start:end]]
+
+    @cached_property
+    def by_added_text(self) -> dict[str, list[int]]:
+        """The tokens that can add each text."""
         found: dict[str, list[int]] = {}
         for i in self.ids:
-            for text in {self.piece(i, joined)[0] for joined in (False, True)}:
+            for text in {self.added_text(i, joined)[0] for joined in (False, True)}:
                 found.setdefault(text, []).append(i)
         return found
 
-    # ---- Phrases by their tokens ----
+    # ---- tokenization of phrases ----
 
-    def spelt(self, phrase: str) -> tuple[int, ...]:
-        """The tokens that say a phrase as whole words; none if the model cannot say it.
+    def tokenize_phrase(self, phrase: str) -> tuple[int, ...]:
+        """Return tokens that spell a phrase as whole words; () if there are none.
 
-        They are the tokenizer's, or the fewest if it does not know the vocabulary.
+        The tokenization of the tokenizer is preferred. If the vocabulary lacks it, the shortest one
+        is searched for.
         """
-        ids = self._encoded(phrase)
-        if self._says(ids, phrase):
+        ids = self._encode(phrase)
+        if self._spells(ids, phrase):
             return ids
         for text in (phrase, f" {phrase}"):
-            ways: list[tuple[int, bool, tuple[int, ...]]] = [(0, False, ())]
+            queue: list[tuple[int, bool, tuple[int, ...]]] = [(0, False, ())]
             seen = set()
-            for n, joined, ids in ways:  # which grow: those of fewer tokens come first
-                if n == len(text) and self._says(ids, phrase):
+            for (
+                n,
+                joined,
+                ids,
+            ) in queue:  # the list grows; breadth first, so fewer tokens come first
+                if n == len(text) and self._spells(ids, phrase):
                     return ids
                 for end in range(n + 1, len(text) + 1):
-                    for token in self.adding.get(text[n:end], ()):
-                        piece, joins = self.piece(token, joined)
-                        if piece == text[n:end] and (end, joins) not in seen:
+                    for token in self.by_added_text.get(text[n:end], ()):
+                        added_text, joins = self.added_text(token, joined)
+                        if added_text == text[n:end] and (end, joins) not in seen:
                             seen.add((end, joins))
-                            ways.append((end, joins, (*ids, token)))
+                            queue.append((end, joins, (*ids, token)))
         return ()
 
-    def _encoded(self, phrase: str) -> tuple[int, ...]:
-        """The tokenizer's tokens of a phrase, if the model has them all."""
-        lower = self.case is not str  # the model writes small letters, which become capitals
+    def _encode(self, phrase: str) -> tuple[int, ...]:
+        """Return the ids of the tokenizer for a phrase; () if the vocabulary lacks a token."""
+        lower = self.case is not str  # the model writes lowercase, which is uppercased later
         tokens = self.tokenizer.encode_target(phrase.lower() if lower else phrase)
         if any(map(self.vocab.lacks, tokens)):
             return ()
         ids = self.vocab.encode(tokens)
-        # Marks and scripts without spaces do without the mark of a word
-        spare = len(ids) > 1 and not is_word(phrase[0]) and not self.parts[ids[0]][0]
-        return tuple(ids[spare:])
+        # Punctuation and scripts without spaces need no space marker
+        n_skipped = len(ids) > 1 and not is_word_char(phrase[0]) and not self.surfaces[ids[0]][0]
+        return tuple(ids[n_skipped:])
 
-    def _says(self, ids: Sequence[int], phrase: str) -> bool:
-        """Whether tokens between two words are a phrase, of whole words."""
+    def _spells(self, ids: Sequence[int], phrase: str) -> bool:
+        """Return True if tokens between two words are exactly a phrase of whole words."""
         text, joined = ANCHOR, False
         for token in ids:
-            piece, joined = self.piece(token, joined)
-            text += piece
+            added_text, joined = self.added_text(token, joined)
+            text += added_text
         text += ANCHOR if joined else f" {ANCHOR}"
         return text[1:-1].strip() == phrase and contains_phrase(text, phrase)
 
 
 class PhraseState(NamedTuple):
-    """The longest end of the text of a row that a phrase begins with, and the character before.
+    """State of a hypothesis: the longest suffix of its text that starts a phrase.
 
-    So few states occur that what follows from each is kept.
+    The character before that suffix is part of `tail`. There are few different states, so their
+    effects are cached.
     """
 
     tail: str
-    joined: bool  # whether the last token joins the next one
-    matched: tuple[int, ...]  # of each forced phrase: how many tokens the row ends with, or MET
+    joined: bool  # the last token attaches to the next one
+    matched: tuple[int, ...]  # per forced phrase: number of matched tokens, or MET
 
 
 class PhraseEffects(NamedTuple):
-    """Tokens that may follow a state, and their effect on phrases."""
+    """Effects of the tokens that may follow a state."""
 
     forbidden: Sequence[int] = ()
-    # Tokens after which a banned phrase is complete, unless its last word goes on
+    # Tokens that complete a banned phrase unless the next token continues its last word
     completing: Sequence[int] = ()
-    # Whether the last word must go on, as it completes a banned phrase, or must not, as it
-    # completes a forced one; None: it may
-    goes_on: bool | None = None
-    may_end: bool = True  # no forced phrase is missing, and no banned one is complete
-    bank: int = 0  # tokens of forced phrases that the row holds
-    # Tokens that bring a forced phrase further, each with the bank of the row then
-    wanted: Sequence[tuple[int, int]] = ()
+    # True: the last word must continue, because it completes a banned phrase; False: it must not,
+    # because it completes a forced phrase; None: no restriction
+    continues_word: bool | None = None
+    may_end: bool = True  # all forced phrases are met, and no banned phrase is complete
+    bank: int = 0  # number of forced phrase tokens in the hypothesis
+    # (token that advances a forced phrase, bank after it)
+    advances: Sequence[tuple[int, int]] = ()
 
 
 class PhraseAutomaton:
-    """The forced and banned phrases of a line, for rows of its search."""
+    """The forced and banned phrases of a line, as an automaton over target tokens."""
 
     def __init__(
         self,
@@ -274,84 +327,103 @@ class PhraseAutomaton:
         banned: Sequence[str],
         oov_words: Sequence[str] = (),
     ):
-        """own_words: of the line, which a model that copies may say; see `Example`."""
+        """
+        Args:
+            surface_forms: text of the target tokens.
+            forced: phrases that must occur.
+            banned: phrases that must not occur.
+            oov_words: words of the line that a model with copy attention may copy; see `Example`.
+        """
         self.surface_forms, self.forced, self.banned = surface_forms, forced, banned
-        self.oov_words, self.n_tokens = oov_words, len(surface_forms.parts)
-        self.paths = [surface_forms.spelt(phrase) for phrase in forced]
-        self.beginnings = {p[:n] for p in (*forced, *banned) for n in range(1, len(p) + 1)}
-        self.longest = max(map(len, self.beginnings), default=0)
+        self.oov_words, self.n_tokens = oov_words, len(surface_forms.surfaces)
+        self.paths = [surface_forms.tokenize_phrase(phrase) for phrase in forced]
+        self.phrase_prefixes = {p[:n] for p in (*forced, *banned) for n in range(1, len(p) + 1)}
+        self.max_prefix_length = max(map(len, self.phrase_prefixes), default=0)
         self.start = PhraseState(" ", True, (0,) * len(forced))
-        self.after = lru_cache(CACHED)(self._after)
-        self.effects = lru_cache(CACHED)(self._effects)
+        self.after = lru_cache(CACHE_SIZE)(self._next_state)
+        self.effects = lru_cache(CACHE_SIZE)(self._effects)
 
-    def _after(self, state: PhraseState, token: int) -> PhraseState:
-        """The state of a row that goes on with a token."""
-        text, joined = self._extended(state, token)
-        matched = [self._matched(i, state, token, text) for i in range(len(self.forced))]
-        starts = range(max(1, len(text) - self.longest), len(text))
-        tails = (i for i in starts if text[i:] in self.beginnings and borders(text[i - 1], text[i]))
+    def _next_state(self, state: PhraseState, token: int) -> PhraseState:
+        """Return the state after a token."""
+        text, joined = self._append(state, token)
+        matched = [self._count_matched(i, state, token, text) for i in range(len(self.forced))]
+        starts = range(max(1, len(text) - self.max_prefix_length), len(text))
+        tails = (
+            i
+            for i in starts
+            if text[i:] in self.phrase_prefixes and is_word_boundary(text[i - 1], text[i])
+        )
         return PhraseState(text[next(tails, len(text)) - 1 :], joined, tuple(matched))
 
-    def _extended(self, state: PhraseState, token: int) -> tuple[str, bool]:
-        """The end of the text with a token, and whether this joins the next one."""
+    def _append(self, state: PhraseState, token: int) -> tuple[str, bool]:
+        """Return the tail of the text with a token, and whether it attaches to the next token."""
         word = token if token < self.n_tokens else self.oov_words[token - self.n_tokens]
-        piece, joined = self.surface_forms.piece(word, state.joined)
-        # If no token is glued to its left, a space follows: the word has ended
-        space = "" if joined or self.surface_forms.any_glued else " "
+        piece, joined = self.surface_forms.added_text(word, state.joined)
+        # If no token attaches to its left, a space follows and the word is complete
+        space = "" if joined or self.surface_forms.any_attaches_left else " "
         return collapse_spaces(state.tail + piece + space), joined
 
-    def _matched(self, i: int, state: PhraseState, token: int, text: str) -> int:
-        """How many tokens of forced phrase i a row ends with after a token, or MET."""
+    def _count_matched(self, i: int, state: PhraseState, token: int, text: str) -> int:
+        """Return how many tokens of forced phrase i are matched after a token, or MET.
+
+        Args:
+            i: index of the phrase.
+            state: state before the token.
+            token: the token.
+            text: tail of the text with the token.
+        """
         path, n = self.paths[i], state.matched[i]
-        if n == MET or ended(text, self.forced[i]):
+        if n == MET or contains_after_first(text, self.forced[i]):
             return MET
         recent = (*path[:n], token)
         for m in range(min(len(recent), len(path)), 0, -1):
             if recent[-m:] == path[:m]:
-                apart = not state.joined or borders(state.tail[-1], self.forced[i][0])
-                return m if m > 1 or apart else 0
+                at_boundary = not state.joined or is_word_boundary(
+                    state.tail[-1], self.forced[i][0]
+                )
+                return m if m > 1 or at_boundary else 0
         return 0
 
-    def _bank(self, state: PhraseState) -> int:
-        """How many tokens of forced phrases a row holds.
+    def _count_bank(self, state: PhraseState) -> int:
+        """Return the number of forced phrase tokens in a hypothesis.
 
-        The end of the text counts for one phrase alone: with "cat" and "category" a row would else
-        seem further after each "cat" than after the first.
+        A partial match counts for one phrase only. Otherwise, with "cat" and "category", a
+        hypothesis would seem to advance after each "cat".
         """
         met = sum(len(path) for path, n in zip(self.paths, state.matched) if n == MET)
         return met + max((*state.matched, 0))
 
     def _effects(self, state: PhraseState) -> PhraseEffects:
-        """The effects of tokens that may follow a state."""
+        """Return the effects of the tokens that may follow a state."""
         forbidden, completing = [], []
-        for token in self._critical(state.tail):
-            text, _ = self._extended(state, token)
-            if any(ended(text, phrase) for phrase in self.banned):
+        for token in self._critical_tokens(state.tail):
+            text, _ = self._append(state, token)
+            if any(contains_after_first(text, phrase) for phrase in self.banned):
                 forbidden.append(token)
-            elif any(ends_with(text, phrase) for phrase in self.banned):
+            elif any(ends_with_words(text, phrase) for phrase in self.banned):
                 completing.append(token)
-        at_end = any(ends_with(state.tail, phrase) for phrase in self.banned)
-        # A phrase that the model cannot say keeps no translation from ending
+        at_end = any(ends_with_words(state.tail, phrase) for phrase in self.banned)
+        # A phrase that the vocabulary cannot spell does not block the end of a translation
         pairs = [(path, n) for path, n in zip(self.paths, state.matched) if path and n != MET]
         complete = [n == len(path) for path, n in pairs]
-        bank, wanted = self._bank(state), []
+        bank, advances = self._count_bank(state), []
         for token in dict.fromkeys(path[m] for path, n in pairs for m in (0, n) if m < len(path)):
-            then = self._bank(self.after(state, token))
-            if then > bank and token not in forbidden:
-                wanted.append((token, then))
-        goes_on = True if at_end else False if any(complete) else None
+            next_bank = self._count_bank(self.after(state, token))
+            if next_bank > bank and token not in forbidden:
+                advances.append((token, next_bank))
+        continues_word = True if at_end else False if any(complete) else None
         may_end = not at_end and all(complete)
-        return PhraseEffects(forbidden, completing, goes_on, may_end, bank, wanted)
+        return PhraseEffects(forbidden, completing, continues_word, may_end, bank, advances)
 
-    def _critical(self, tail: str) -> list[int]:
-        """Tokens after which a banned phrase may be complete."""
+    def _critical_tokens(self, tail: str) -> list[int]:
+        """Return the tokens after which a banned phrase may be complete."""
         if not self.banned:
             return []
-        found = set(range(self.n_tokens, self.n_tokens + len(self.oov_words)))
+        tokens = set(range(self.n_tokens, self.n_tokens + len(self.oov_words)))
         for phrase in self.banned:
-            cores = self.surface_forms.cores
-            found.update(i for i in self.surface_forms.several if phrase in cores[i])
+            texts = self.surface_forms.cores
+            tokens.update(i for i in self.surface_forms.with_inner_boundary if phrase in texts[i])
             for n in range(len(phrase)):
-                if n == 0 or ends_with(tail, phrase[:n]):
-                    found.update(self.surface_forms.beginning(phrase[n:].lstrip()))
-        return sorted(found)
+                if n == 0 or ends_with_words(tail, phrase[:n]):
+                    tokens.update(self.surface_forms.starting_with(phrase[n:].lstrip()))
+        return sorted(tokens)

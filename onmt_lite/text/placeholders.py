@@ -1,37 +1,39 @@
-"""Unknown characters, markup and placeholders: taken out of a line before it is translated.
+"""Masking of unknown characters, markup and variables before translation.
 
-A character without a piece in the vocabulary becomes the unknown token, at which a model invents
-words.  So the model reads the line without such characters:
+A character without a subword in the vocabulary becomes the unknown token, and models hallucinate
+words at unknown tokens. The model therefore reads the line without such characters:
 
-1. An unknown character with a known plain equivalent is replaced: hyphens, quotation marks, odd
-   spaces, letters with combining accents, HTML entities of letters.  Control and format characters
+1. An unknown character with a known plain equivalent is replaced: hyphens, quotation marks, unusual
+   spaces, letters with combining accents, HTML entities of letters. Control and format characters
    are removed.
-2. Marks at the start of the line (`- [x] `, `1. `, `## `, `> `) are its head.  The rest is
+2. List marks at the start of the line (`- [x] `, `1. `, `## `, `> `) are its head. The rest is
    translated as if it were the whole line.
-3. Other unknown characters are taken out, and, known or not, tags, escaped tags, HTML entities,
-   Markdown's links, emphasis and code, placeholders (`{name}`, `[[name]]`, `%s`), addresses, paths
-   and words such as `max_size` or `AT&T`.
-   - Words with an unknown letter, several in a row counting as one, formulas (`3 × 4 = 12`), dates
-     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), placeholders, code and addresses are
-     replaced by a stand-in that the model is known to copy: a name or a number.
-   - All other items are marks, and removed.
-4. Module `onmt_lite.text.tag_projection` puts the items back into the translation.
-   - A word replaces its stand-in, or follows the translation of that if it is not a copy.
-   - A mark follows the translation of the word before it; one that is glued to the next word
-     precedes its translation; one at the start or end of the line stays there.  A pair of tags or
-     brackets encloses the translation of its content, and pairs are nested as they were.
-     Attention aligns the words.
+3. Other unknown characters are masked. So are, known or not, tags, escaped tags, HTML entities,
+   Markdown links, emphasis and code, variables (`{name}`, `[[name]]`, `%s`), addresses, paths and
+   words such as `max_size` or `AT&T`.
+   - Words with an unknown letter (several in a row count as one), formulas (`3 × 4 = 12`), dates
+     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), variables, code and addresses are
+     replaced by a placeholder. This is a name or a number that the model is known to copy.
+   - All other masked spans are inline tags, and are removed.
+4. Module `onmt_lite.text.tag_projection` restores the masked spans in the translation.
+   - A word replaces its placeholder. If the placeholder was not copied, the word follows the
+     translation of the placeholder.
+   - An inline tag follows the translation of the word before it, or precedes the translation of
+     the next word if it is attached to that word. At the start or end of the line it stays there.
+     A pair of tags or brackets encloses the translation of its content, and pairs keep their
+     nesting. Words are aligned by attention.
 5. A line is copied untranslated if step 3 leaves no known letter, or if more than two thirds of its
    letters are unknown.
 
-The rule `copy` does all of this, `drop` steps 1 to 3 without stand-ins, `model` nothing.
+The rule `copy` applies all steps, `drop` applies steps 1 to 3 without placeholders, and `model`
+applies none.
 """
 
 import html
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
@@ -40,36 +42,37 @@ from onmt_lite.text.lines import is_all_uppercase
 from onmt_lite.text.markup import (
     ENTITY,
     HINT,
-    ITEM,
     NEXT_CELL,
     NEXT_SPEAKER,
     PATTERNS,
     SELF_CLOSING,
+    SPAN,
     TAG_NAME,
-    emphases,
-    head_of,
-    inside_items,
+    find_line_head,
+    indices_inside_spans,
+    iter_emphases,
 )
-from onmt_lite.text.numbers import amount_pattern
+from onmt_lite.text.masked_line import MaskedLine, MaskedSpan
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
+from onmt_lite.text.units import amount_pattern
 
 UnknownRule = Literal["copy", "drop", "model"]
-BREAKS = ("Cc", "Zl", "Zp")  # characters that may end a line, or are no text
+BREAKS = ("Cc", "Zl", "Zp")  # categories of line ends and control characters
 
 # -- patterns --------------------------------------------------------------------------------------
 
-# Patterns of unknown items in a line given as classes of characters: a known letters, d known
-# digits, - a known hyphen, U unknown letters and digits, m unknown accents and joiners, o unknown
-# operators, c unknown currencies and degrees, x other unknown characters, _ spaces.  Repetitions
-# are bounded, as time would grow with the square.
+# Patterns of unknown spans in a line of character classes: a known letter, d known digit, - known
+# hyphen, U unknown letter or digit, m unknown accent or joiner, o unknown operator, c unknown
+# currency or degree sign, x other unknown character, _ space. Repetitions are bounded, because the
+# time is quadratic in them.
 NUMERAL = "(?<![adU])d+(?:[.-]d+){0,9}"
 UNIT = "(?:(?:[.]-)?_?ca?|_?a{1,5}oa)"  # 3,- €, 180 °C, 120 km/h
 AMOUNT = f"(?:(?<![adU])a{{1,3}})?c_?{NUMERAL}(?![adU])|(?:(?<![adU])-)?{NUMERAL}{UNIT}(?![adU])"
-# A number, also with letters, or one letter; powers may follow it
+# A number, possibly with letters, or one letter; powers may follow
 OPERAND = "(?<![adU])(?:(?=[ad]{0,9}d)[ad]+|a)(?:[.-]d+){0,9}o{0,4}(?![adU])"
 FORMULA = f"{OPERAND}(?:_*o{{1,4}}_*{OPERAND})+(?:o[ad]+)*"  # 2x + 3 = y², 9/4/2000, 98/6/EG
 UNKNOWN_WORD = "(?<![ad])[ad]*[Um][adUm]*(?:_+[ad]*[Um][adUm]*)*"
-# Without stand-ins the number of an amount stays
+# Without placeholders, the number of an amount stays in the line
 UNKNOWN, UNKNOWN_BUT_AMOUNTS = (
     re.compile(f"(?P<word>{amount}{FORMULA}|{UNKNOWN_WORD})|(?P<mark>[xoc][xocm]*)")
     for amount in (f"{AMOUNT}|", "")
@@ -83,12 +86,12 @@ PLAIN = {
     "ẞ": "ß",
 }
 PLAIN_FORMS = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>", "<small>", "<vertical>")
-SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is no m2
-# Spans to replace by plain text, except inside items, which come first
-MARK_ALONE = re.compile(rf"{ITEM}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
-ENTITY_OF_TEXT = re.compile(f"{ITEM}|{ENTITY}")
-LOOSE_ACCENTS = re.compile(f"{ITEM}|[^\\W_][\u0300-\u036f]{{1,9}}")
-# Items that stand for a number
+SHAPED = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # m² is not m2
+# Text to replace by plain equivalents; the alternative SPAN comes first, to skip masked spans
+ISOLATED_SIGN = re.compile(rf"{SPAN}|(?<!\S)(?:[^\w\s]|{ENTITY})(?!\S)")
+TEXT_ENTITY = re.compile(f"{SPAN}|{ENTITY}")
+LOOSE_ACCENTS = re.compile(f"{SPAN}|[^\\W_][\u0300-\u036f]{{1,9}}")
+# Masked spans that represent a number
 NUMBER = re.compile(
     r"%[^s@c]*[difu]$|[$#%]?[{[<]+\s*(?:n|num|number|count|total|anzahl|zahl)\b"
     r"|[^\w=<>{}]*[\d\u00bc-\u00be\u2150-\u218b\u2460-\u249b](?:\d|[^\w=<>{}])*"
@@ -98,113 +101,67 @@ NUMBER = re.compile(
 BRACKETS = {"(": ")", "[": "]", "{": "}", "«": "»", "„": "“", "“": "”", '"': '"', "<": ">"}
 CLOSING = re.compile(r"[.,;:!?…)\]}»“”’\"']*$")
 DASHES = "-–—―"
-MASK = "\ufffc"  # the character for an object, in place of an item
+MASK = "\ufffc"  # object replacement character, in place of a masked span
 
 
-# -- reading ---------------------------------------------------------------------------------------
+# -- masked lines ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class UnknownPolicy:
-    """Handling of unknown characters, from the description of a model."""
+    """How to handle unknown characters, from the model config."""
 
     rule: UnknownRule = "model"
-    names: tuple[str, ...] = ()  # stand-ins that the model copies, the best first
+    names: tuple[str, ...] = ()  # placeholders that the model copies, best first
     numbers: tuple[str, ...] = ()
-    words: Mapping[str, str] = field(default_factory=dict)  # for marks alone: "und" for &
-    rare: str = ""  # characters with tokens that were too rare in training to be learned
+    words: Mapping[str, str] = field(
+        default_factory=dict
+    )  # replacements of isolated signs: "und" for &
+    rare: str = ""  # characters whose tokens were too rare in training
 
 
 def is_one_word(text: object) -> bool:
-    """Whether it may stand in for something: a string, not empty, that has no spaces and no
-    halves of characters, which UTF-8 cannot encode."""
+    """Return True if the value is a non-empty string without spaces and lone surrogates."""
     if not isinstance(text, str) or not text:
         return False
     return not any(char.isspace() or unicodedata.category(char) == "Cs" for char in text)
 
 
-@dataclass(frozen=True)
-class MaskedSpan:
-    """An item that was taken out of a line."""
-
-    text: str
-    placeholder: str  # a word that the model reads in its place; "" for a mark
-    # "left": it follows the translation of the word before it; "right": it precedes that of the
-    # word after it; or it stays at the "start" or the "end" of the line, or before the marks with
-    # which the line "closes"
-    side: str
-    spaced: tuple[bool, bool]  # whether a space stood before it, and after it
-    joins: bool = False  # it stood between two words without a space
-    partner: int | None = None  # the number of the item that closes the pair which this one opens
-
-
-@dataclass(frozen=True)
-class MaskedLine:
-    """A line as the model reads it: `parts` of text and, between each two of them, an item."""
-
-    plain: str  # the line before anything was taken out
-    parts: tuple[str, ...]
-    items: tuple[MaskedSpan, ...] = ()
-    passes: bool = False  # it is not to be translated but passed through
-    head: str = ""  # marks at the start of the line, which are not in `plain` and `parts`
-
-    @property
-    def text(self) -> str:
-        stand_ins = [item.placeholder for item in self.items]
-        return "".join(part + name for part, name in zip(self.parts, [*stand_ins, ""]))
-
-    def of_target(self, text: str) -> str:
-        """A translation as it would be without the items: a reference, or its beginning."""
-        text = text.removeprefix(self.head)
-        for item in self.items:
-            text = text.replace(item.text, item.placeholder or " " * item.joins, 1)
-        return text
-
-    def lower(self) -> "MaskedLine":
-        """In small letters, but for the stand-ins."""
-        return replace(self, parts=tuple(part.lower() for part in self.parts))
-
-    def capitalized(self, text: str) -> str:
-        """Capitalize the first letter of a translation if the text after the head has a capital."""
-        first = next(filter(str.isalnum, self.text), "")
-        if not self.head or not first.isupper() or text[1:2].isupper():  # iPhone
-            return text
-        return text[:1].upper() + text[1:]
-
-    def encloses_text(self, i: int) -> bool:
-        """Return True if item i opens a pair around words."""
-        stop = self.items[i].partner or i
-        has_stand_in = any(item.placeholder for item in self.items[i:stop])
-        return has_stand_in or any(map(str.isalnum, "".join(self.parts[i + 1 : stop + 1])))
-
-
 @dataclass
-class Span:
-    """Span of an item in a line."""
+class LineSpan:
+    """A span to be masked, with its position in the line."""
 
     start: int
     end: int
-    is_word: bool  # a stand-in takes the place of the item
-    glued: tuple[bool, bool] = (False, False)  # whether words touch it, or all adjacent marks
-    partner: int | None = None  # index of the span that closes the pair opened by this one
+    is_word: bool  # a placeholder replaces it
+    glued: tuple[bool, bool] = (False, False)  # words touch it or its adjacent tags: left, right
+    partner: int | None = None  # index of the span that closes this pair
     closes: bool = False  # this span closes a pair
-    role: str = ""  # "opens" or "closes" a link or emphasis, or a "speaker" begins
+    role: str = ""  # "opens" or "closes" a link or emphasis; "speaker": a new speaker
 
-    def of(self, line: str) -> str:
+    def text_in(self, line: str) -> str:
+        """Return the text of the span."""
         return line[self.start : self.end]
 
 
-def _replaced(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
-    """Replace all that the pattern finds beside its items by plain equivalents."""
-    return pattern.sub(lambda found: found[0] if found["item"] else plain(found[0]), line)
+def _sub_outside_spans(pattern: re.Pattern[str], plain: Callable[[str], str], line: str) -> str:
+    """Replace the matches of a pattern, except its alternative `span`.
+
+    Args:
+        pattern: has a group `span` for text that stays.
+        plain: returns the replacement of a match.
+        line: the line.
+    """
+    return pattern.sub(lambda found: found[0] if found["span"] else plain(found[0]), line)
 
 
-def _unescaped(mark: str) -> str:
+def _unescape(mark: str) -> str:
+    """Decode an HTML entity; other text is returned unchanged."""
     return html.unescape(mark) if mark[-1] == ";" else mark
 
 
 class LineMasker:
-    """Takes unknown characters, markup and placeholders out of lines."""
+    """Masks unknown characters, markup and variables in lines."""
 
     def __init__(
         self,
@@ -212,12 +169,18 @@ class LineMasker:
         lacks: Callable[[str], bool],
         unknown: UnknownPolicy,
     ):
-        """encode cuts text into tokens; lacks says whether the model does not know a token."""
+        """
+        Args:
+            encode: tokenizes text.
+            lacks: returns True if a token is not in the vocabulary.
+            unknown: the policy and its placeholders.
+        """
         self.encode, self.lacks, self.unknown = encode, lacks, unknown
         self.pattern = UNKNOWN if unknown.names or unknown.numbers else UNKNOWN_BUT_AMOUNTS
-        self.knows = lru_cache(maxsize=None)(self._knows)
+        self.is_known = lru_cache(maxsize=None)(self._is_known)
 
-    def _knows(self, char: str) -> bool:
+    def _is_known(self, char: str) -> bool:
+        """Return True if the model knows a character; cached as `is_known`."""
         tokens = self.encode(char)
         changed = char not in "".join(tokens)
         shaped = unicodedata.decomposition(char).startswith(SHAPED)
@@ -225,109 +188,131 @@ class LineMasker:
             return False
         return char not in self.unknown.rare and unicodedata.category(char) != "Cf"
 
-    def extract(self, line: str) -> MaskedLine | None:
-        """Take the items out of a line; None for a line without items."""
+    def mask(self, line: str) -> MaskedLine | None:
+        """Mask a line; return None if there is nothing to mask."""
         has_words = any(map(str.isalnum, line))
         language, start = LANGUAGE.match(line), 0
         if language and not self.lacks(language[0]):
             start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
-        head = head_of(line, start)
+        head = find_line_head(line, start)
         line = line[:start] + line[start + len(head) :]
         hinted = head or HINT.search(line) or self.unknown.numbers and amount_pattern().search(line)
-        if has_words and all(map(self.knows, set(line))) and not hinted:
+        if has_words and all(map(self.is_known, set(line))) and not hinted:
             return None
-        if not has_words and not self.encode(line):  # blank
+        if not has_words and not self.encode(line):  # empty line
             return None
-        line = self._plain(line)
-        spans = [span for span in self._spans(line, head) if span.start >= start]
-        # The parts between the spans, as the model reads them, and the items
-        names = _stand_ins(line, spans, self.unknown)
+        line = self._normalize(line)
+        spans = [span for span in self._find_spans(line, head) if span.start >= start]
+        # The parts between the spans as the model reads them, and the masked spans
+        placeholders = _choose_placeholders(line, spans, self.unknown)
         ends, starts = [0, *(s.end for s in spans)], [*(s.start for s in spans), len(line)]
         parts = [line[end:start] for end, start in zip(ends, starts)]
-        before, after = _fillings(parts, names), _fillings(parts[::-1], names[::-1])[::-1]
-        items = [_item(line, *each) for each in zip(spans, names, before, after)]
-        parts = _respaced(parts, items)
-        unknown = sum(char.isalpha() and not self.knows(char) for char in line)
+        before, after = (
+            _classify_before(parts, placeholders),
+            _classify_before(parts[::-1], placeholders[::-1])[::-1],
+        )
+        masked = [
+            _make_masked_span(line, *span_args)
+            for span_args in zip(spans, placeholders, before, after)
+        ]
+        parts = _fix_spaces(parts, masked)
+        unknown = sum(char.isalpha() and not self.is_known(char) for char in line)
         known = sum(char.isalpha() for part in parts for char in part)
-        passes = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
-        return MaskedLine(line, tuple(parts), tuple(items), passes, head)
+        is_passed_through = not has_words or bool(spans) and (known == 0 or unknown > 2 * known)
+        return MaskedLine(line, tuple(parts), tuple(masked), is_passed_through, head)
 
-    def _plain(self, line: str) -> str:
-        """Replace unknown characters by known plain equivalents, but inside items."""
+    def _normalize(self, line: str) -> str:
+        """Replace unknown characters by known plain equivalents, except inside inline spans."""
         words = self.unknown.words
         if words and is_all_uppercase(PATTERNS.sub("", line)):
             words = {mark: word.upper() for mark, word in words.items()}
-        line = _replaced(MARK_ALONE, lambda mark: words.get(_unescaped(mark), mark), line)
-        line = _replaced(ENTITY_OF_TEXT, self._character, line)
-        line = _replaced(LOOSE_ACCENTS, self._composed, line)
-        inside = inside_items(line)
+        line = _sub_outside_spans(
+            ISOLATED_SIGN, lambda mark: words.get(_unescape(mark), mark), line
+        )
+        line = _sub_outside_spans(TEXT_ENTITY, self._decode_entity, line)
+        line = _sub_outside_spans(LOOSE_ACCENTS, self._compose, line)
+        inside = indices_inside_spans(line)
         chars: list[str] = []
         for i, char in enumerate(line):
-            whole = i in inside and unicodedata.category(char) not in BREAKS
+            is_protected = i in inside and unicodedata.category(char) not in BREAKS
             before = chars[-1][-1:] if chars else ""
-            chars.append(char if whole else self._plain_char(char, before))
+            chars.append(char if is_protected else self._normalize_char(char, before))
         return "".join(chars)
 
-    def _character(self, entity: str) -> str:
-        char = _unescaped(entity)
+    def _decode_entity(self, entity: str) -> str:
+        """Return the character of an HTML entity if the model knows it."""
+        char = _unescape(entity)
         if len(char) != 1 or char in "<>&":
             return entity
-        plain = self._plain_char(char, "")
-        return plain if all(map(self.knows, plain)) else entity
+        plain = self._normalize_char(char, "")
+        return plain if all(map(self.is_known, plain)) else entity
 
-    def _composed(self, cluster: str) -> str:
+    def _compose(self, cluster: str) -> str:
+        """Return the composed form of a letter with accents if the model knows it."""
         composed = unicodedata.normalize("NFC", cluster)
-        return composed if all(map(self.knows, composed)) else cluster
+        return composed if all(map(self.is_known, composed)) else cluster
 
-    def _plain_char(self, char: str, before: str) -> str:
+    def _normalize_char(self, char: str, before: str) -> str:
+        """Return the known plain equivalent of a character, or the character.
+
+        Args:
+            char: the character.
+            before: the character before it; a format character after an unknown one is part of it.
+        """
         category, form = unicodedata.category(char), unicodedata.decomposition(char)
         if category in BREAKS or category == "Zs":
             return " "
         if category == "Cf" or "\ufe00" <= char <= "\ufe0f":  # part of the emoji before it
-            return char if before and not self.knows(before) else ""
-        if self.knows(char):
+            return char if before and not self.is_known(before) else ""
+        if self.is_known(char):
             return char
         plain = PLAIN.get(char, char)
         if plain == char and form.startswith(PLAIN_FORMS):
             plain = unicodedata.normalize("NFKC", char)
-        return plain if all(map(self.knows, plain)) else char
+        return plain if all(map(self.is_known, plain)) else char
 
-    def _spans(self, line: str, head: str) -> list[Span]:
-        """Find the items of a line without its head, in order."""
+    def _find_spans(self, line: str, head: str) -> list[LineSpan]:
+        """Find the spans to mask, in order.
+
+        Args:
+            line: the line without its head.
+            head: list marks at its start.
+        """
         spans = []
         for match in PATTERNS.finditer(line):
-            kind = match.lastgroup or ""
-            role = kind if kind in ("opens", "closes") else ""
-            spans.append(Span(*match.span(), kind in ("literal", "word"), role=role))
+            group = match.lastgroup or ""
+            role = group if group in ("opens", "closes") else ""
+            spans.append(LineSpan(*match.span(), group in ("literal", "word"), role=role))
         if any(char in head for char in DASHES):
-            found = NEXT_SPEAKER.finditer(line)
-            spans += [Span(*match.span(), False, role="speaker") for match in found]
+            speakers = NEXT_SPEAKER.finditer(line)
+            spans += [LineSpan(*match.span(), False, role="speaker") for match in speakers]
         masked = list(line)
         for span in spans:
             masked[span.start : span.end] = MASK * (span.end - span.start)
-        for start, end, width in emphases("".join(masked), 0, len(line)):
-            spans.append(Span(start, start + width, False, role="opens"))
-            spans.append(Span(end - width, end, False, role="closes"))
-        classes = list(map(self._class, line))
+        for start, end, width in iter_emphases("".join(masked), 0, len(line)):
+            spans.append(LineSpan(start, start + width, False, role="opens"))
+            spans.append(LineSpan(end - width, end, False, role="closes"))
+        classes = list(map(self._char_class, line))
         for span in spans:
             classes[span.start : span.end] = "#" * (span.end - span.start)
         for match in amount_pattern().finditer(line) if self.unknown.numbers else ():
             if "#" not in classes[match.start() : match.end()]:  # 10 KBps
-                spans.append(Span(*match.span(), True))
+                spans.append(LineSpan(*match.span(), True))
                 classes[match.start() : match.end()] = "#" * len(match[0])
         for match in self.pattern.finditer("".join(classes)):
-            spans.append(Span(*match.span(), match.lastgroup == "word"))
+            spans.append(LineSpan(*match.span(), match.lastgroup == "word"))
         spans.sort(key=lambda span: span.start)
-        _take_brackets(line, spans)
-        _look_around(line, spans)
-        _pair(line, spans)
+        _extend_over_brackets(line, spans)
+        _set_glued(line, spans)
+        _pair_spans(line, spans)
         return spans
 
-    def _class(self, char: str) -> str:
+    def _char_class(self, char: str) -> str:
+        """Return the character class used by the patterns UNKNOWN."""
         category = unicodedata.category(char)
         if char.isspace():
             return "_"
-        if self.knows(char):
+        if self.is_known(char):
             return "d" if char.isdigit() else "a" if char.isalnum() else "-" if char == "-" else "."
         if category[0] == "M" or category == "Cf":
             return "m"
@@ -339,11 +324,11 @@ class LineMasker:
         return "U" if char.isalnum() else "x"
 
 
-# -- taking out -----------------------------------------------------------------------------------
+# -- masking --------------------------------------------------------------------------------------
 
 
-def _take_brackets(line: str, spans: list[Span]) -> None:
-    """Extend spans of marks by brackets and quotation marks that hold nothing else."""
+def _extend_over_brackets(line: str, spans: list[LineSpan]) -> None:
+    """Extend inline tags over brackets and quotation marks that contain nothing else."""
     ends, starts = [0] + [s.end for s in spans], [s.start for s in spans] + [len(line)]
     for span, first, last in zip(spans, ends, starts[1:]):
         while not span.is_word and first < span.start and span.end < last:
@@ -352,9 +337,9 @@ def _take_brackets(line: str, spans: list[Span]) -> None:
             span.start, span.end = span.start - 1, span.end + 1
 
 
-def _look_around(line: str, spans: list[Span]) -> None:
-    """Set `glued` of each span; marks that touch each other have the same."""
-    # The first and the last stand for their missing neighbours
+def _set_glued(line: str, spans: list[LineSpan]) -> None:
+    """Set `glued` of each span; adjacent tags share the value."""
+    # The first and last span are their own neighbors
     glued, before, after = False, [*spans[:1], *spans], [*spans[1:], *spans[-1:]]
     for span, last in zip(spans, before):
         if last.is_word or last.end != span.start:
@@ -366,11 +351,11 @@ def _look_around(line: str, spans: list[Span]) -> None:
         span.glued = span.glued[0], glued
 
 
-def _pair(line: str, spans: list[Span]) -> None:
-    """Pair opening and closing tags, brackets, and marks as in *this*."""
-    opened: list[tuple[str, int]] = []  # text of the closing mark, index of the opening span
+def _pair_spans(line: str, spans: list[LineSpan]) -> None:
+    """Pair opening and closing tags, brackets and emphasis marks (*this*)."""
+    opened: list[tuple[str, int]] = []  # text of the closing tag, index of the opening span
     for i, span in enumerate(spans):
-        text, glued = span.of(line), span.glued
+        text, glued = span.text_in(line), span.glued
         tag = TAG_NAME.match(text)
         closing = "".join(BRACKETS.get(char, char) for char in reversed(text))
         opens, closes = glued == (False, True), glued == (True, False)
@@ -392,30 +377,48 @@ def _pair(line: str, spans: list[Span]) -> None:
             opened.append((closing, i))
 
 
-def _stand_ins(line: str, spans: Sequence[Span], unknown: UnknownPolicy) -> list[str]:
-    """A stand-in for each word, while there are some that the line does not hold; "" for others."""
+def _choose_placeholders(line: str, spans: Sequence[LineSpan], unknown: UnknownPolicy) -> list[str]:
+    """Choose a placeholder for each word; "" for inline tags, or if no placeholder is left.
+
+    Placeholders that occur in the line are not used.
+
+    Args:
+        line: the line.
+        spans: its spans.
+        unknown: the available placeholders.
+    """
     lower = line.lower()
     names = (name for name in unknown.names if name.lower() not in lower)
     numbers = chain((name for name in unknown.numbers if name not in lower), names)
-    texts = [span.of(line) for span in spans]
-    free = [numbers if NUMBER.match(t) or amount_pattern().fullmatch(t) else names for t in texts]
-    return [next(left, "") if span.is_word else "" for left, span in zip(free, spans)]
+    texts = [span.text_in(line) for span in spans]
+    queues = [numbers if NUMBER.match(t) or amount_pattern().fullmatch(t) else names for t in texts]
+    return [next(queue, "") if span.is_word else "" for queue, span in zip(queues, spans)]
 
 
-def _item(line: str, span: Span, placeholder: str, before: int, after: int) -> MaskedSpan:
-    """Make the item of a span; before, after: classes of `_fillings` on either side."""
-    text, glued, opens = span.of(line), span.glued, span.partner is not None
+def _make_masked_span(
+    line: str, span: LineSpan, placeholder: str, before: int, after: int
+) -> MaskedSpan:
+    """Make the masked span of a span.
+
+    Args:
+        line: the line.
+        span: its position.
+        placeholder: word in its place, or "".
+        before: class of the text before it, from `_classify_before`.
+        after: class of the text after it.
+    """
+    text, glued, opens = span.text_in(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
     next_cell = NEXT_CELL.match(line, span.start) is not None
     tag = TAG_NAME.match(text)
     joins = all(glued) and not (span.closes or opens) or next_cell
     joins = joins and not (tag and tag[2].lower() == "wbr")
     follows_number = line[max(0, span.start - 9) : span.start].rstrip()[-1:].isdigit()
-    of_tag = bool(span.role or tag)
+    is_tag = bool(span.role or tag)
     side = "left"
-    if not before and (of_tag or not glued[1]):
+    if not before and (is_tag or not glued[1]):
         side = "start"
-    elif not after and (of_tag or not glued[0]) and not follows_number:
+    elif not after and (is_tag or not glued[0]) and not follows_number:
         side = "end"
     elif opens or span.role == "speaker" or (glued[1] and not glued[0] and not span.closes):
         side = "right"
@@ -424,16 +427,16 @@ def _item(line: str, span: Span, placeholder: str, before: int, after: int) -> M
     return MaskedSpan(text, placeholder, side, spaced, joins, span.partner)
 
 
-def _respaced(parts: list[str], items: Sequence[MaskedSpan]) -> list[str]:
-    """Parts with the spaces that stand-ins need, without spaces that marks leave over."""
+def _fix_spaces(parts: list[str], spans: Sequence[MaskedSpan]) -> list[str]:
+    """Add the spaces that placeholders need and remove the ones that inline tags leave over."""
     parts, last = [*parts], ""
-    for i, item in enumerate(items):
+    for i, span in enumerate(spans):
         last = parts[i][-1:] or last
-        if item.placeholder:
+        if span.placeholder:
             parts[i] += " " * last.isalnum()
             parts[i + 1] = " " * parts[i + 1][:1].isalnum() + parts[i + 1]
-            last = item.placeholder
-        elif item.joins:
+            last = span.placeholder
+        elif span.joins:
             parts[i + 1] = " " * bool(last and not last.isspace()) + parts[i + 1]
         elif not last or last.isspace():
             parts[i + 1] = parts[i + 1].lstrip()
@@ -442,11 +445,11 @@ def _respaced(parts: list[str], items: Sequence[MaskedSpan]) -> list[str]:
     return parts
 
 
-def _fillings(parts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Classify the text up to each item: 0 empty, 1 only punctuation marks, 2 words."""
-    most, classes = 0, []
-    for part, name in zip(parts, names):
-        most = max(most, 2 if re.search(r"\w", part) else bool(part.strip()))
-        classes.append(most)
-        most = 2 if name else most
+def _classify_before(parts: Sequence[str], placeholders: Sequence[str]) -> list[int]:
+    """Classify the text before each span: 0 empty, 1 only punctuation, 2 words."""
+    level, classes = 0, []
+    for part, placeholder in zip(parts, placeholders):
+        level = max(level, 2 if re.search(r"\w", part) else bool(part.strip()))
+        classes.append(level)
+        level = 2 if placeholder else level
     return classes

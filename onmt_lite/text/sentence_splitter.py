@@ -1,4 +1,4 @@
-"""Splits a line into sentences, by punctuation, capitals and the lists in abbreviations.yaml."""
+"""Sentence splitting by punctuation, capitalization and the lists in abbreviations.yaml."""
 
 import re
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import yaml
 
-from onmt_lite.text.markup import head_of, inside_items
+from onmt_lite.text.markup import find_line_head, indices_inside_spans
 
-DATA = Path(__file__).with_name("abbreviations.yaml")
+DATA_FILE = Path(__file__).with_name("abbreviations.yaml")
 FIRST_WORD = re.compile(r"[^\W_]+")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
 ROMAN = re.compile("[IVXLC]{2,}")
@@ -19,17 +19,17 @@ DOTTED = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)+")  # U.S.A, web.de
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
 MARKS = ".!?…"
-NO_WORD = re.compile(r"[^\w.]")  # may stand before a word without a space, such as a tag
+NO_WORD = re.compile(r"[^\w.]")  # may precede a word without a space, e.g. a tag
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a line into at least one sentence, "" for a blank line.
+    """Split a line into at least one sentence; an empty line becomes [""].
 
-    Joined with spaces they are the line, except for the white space around and between them.  A
-    mark at the start keeps the space before it.
+    The sentences joined with spaces equal the line, except for white space around and between them.
+    A list mark at the start keeps the space before it.
     """
     words, one_case = list(WORD.finditer(text)), text in (text.lower(), text.upper())
-    inside = inside_items(text)  # no sentence ends in a tag, a placeholder or code
+    inside = indices_inside_spans(text)  # no sentence ends inside a tag, a variable or code
     starts = [
         i
         for i in range(1, len(words))
@@ -38,14 +38,16 @@ def split_sentences(text: str) -> list[str]:
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
     found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
-    head = head_of(text)
+    head = find_line_head(text)
     return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
 
 
 def starts_sentence(words: Sequence[str], one_case: bool) -> bool:
-    """Return True if the last of these words starts a sentence, by the one or two before it.
+    """Return True if the last of these words starts a sentence.
 
-    one_case: the line is in one case, so that a capital does not show where a sentence starts.
+    Args:
+        words: the word and the one or two words before it.
+        one_case: the whole line is in one case, so capitalization is not informative.
     """
     *earlier, before, word = words
     closed, word = before.strip(OPENING + CLOSING), word.lstrip(OPENING)
@@ -61,10 +63,10 @@ def starts_sentence(words: Sequence[str], one_case: bool) -> bool:
 
 
 class Abbreviations(NamedTuple):
-    """The tables of abbreviations.yaml."""
+    """The lists of abbreviations.yaml."""
 
-    types: dict[str, str]  # the list of each abbreviation: never, last or number
-    lowercase: dict[str, str]  # the same for text in one case
+    types: dict[str, str]  # abbreviation to list name: never, last or number
+    lowercase: dict[str, str]  # the same for lines in one case
     starts: frozenset[str]
     suffixes: tuple[str, ...]
     acronyms: frozenset[str]
@@ -73,9 +75,9 @@ class Abbreviations(NamedTuple):
 @lru_cache
 def load_abbreviations() -> Abbreviations:
     """Load abbreviations.yaml."""
-    data = yaml.safe_load(DATA.read_bytes())
+    data = yaml.safe_load(DATA_FILE.read_bytes())
     words = {name: " ".join(data[name].values()).split() for name in ("number", "last", "never")}
-    pairs = [(word, name) for name, own in words.items() for word in own]
+    pairs = [(word, name) for name, listed in words.items() for word in listed]
     types = {word[:1].upper() + word[1:]: name for word, name in pairs} | dict(pairs)
     return Abbreviations(
         types,
@@ -87,31 +89,33 @@ def load_abbreviations() -> Abbreviations:
 
 
 def is_abbreviation(word: str, before: str, following: str, one_case: bool) -> bool:
-    """Return True if the point after a word does not end a sentence: Dr., z. B., 3., usw.
+    """Return True if the period after a word does not end a sentence: Dr., z. B., 3., usw.
 
     Args:
-        word: the word without its point, with no mark before it.
-        before: the word before, with its point.
-        following: the word after, with no mark before it.
-        one_case: the line is in one case, so that `following` does not show a new sentence.
+        word: the word without its period and without opening punctuation.
+        before: the previous word, with its period.
+        following: the next word, without opening punctuation.
+        one_case: the whole line is in one case, so the case of `following` is not informative.
     """
-    type_ = _type(f"{before}{word}", one_case) if before[-1:] == "." else ""
-    type_ = type_ or _type(word, one_case) or _guess(word)
+    type_ = _list_of(f"{before}{word}", one_case) if before[-1:] == "." else ""
+    type_ = type_ or _list_of(word, one_case) or _guess_list(word)
     if type_ == "number":
         return following[:1].isdigit()
-    return type_ == "never" or type_ == "last" and (one_case or not _starts(following))
+    return (
+        type_ == "never" or type_ == "last" and (one_case or not _only_starts_sentences(following))
+    )
 
 
-def _type(word: str, one_case: bool) -> str:
-    """Return the list that has a word, "" if none has."""
+def _list_of(word: str, one_case: bool) -> str:
+    """Return the name of the list that contains a word, or ""."""
     known = load_abbreviations()
     if one_case or word.isupper() and len(word) > 1 and word not in known.types:
         return known.lowercase.get(word.lower(), "")
     return known.types.get(word, "")
 
 
-def _guess(word: str) -> str:
-    """Return the list to which a word that is in none belongs, "" if it is no abbreviation."""
+def _guess_list(word: str) -> str:
+    """Guess the list of a word that abbreviations.yaml lacks; "" if it is not an abbreviation."""
     if DOTTED.fullmatch(word):
         return "never" if word.islower() and word[1] == "." else "last"
     if not word.isalpha() or len(word) == 1:
@@ -121,10 +125,10 @@ def _guess(word: str) -> str:
     return "last" if is_short or is_last else ""
 
 
-def _starts(word: str) -> bool:
-    """Return True if a word with this spelling only starts sentences."""
+def _only_starts_sentences(word: str) -> bool:
+    """Return True if a word in this casing occurs only at the start of sentences."""
     first = FIRST_WORD.match(word)
     if first is None:
         return False
-    loud = first[0].isupper() and len(first[0]) > 1
-    return (first[0].capitalize() if loud else first[0]) in load_abbreviations().starts
+    is_upper = first[0].isupper() and len(first[0]) > 1
+    return (first[0].capitalize() if is_upper else first[0]) in load_abbreviations().starts

@@ -1,6 +1,6 @@
-"""Puts items taken out of a source back into the translation; see `onmt_lite.text.placeholders`.
+"""Restoration of masked spans in a translation; see `onmt_lite.text.placeholders`.
 
-A place is a number of characters without spaces: these are the same in a text and its tokens.
+Positions count characters without spaces, because these are the same in a text and its tokens.
 """
 
 import re
@@ -12,54 +12,62 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 from unicodedata import category
 
-from onmt_lite.text.placeholders import CLOSING, MaskedLine, MaskedSpan
+from onmt_lite.text.masked_line import MaskedLine, MaskedSpan
+from onmt_lite.text.placeholders import CLOSING
 from onmt_lite.text.tokenizers import SPACER
 
-Span = tuple[int, int]  # from one place or index to another
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is a byte of a character without a piece
-COMBINING = "\u0300"  # in UNIT, any vowel sign or accent of its own: दिल्ली is one word
-STOPS = (".", "!", "?")  # ends of sentences
+Span = tuple[int, int]  # from one position or index to another
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte token of a character that is not in the vocabulary
+COMBINING = "\u0300"  # in UNIT, stands for any separate vowel sign or accent: दिल्ली is one word
+STOPS = (".", "!", "?")  # sentence-final punctuation
 UNIT = re.compile(rf"\d+(?:[.,:]\d+)+|\w[\w{COMBINING}]*(?:['’]\w[\w{COMBINING}]*)*|[^\w\s]")
 
 
 class TextUnits:
-    """Words and punctuation marks in the text of some tokens, with their places."""
+    """Words and punctuation marks of a tokenized text, with their positions."""
 
     def __init__(self, tokens: Sequence[str]):
+        """
+        Args:
+            tokens: tokens with sentencepiece spacers.
+        """
         texts = token_texts(tokens)
         text = "".join(texts)
-        # Characters without spaces, before each character
+        # Number of non-space characters before each character
         n_before = [0, *accumulate(not char.isspace() for char in text)]
         marked = "".join(COMBINING if category(c) in ("Mn", "Mc") else c for c in text)
-        found = [match.span() for match in UNIT.finditer(marked)]
-        self.starts = [n_before[start] for start, _ in found]
-        self.ends = [n_before[end] for _, end in found]
-        self.words = words = [text[start:end] for start, end in found]
-        n_times = Counter(words)
-        # Words and numbers that occur once
-        self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and n_times[w] == 1}
+        matches = [match.span() for match in UNIT.finditer(marked)]
+        self.starts = [n_before[start] for start, _ in matches]
+        self.ends = [n_before[end] for _, end in matches]
+        self.words = words = [text[start:end] for start, end in matches]
+        counts = Counter(words)
+        # Words and numbers that occur exactly once
+        self.unique = {w: i for i, w in enumerate(words) if w[0].isalnum() and counts[w] == 1}
         self.stops = [i for i, word in enumerate(words) if word in STOPS]
         self.marks = [words[i] for i in self.stops]
-        self.n_places = n_before[-1]
-        self.of_token, at = list[int](), 0
-        for added in texts:
-            # Further bytes of a character go with its first
-            self.of_token.append(self.at(at) if added else self.of_token[-1])
-            at += count_nonspace(added)
+        self.n_nonspace = n_before[-1]
+        self.unit_of_token, position = list[int](), 0
+        for token_text in texts:
+            # The other bytes of a character belong to the unit of its first byte
+            self.unit_of_token.append(
+                self.unit_at(position) if token_text else self.unit_of_token[-1]
+            )
+            position += count_nonspace(token_text)
 
-    def at(self, place: int) -> int:
-        """Index of the unit at a place, or of the last unit before; -1 if there is none."""
-        return bisect_right(self.starts, place) - 1
+    def unit_at(self, position: int) -> int:
+        """Return the index of the unit at a position, or of the last unit before it; -1 if none."""
+        return bisect_right(self.starts, position) - 1
 
     def sentence(self, unit: int) -> int:
-        """Number of the sentence that a unit is in; its end is in it."""
+        """Return the index of the sentence that contains a unit."""
         return bisect_left(self.stops, unit)
 
 
 def token_texts(tokens: Sequence[str]) -> list[str]:
-    """The text that each token adds; of a character that bytes spell, the first byte adds all.
+    """Return the text that each token adds.
 
-    Bytes that spell nothing are a mark each, as sentencepiece has them.
+    For a character encoded as byte tokens, the first byte adds all of it. Invalid bytes become one
+    replacement character each, as in sentencepiece.
     """
     texts = list[str]()
     for are_bytes, run in groupby(tokens, lambda token: BYTE.fullmatch(token) is not None):
@@ -67,115 +75,141 @@ def token_texts(tokens: Sequence[str]) -> list[str]:
             texts += [token.replace(SPACER, " ") for token in run]
             continue
         data = bytes(int(token[3:5], 16) for token in run)
-        for char in data.decode("utf-8", "surrogateescape"):  # which stands for one byte
+        for char in data.decode(
+            "utf-8", "surrogateescape"
+        ):  # a lone surrogate stands for one invalid byte
             n_bytes = len(char.encode("utf-8", "surrogateescape"))
             texts += ["\ufffd" if category(char) == "Cs" else char, *[""] * (n_bytes - 1)]
     return texts
 
 
 def count_nonspace(text: str) -> int:
+    """Return the number of characters without spaces."""
     return sum(not char.isspace() for char in text)
 
 
 class AlignedText:
-    """Units of a source and of a translation, and which of them correspond.
+    """Units of a source and of its translation, and their alignment.
 
-    Sentences keep their order, though attention often takes one full stop for another: if both
-    sides have the same full stops, only units of the same sentence correspond.
+    Sentences stay in order, but attention often confuses full stops. If both sides have the same
+    sentence-final punctuation, only units of the same sentence are aligned.
     """
 
     def __init__(self, src_tokens: Sequence[str], tokens: Sequence[str], sources: Sequence[int]):
-        """sources  index of the source token for each token of the translation"""
-        self.source, self.target = source, target = TextUnits(src_tokens), TextUnits(tokens)
-        paired = source.marks == target.marks
-        stops = dict(zip(target.stops, source.stops)) if paired else {}
-        # For each unit of the translation: the source units that its tokens attend to
-        self.votes = [Counter[int]() for _ in target.starts]
-        for j, index in zip(target.of_token, sources):
-            u = source.of_token[index]
-            if j >= 0 and not (paired and source.sentence(u) != target.sentence(j)):
-                self.votes[j][u] += 1
-        # Units of the translation that mostly render a unit of the source, in order
-        self.found: dict[int, list[int]] = {}
-        # The same with units that render it with some of their tokens
-        self.partly: dict[int, list[int]] = {}
-        for j, vote in enumerate(self.votes):
-            if j in stops:
-                continue
-            for u in vote:
-                self.partly.setdefault(u, []).append(j)
-            for u, _ in vote.most_common(1):
-                self.found.setdefault(u, []).append(j)
-        # A word or number that occurs once in both corresponds to itself
-        for word in source.unique.keys() & target.unique.keys():
-            self.found[source.unique[word]] = [target.unique[word]]
-        self.found |= {u: [j] for j, u in stops.items()}
-
-    def after(self, place: int) -> int:
-        """Place in the translation after the unit for the source word before `place`.
-
-        A source word without a unit gives way to the nearest word before.
         """
-        before = range(self.source.at(place - 1), -1, -1)
-        return next((self.target.ends[self.found[u][-1]] for u in before if u in self.found), 0)
+        Args:
+            src_tokens: tokens of the source, S.
+            tokens: tokens of the translation, T.
+            sources: index of the aligned source token for each target token (T,).
+        """
+        self.source, self.target = source, target = TextUnits(src_tokens), TextUnits(tokens)
+        has_same_stops = source.marks == target.marks
+        stops = dict(zip(target.stops, source.stops)) if has_same_stops else {}
+        # For each target unit: counts of the source units that its tokens attend to
+        self.votes = [Counter[int]() for _ in target.starts]
+        for tgt_unit, index in zip(target.unit_of_token, sources):
+            src_unit = source.unit_of_token[index]
+            if tgt_unit >= 0 and not (
+                has_same_stops and source.sentence(src_unit) != target.sentence(tgt_unit)
+            ):
+                self.votes[tgt_unit][src_unit] += 1
+        # Source unit -> target units whose most frequent source unit it is, in order
+        self.main_units: dict[int, list[int]] = {}
+        # The same for target units of which any token attends to it
+        self.partial_units: dict[int, list[int]] = {}
+        for tgt_unit, vote in enumerate(self.votes):
+            if tgt_unit in stops:
+                continue
+            for src_unit in vote:
+                self.partial_units.setdefault(src_unit, []).append(tgt_unit)
+            for src_unit, _ in vote.most_common(1):
+                self.main_units.setdefault(src_unit, []).append(tgt_unit)
+        # A word or number that occurs once on both sides is aligned to itself
+        for word in source.unique.keys() & target.unique.keys():
+            self.main_units[source.unique[word]] = [target.unique[word]]
+        self.main_units |= {src_unit: [tgt_unit] for tgt_unit, src_unit in stops.items()}
 
-    def before(self, place: int) -> int:
-        """Place in the translation before the unit for the source word at `place`, or the next."""
-        after = range(max(0, self.source.at(place)), len(self.source.starts))
-        units = (self.found[u][0] for u in after if u in self.found)
-        return next((self.target.starts[j] for j in units), self.target.n_places)
+    def after(self, position: int) -> int:
+        """Return the target position after the translation of the source word before `position`.
+
+        For an unaligned source word, the nearest aligned word before it is used.
+        """
+        before = range(self.source.unit_at(position - 1), -1, -1)
+        return next(
+            (
+                self.target.ends[self.main_units[unit][-1]]
+                for unit in before
+                if unit in self.main_units
+            ),
+            0,
+        )
+
+    def before(self, position: int) -> int:
+        """Return the target position before the translation of the next source word."""
+        after = range(max(0, self.source.unit_at(position)), len(self.source.starts))
+        units = (self.main_units[unit][0] for unit in after if unit in self.main_units)
+        return next((self.target.starts[unit] for unit in units), self.target.n_nonspace)
 
     def spans(self, start: int, end: int) -> list[Span]:
-        """Return the places of each unit for the source from `start` to `end`.
+        """Return the target spans of the source from position `start` to `end`.
 
-        If only a part of a word is in that range, a translation that is the same word has the part.
+        If only part of a word is in that range, an identical target word contributes the same part.
         """
         source, target, spans = self.source, self.target, set[Span]()
-        inside = range(max(0, source.at(start)), source.at(end - 1) + 1 if start < end else 0)
-        found = self.found if any(u in self.found for u in inside) else self.partly
-        for u in inside:
-            first, last = source.starts[u], source.ends[u]
-            for j in found.get(u, ()):
-                begin, stop = target.starts[j], target.ends[j]
-                if source.words[u] == target.words[j]:
-                    begin, stop = begin + max(0, start - first), begin + min(end, last) - first
-                spans.add((begin, stop))
+        covered = range(
+            max(0, source.unit_at(start)), source.unit_at(end - 1) + 1 if start < end else 0
+        )
+        units = (
+            self.main_units
+            if any(src_unit in self.main_units for src_unit in covered)
+            else self.partial_units
+        )
+        for src_unit in covered:
+            unit_start, unit_end = source.starts[src_unit], source.ends[src_unit]
+            for tgt_unit in units.get(src_unit, ()):
+                tgt_start, tgt_end = target.starts[tgt_unit], target.ends[tgt_unit]
+                if source.words[src_unit] == target.words[tgt_unit]:
+                    tgt_start, tgt_end = (
+                        tgt_start + max(0, start - unit_start),
+                        tgt_start + min(end, unit_end) - unit_start,
+                    )
+                spans.add((tgt_start, tgt_end))
         return sorted(spans)
 
 
-def separate(a: Sequence[Span], b: Sequence[Span]) -> tuple[list[Span], list[Span]]:
-    """Drop as few spans as possible, so that all of one sequence are before all of the other.
+def drop_overlaps(a: Sequence[Span], b: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """Drop as few spans as possible so that all spans of one sequence precede the other's.
 
-    Of equally many, both keep some if possible, and a stays before b.
+    Among equally good solutions, prefer one where both keep spans, and where a precedes b.
     """
-    cuts = sorted({start for start, _ in (*a, *b)} | {a[-1][1], b[-1][1]})
+    boundaries = sorted({start for start, _ in (*a, *b)} | {a[-1][1], b[-1][1]})
     best: tuple[list[Span], list[Span]] = [], []
     for first, second in ((a, b), (b, a)):
-        for cut in cuts:
-            left = [span for span in first if span[1] <= cut]
-            right = [span for span in second if span[0] >= cut]
+        for boundary in boundaries:
+            left = [span for span in first if span[1] <= boundary]
+            right = [span for span in second if span[0] >= boundary]
             kept = (left, right) if first is a else (right, left)
-            best = max(best, kept, key=lambda each: (sum(map(len, each)), min(map(len, each))))
+            best = max(best, kept, key=lambda pair: (sum(map(len, pair)), min(map(len, pair))))
     return best
 
 
-Edit = tuple[int, int, str]  # text from one index to another is replaced
+Edit = tuple[int, int, str]  # start and end index, and the text to insert instead
 
 
-class Room(NamedTuple):
-    """A part of a translation that a pair of items encloses, in places and in indices."""
+class Region(NamedTuple):
+    """The part of a translation that a pair of tags encloses, as positions and as indices."""
 
-    places: Span
+    positions: Span
     indices: Span
 
 
-# The number of an item, or a range of items and where they go
-Task = int | tuple[int, int, Room]
+# Index of a span, or a range of spans and the region for them
+Task = int | tuple[int, int, Region]
 
 
-def clamp(index: int, room: Span) -> int:
-    """Move an index into a room."""
-    return min(max(index, room[0]), room[1])
+def clamp(index: int, region: Span) -> int:
+    """Move an index into a region."""
+    return min(max(index, region[0]), region[1])
 
 
 def hull(spans: Sequence[Span]) -> Span:
@@ -186,141 +220,185 @@ def hull(spans: Sequence[Span]) -> Span:
 def keep_apart(spans: dict[int, list[Span]]) -> None:
     """Drop spans until the hulls of all pairs are disjoint."""
     while True:
-        hulls = sorted((*hull(found), i) for i, found in spans.items() if found)
+        hulls = sorted((*hull(pair_spans), i) for i, pair_spans in spans.items() if pair_spans)
         clashes = ((a[2], b[2]) for a, b in pairwise(hulls) if b[0] < a[1])
         i, j = sorted(next(clashes, (0, 0)))
         if i == j:
             return
-        spans[i], spans[j] = separate(spans[i], spans[j])
+        spans[i], spans[j] = drop_overlaps(spans[i], spans[j])
 
 
 class Editor:
-    """Puts the items of one source back into one translation of it."""
+    """Restores the masked spans of one source line in one translation of it."""
 
     def __init__(
-        self, items: Sequence[MaskedSpan], places: Sequence[int], aligned: AlignedText, text: str
+        self, spans: Sequence[MaskedSpan], positions: Sequence[int], aligned: AlignedText, text: str
     ):
-        """places  of the items in the source"""
-        self.items, self.places, self.aligned, self.text = items, places, aligned, text
-        self.full = [i for i, char in enumerate(text) if not char.isspace()]
-        # The others are in a part of the line that was cut off
-        self.n_read = bisect_right(places, aligned.source.n_places)
+        """
+        Args:
+            spans: masked spans of the line.
+            positions: their positions in the source.
+            aligned: alignment of the source and the translation.
+            text: the translation.
+        """
+        self.spans, self.positions, self.aligned, self.text = spans, positions, aligned, text
+        self.nonspace = [i for i, char in enumerate(text) if not char.isspace()]
+        # The remaining spans are in the truncated part of the line
+        self.n_read = bisect_right(positions, aligned.source.n_nonspace)
         self.edits_of: dict[int, list[Edit]] = {}
 
     def edits(self) -> list[tuple[int, Edit]]:
-        """Edits with the numbers of their items, in the order in which they are made."""
-        everything = Room((0, self.aligned.target.n_places), (0, len(self.text)))
-        order, todo = list[int](), list[Task]()
-        todo.append((0, self.n_read, everything))
-        while todo:  # tags may be nested deeper than calls can be
-            task = todo.pop()
+        """Return (index of the span, edit) in the order of the edits."""
+        whole = Region((0, self.aligned.target.n_nonspace), (0, len(self.text)))
+        order, stack = list[int](), list[Task]()
+        stack.append((0, self.n_read, whole))
+        while stack:  # a stack, because tags may be nested deeper than the recursion limit
+            task = stack.pop()
             if isinstance(task, int):
                 order.append(task)
             else:
-                todo += reversed(self._arrange(*task))
+                stack += reversed(self._arrange(*task))
         edits = [(i, edit) for i in order for edit in self.edits_of[i]]
-        return sorted(edits, key=lambda each: each[1][0])
+        return sorted(edits, key=lambda indexed_edit: indexed_edit[1][0])
 
-    def _arrange(self, first: int, stop: int, room: Room) -> list[Task]:
-        """Make the edits for a range of items within `room`, except those inside of pairs.
+    def _arrange(self, first: int, stop: int, region: Region) -> list[Task]:
+        """Make the edits for a range of spans within a region, except inside pairs.
 
-        Return the order of these items, with a task for the inside of each pair.  Pairs are nested
-        as in the source, and those next to each other do not overlap.
+        Pairs are nested as in the source, and adjacent pairs do not overlap.
+
+        Args:
+            first: index of the first span.
+            stop: index after the last span.
+            region: the part of the translation to use.
+
+        Returns:
+            The indices of these spans in target order, with a task for the inside of each pair.
         """
-        partners, alone, i = dict[int, int](), list[int](), first
+        partners, singles, i = dict[int, int](), list[int](), first
         while i < stop:
-            j = self.items[i].partner
+            j = self.spans[i].partner
             if j is None or j >= stop:
-                alone.append(i)
+                singles.append(i)
             else:
                 partners[i] = j
             i = partners.get(i, i) + 1
-        rooms = self._rooms(partners, room)
-        marks = list[tuple[Span, int]]()
-        for i in alone:
-            edits = self.edits_of[i] = self._alone(self.items[i], self.places[i], room.indices)
-            marks.append((edits[0][:2], i))
-        marks += [(rooms[i].indices, i) for i in partners]
+        regions = self._find_regions(partners, region)
+        starts = list[tuple[Span, int]]()
+        for i in singles:
+            edits = self.edits_of[i] = self._edits_of_single(
+                self.spans[i], self.positions[i], region.indices
+            )
+            starts.append((edits[0][:2], i))
+        starts += [(regions[i].indices, i) for i in partners]
         order = list[Task]()
-        for _, i in sorted(marks):
+        for _, i in sorted(starts):
             order.append(i)
             if i in partners:
-                order += [(i + 1, partners[i], rooms[i]), partners[i]]
+                order += [(i + 1, partners[i], regions[i]), partners[i]]
         return order
 
-    def _rooms(self, partners: Mapping[int, int], room: Room) -> dict[int, Room]:
-        """The part of the translation that each pair encloses, by the number of its first item."""
-        places, target = self.places, self.aligned.target
-        spans = {i: self.aligned.spans(places[i], places[j]) for i, j in partners.items()}
-        first, last = room.places
-        spans = {
-            i: [s for s in found if first <= s[0] and s[1] <= last] for i, found in spans.items()
-        }
-        keep_apart(spans)
-        rooms = dict[int, Room]()
-        for i, j in partners.items():
-            if (self.items[i].side, self.items[j].side) == ("start", "end"):
-                rooms[i] = room
-            elif spans[i]:
-                start, end = hull(spans[i])
-                rooms[i] = Room((start, end), (self._before(start), self._after(end)))
-        filled = [found.indices for found in rooms.values()]
-        for i, j in partners.items():
-            if i not in rooms:
-                index = self._index(replace(self.items[i], side="left"), places[i])
-                index = clamp(index, room.indices)
-                index = next((end for start, end in filled if start < index < end), index)
-                rooms[i] = Room((0, -1), (index, index))
-            sides = zip((i, j), rooms[i].indices, rooms[i].places, (target.starts, target.ends))
-            for number, index, at, bounds in sides:
-                item = self.items[number]
-                _, stop, new = self._insertion(item, index)
-                if spans[i] and at not in bounds:  # inside a word
-                    new = item.text
-                self.edits_of[number] = [(index, stop, new)]
-        return rooms
+    def _find_regions(self, partners: Mapping[int, int], region: Region) -> dict[int, Region]:
+        """Find the region that each pair encloses, and make the edits of the pairs.
 
-    def _alone(self, item: MaskedSpan, place: int, room: Span) -> list[Edit]:
-        """Edits for an item that has no partner, or whose partner was cut off."""
-        if not item.placeholder:
-            return [self._insertion(item, clamp(self._index(item, place), room))]
-        # With a letter or two more it would be a form of the name, such as a genitive
-        name = re.compile(rf"(?<!\w){re.escape(item.placeholder)}\w{{0,2}}(?!\w)", re.IGNORECASE)
-        spans = [match.span() for match in name.finditer(self.text)]
-        if not spans:
-            index = clamp(self._after(self.aligned.after(place + 1)), room)
-            return [self._insertion(replace(item, side="left", spaced=(True, True)), index)]
-        edits = [(*spans[0], item.text)]
-        for start, end in spans[1:]:  # further copies
+        Returns:
+            The regions by the index of the opening span.
+        """
+        positions, target = self.positions, self.aligned.target
+        tgt_spans = {i: self.aligned.spans(positions[i], positions[j]) for i, j in partners.items()}
+        first, last = region.positions
+        tgt_spans = {
+            i: [
+                tgt_span
+                for tgt_span in region_spans
+                if first <= tgt_span[0] and tgt_span[1] <= last
+            ]
+            for i, region_spans in tgt_spans.items()
+        }
+        keep_apart(tgt_spans)
+        regions = dict[int, Region]()
+        for i, j in partners.items():
+            if (self.spans[i].side, self.spans[j].side) == ("start", "end"):
+                regions[i] = region
+            elif tgt_spans[i]:
+                start, end = hull(tgt_spans[i])
+                regions[i] = Region((start, end), (self._before(start), self._after(end)))
+        filled = [region_spans.indices for region_spans in regions.values()]
+        for i, j in partners.items():
+            if i not in regions:
+                index = self._index(replace(self.spans[i], side="left"), positions[i])
+                index = clamp(index, region.indices)
+                index = next((end for start, end in filled if start < index < end), index)
+                regions[i] = Region((0, -1), (index, index))
+            ends = zip(
+                (i, j), regions[i].indices, regions[i].positions, (target.starts, target.ends)
+            )
+            for k, index, edge, unit_edges in ends:
+                span = self.spans[k]
+                _, stop, inserted = self._insertion(span, index)
+                if tgt_spans[i] and edge not in unit_edges:  # inside a word: insert without spaces
+                    inserted = span.text
+                self.edits_of[k] = [(index, stop, inserted)]
+        return regions
+
+    def _edits_of_single(self, span: MaskedSpan, position: int, region: Span) -> list[Edit]:
+        """Return the edits for a span without a partner, or whose partner was truncated.
+
+        Args:
+            span: the masked span.
+            position: its position in the source.
+            region: target indices within which it is inserted.
+        """
+        if not span.placeholder:
+            return [self._insertion(span, clamp(self._index(span, position), region))]
+        # Up to two more letters: an inflected form of the name, such as a genitive
+        name = re.compile(rf"(?<!\w){re.escape(span.placeholder)}\w{{0,2}}(?!\w)", re.IGNORECASE)
+        copies = [match.span() for match in name.finditer(self.text)]
+        if not copies:
+            index = clamp(self._after(self.aligned.after(position + 1)), region)
+            return [self._insertion(replace(span, side="left", spaced=(True, True)), index)]
+        edits = [(*copies[0], span.text)]
+        for start, end in copies[1:]:  # delete further copies
             edits.append((start - self.text[start - 1 : start].isspace(), end, ""))
         return edits
 
-    def _index(self, item: MaskedSpan, place: int) -> int:
-        if item.side == "left":
-            return self._after(self.aligned.after(place))
-        if item.side == "right":
-            return self._before(self.aligned.before(place))
-        if item.side == "closes":
+    def _index(self, span: MaskedSpan, position: int) -> int:
+        """Return the target index at which to insert a span."""
+        if span.side == "left":
+            return self._after(self.aligned.after(position))
+        if span.side == "right":
+            return self._before(self.aligned.before(position))
+        if span.side == "closes":
             return len(self.text) - len(CLOSING.findall(self.text)[0])
-        return 0 if item.side == "start" else len(self.text)
+        return 0 if span.side == "start" else len(self.text)
 
-    def _after(self, place: int) -> int:
-        """Index in the text after `place` characters without spaces."""
-        return self.full[min(place, len(self.full)) - 1] + 1 if place and self.full else 0
+    def _after(self, position: int) -> int:
+        """Return the index in the text after `position` characters without spaces."""
+        return (
+            self.nonspace[min(position, len(self.nonspace)) - 1] + 1
+            if position and self.nonspace
+            else 0
+        )
 
-    def _before(self, place: int) -> int:
-        return self.full[place] if place < len(self.full) else len(self.text)
+    def _before(self, position: int) -> int:
+        """Return the index in the text of the character at `position`."""
+        return self.nonspace[position] if position < len(self.nonspace) else len(self.text)
 
-    def _insertion(self, item: MaskedSpan, index: int) -> Edit:
-        """Insert the item with the spaces it had in the source, if there are none yet."""
+    def _insertion(self, span: MaskedSpan, index: int) -> Edit:
+        """Return the edit that inserts a span with the spaces it had in the source."""
         before, after = self.text[index - 1 : index] if index else "", self.text[index : index + 1]
-        ahead = item.side in ("start", "right")
-        lead = before.isalnum() if ahead else item.spaced[0] and before and not before.isspace()
-        if item.joins:
-            return index - before.isspace(), index + after.isspace(), " " * bool(lead) + item.text
-        trail = item.spaced[1] if ahead or not before else after.isalnum()
-        spaces = " " * bool(lead), " " * bool(trail and after and not after.isspace())
-        return index, index, spaces[0] + item.text + spaces[1]
+        precedes = span.side in ("start", "right")
+        needs_space = (
+            before.isalnum() if precedes else span.spaced[0] and before and not before.isspace()
+        )
+        if span.joins:
+            return (
+                index - before.isspace(),
+                index + after.isspace(),
+                " " * bool(needs_space) + span.text,
+            )
+        trail = span.spaced[1] if precedes or not before else after.isalnum()
+        spaces = " " * bool(needs_space), " " * bool(trail and after and not after.isspace())
+        return index, index, spaces[0] + span.text + spaces[1]
 
 
 def restore_spans(
@@ -330,32 +408,35 @@ def restore_spans(
     text: str,
     case: Callable[[str], str] = str,
 ) -> tuple[str, bool]:
-    """Put the items of a source into its translation `text`.
+    """Restore the masked spans of a line in its translation.
 
     Args:
-        encode: cuts text into tokens of the source.
-        case: applied to the translation, but not to the items.
+        masked_line: the line as the model read it.
+        encode: tokenizes source text.
+        aligned: alignment of the source and the translation.
+        text: the translation.
+        case: applied to the translation, but not to the restored spans.
 
     Returns:
-        The translation, and whether a pair that encloses words in the source encloses none in it.
+        The translation, and whether a pair of tags around words encloses no words in it.
     """
-    places, at = [], 0
-    for part, item in zip(masked_line.parts, masked_line.items):
-        at += count_nonspace("".join(token_texts(encode(part))))
-        places.append(at)
-        at += count_nonspace(item.placeholder)
-    pieces, end = [masked_line.head], 0
-    n_filled, filled_before = 0, dict[int, int]()  # pieces with words before each item
-    for i, (start, stop, new) in Editor(masked_line.items, places, aligned, text).edits():
+    positions, position = [], 0
+    for part, span in zip(masked_line.parts, masked_line.spans):
+        position += count_nonspace("".join(token_texts(encode(part))))
+        positions.append(position)
+        position += count_nonspace(span.placeholder)
+    parts, end = [masked_line.head], 0
+    n_filled, filled_before = 0, dict[int, int]()  # parts with words before each span
+    for i, (start, stop, inserted) in Editor(masked_line.spans, positions, aligned, text).edits():
         between = case(text[end:start])
-        pieces += [between, new]
+        parts += [between, inserted]
         n_filled += any(map(str.isalnum, between))
         filled_before[i] = n_filled
-        n_filled += bool(masked_line.items[i].placeholder and new)
+        n_filled += bool(masked_line.spans[i].placeholder and inserted)
         end = max(end, start, stop)
-    empty = any(
-        filled_before[i] == filled_before.get(item.partner) and masked_line.encloses_text(i)
-        for i, item in enumerate(masked_line.items)
-        if item.partner is not None and i in filled_before
+    has_empty_markup = any(
+        filled_before[i] == filled_before.get(span.partner) and masked_line.encloses_text(i)
+        for i, span in enumerate(masked_line.spans)
+        if span.partner is not None and i in filled_before
     )
-    return "".join([*pieces, case(text[end:])]), empty
+    return "".join([*parts, case(text[end:])]), has_empty_markup

@@ -1,4 +1,4 @@
-"""Text to tokens, and tokens to text and its words.  Ids of tokens are the vocabulary's."""
+"""Tokenizers: text to tokens, tokens to text, and tokens to words."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from onmt_lite.text.lines import LINE_BREAKS
 from onmt_lite.text.vocab import AddedToken
 
 LANGUAGE = re.compile(r">>[^<>\s]+<<")
-A_WORD = re.compile(r"\w")
-# What transformers takes out of output with `clean_up_tokenization_spaces`, in this order
-CLEANED = [
+WORD_CHAR = re.compile(r"\w")
+# Substitutions of transformers for `clean_up_tokenization_spaces`, in this order
+CLEAN_UP_RULES = [
     *((f" {end}", end) for end in (".", "?", "!", ",")),
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
@@ -23,22 +23,32 @@ CLEANED = [
 
 
 class Tokenizer(Protocol):
-    def encode(self, text: str) -> list[str]: ...
+    """Tokenizes and detokenizes lines of a language pair."""
 
-    def encode_target(self, text: str) -> list[str]: ...  # of the target language
+    def encode(self, text: str) -> list[str]:
+        """Tokenize a source line."""
 
-    def decode(self, tokens: list[str]) -> str: ...
+    def encode_target(self, text: str) -> list[str]:
+        """Tokenize a target line."""
+
+    def decode(self, tokens: list[str]) -> str:
+        """Detokenize a translation."""
 
 
 class SpaceTokenizer:
-    """Splits a line that holds tokens at white space."""
+    """Splits a line of tokens at white space."""
 
     def __init__(self, only_spaces: bool = False):
-        """only_spaces: at spaces alone, as OpenNMT-py 3: others, such as a no-break space, are
-        inside of a token; not at the ends of a line."""
+        """
+        Args:
+            only_spaces: split at U+0020 only, like OpenNMT-py 3. Other white space, such as a no-
+                break
+                space, is part of a token, except at the ends of a line.
+        """
         self.only_spaces = only_spaces
 
     def encode(self, text: str) -> list[str]:
+        """Split a line into tokens."""
         if self.only_spaces:
             return [token for token in text.strip().split(" ") if token]
         return text.split()
@@ -46,65 +56,80 @@ class SpaceTokenizer:
     encode_target = encode
 
     def decode(self, tokens: list[str]) -> str:
+        """Join tokens with spaces."""
         return " ".join(tokens)
 
 
 def encode_subwords(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
-    """Cut text.  Raises CheckpointError if the model is damaged as only a line brings to light."""
+    """Tokenize text with a sentencepiece model.
+
+    Raises:
+        CheckpointError: if the model is damaged in a way that only shows when a line is encoded.
+    """
     try:
         return processor.encode(text, out_type=str)
     except UnicodeDecodeError:
         raise CheckpointError(
-            "the sentencepiece model is damaged: its pieces are no text"
+            "the sentencepiece model is damaged: its pieces are not text"
         ) from None
 
 
 class SentencePieceTokenizer:
+    """One sentencepiece model for both languages."""
+
     def __init__(self, processor: spm.SentencePieceProcessor):
         self.processor = processor
 
     def encode(self, text: str) -> list[str]:
+        """Tokenize a line."""
         return encode_subwords(self.processor, text)
 
     encode_target = encode
 
     def decode(self, tokens: list[str]) -> str:
+        """Detokenize a translation into one line."""
         return LINE_BREAKS.sub(" ", self.processor.decode(tokens))
 
 
 class AddedTokens:
-    """Cuts added tokens out of lines like Hugging Face transformers: the first and longest ones,
-    those that are searched in normalized text last."""
+    """Extracts added tokens from lines like Hugging Face transformers.
+
+    The leftmost and longest token wins. Tokens that are searched for in normalized text come last.
+    """
 
     def __init__(self, tokens: Sequence[AddedToken], normalize: Callable[[str], str] = str):
-        by_time = [[t for t in tokens if t.normalized == late] for late in (False, True)]
-        self.early, self.late = ({str(token): token for token in each} for each in by_time)
+        groups = [[t for t in tokens if t.normalized == is_late] for is_late in (False, True)]
+        self.exact_tokens, self.normalized_tokens = (
+            {str(token): token for token in group} for group in groups
+        )
         self.normalize = normalize
 
     def split(self, line: str) -> list[str]:
-        """Return the text between the added tokens, and these."""
-        parts = _cut_out(line, self.early)
-        if not self.late:
+        """Return the text between the added tokens, and the tokens, in order."""
+        parts = _split_at(line, self.exact_tokens)
+        if not self.normalized_tokens:
             return parts
         return [
-            piece
+            text
             for part in parts
-            for piece in ([part] if isinstance(part, AddedToken) else self._cut_late(part))
+            for text in ([part] if isinstance(part, AddedToken) else self._split_normalized(part))
         ]
 
-    def _cut_late(self, part: str) -> list[str]:
-        pieces = _cut_out(self.normalize(part), self.late)
-        return pieces if len(pieces) > 1 or isinstance(pieces[0], AddedToken) else [part]
+    def _split_normalized(self, text: str) -> list[str]:
+        """Split normalized text at the tokens that are searched for in it."""
+        parts = _split_at(self.normalize(text), self.normalized_tokens)
+        return parts if len(parts) > 1 or isinstance(parts[0], AddedToken) else [text]
 
 
-def _cut_out(text: str, tokens: dict[str, AddedToken]) -> list[str]:
-    there = sorted((token for token in tokens if token in text), key=len, reverse=True)
-    if not there:
+def _split_at(text: str, tokens: dict[str, AddedToken]) -> list[str]:
+    """Split text at the given tokens."""
+    present = sorted((token for token in tokens if token in text), key=len, reverse=True)
+    if not present:
         return [text]
     parts, end = [], 0
-    for match in re.finditer("|".join(map(re.escape, there)), text):
+    for match in re.finditer("|".join(map(re.escape, present)), text):
         token, before, after = tokens[match[0]], text[: match.start()], text[match.end() :]
-        if token.single_word and (A_WORD.match(before[-1:]) or A_WORD.match(after)):
+        if token.single_word and (WORD_CHAR.match(before[-1:]) or WORD_CHAR.match(after)):
             continue
         start = len(before.rstrip()) if token.takes_left else len(before)
         parts += [text[end:start]] if start > end else []
@@ -114,7 +139,7 @@ def _cut_out(text: str, tokens: dict[str, AddedToken]) -> list[str]:
 
 
 class AddedTokenTokenizer(SentencePieceTokenizer):
-    """Pieces of a sentencepiece model, between added tokens."""
+    """Sentencepiece tokenization of the text between added tokens."""
 
     def __init__(
         self,
@@ -127,10 +152,12 @@ class AddedTokenTokenizer(SentencePieceTokenizer):
         """
         Args:
             processor: the sentencepiece model.
-            added: tokens to cut out of source lines. Text between them is tokenized separately.
+            added: tokens to extract from source lines. Text between them is tokenized separately.
             added_to_target: the same for target lines.
-            silent: tokens that are not text in an output. Unknown special tokens are not either.
-            keeps_spaces: make a space before an added token a piece unless the token strips it.
+            silent: tokens that are not text in an output. Unknown special tokens are not text
+                either.
+            keeps_spaces: encode a space before an added token as a token, unless the added token
+                strips it.
         """
         super().__init__(processor)
         self.words = frozenset(token for token in added if not token.special)
@@ -139,9 +166,11 @@ class AddedTokenTokenizer(SentencePieceTokenizer):
         self.added_to_target = AddedTokens(added_to_target, self._normalize)
 
     def encode(self, text: str) -> list[str]:
+        """Tokenize a source line."""
         return self._encode(self.added.split(text))
 
     def encode_target(self, text: str) -> list[str]:
+        """Tokenize a target line."""
         return self._encode(self.added_to_target.split(text))
 
     def _encode(self, parts: list[str]) -> list[str]:
@@ -153,17 +182,18 @@ class AddedTokenTokenizer(SentencePieceTokenizer):
         return tokens
 
     def _normalize(self, text: str) -> str:
-        """Normalized text, with a space at each end that has some."""
+        """Return normalized text, keeping one space at each end that has white space."""
         inner = self.processor.normalize(text).replace(SPACER, " ").strip()
         return " " * text[:1].isspace() + inner + " " * text[-1:].isspace()
 
     def decode(self, tokens: list[str]) -> str:
-        pieces = self.processor
-        unk_id, texts, run = pieces.unk_id(), [], []
+        """Detokenize a translation into one line, without silent tokens."""
+        processor = self.processor
+        unk_id, texts, run = processor.unk_id(), [], []
         for token in tokens:
             if token in self.silent:
                 continue
-            if pieces.piece_to_id(token) != unk_id:
+            if processor.piece_to_id(token) != unk_id:
                 run.append(token)
             elif token in self.words:
                 texts += [super().decode(run), token]
@@ -172,8 +202,10 @@ class AddedTokenTokenizer(SentencePieceTokenizer):
 
 
 class MarianTokenizer:
-    """Pieces of two sentencepiece models, one per language.  `>>xxx<<` at the start of a source
-    line is a token of its own: it names the language to translate into."""
+    """Two sentencepiece models, one per language.
+
+    `>>xxx<<` at the start of a source line is a token that selects the target language.
+    """
 
     def __init__(
         self,
@@ -185,17 +217,18 @@ class MarianTokenizer:
     ):
         """
         Args:
-            source: the sentencepiece model of the source.
-            target: the model of the target.
-            added: tokens to cut out of source lines. Special ones are not text in an output.
-            joiner: the model that joins output (default: `target`).
-            cleans_up: remove spaces before punctuation and English endings from output.
+            source: sentencepiece model of the source language.
+            target: sentencepiece model of the target language.
+            added: tokens to extract from source lines. Special tokens are not text in an output.
+            joiner: model that detokenizes output (default: `target`).
+            cleans_up: remove spaces before punctuation and English clitics in the output.
         """
         self.source, self.target, self.joiner = source, target, joiner or target
         self.added, self.cleans_up = AddedTokens(added), cleans_up
         self.silent = frozenset(["</s>", "<unk>", "<pad>", *(t for t in added if t.special)])
 
     def encode(self, text: str) -> list[str]:
+        """Tokenize a source line."""
         tokens: list[str] = []
         for part in self.added.split(text):
             language = None if isinstance(part, AddedToken) else LANGUAGE.match(part)
@@ -205,13 +238,14 @@ class MarianTokenizer:
         return tokens
 
     def encode_target(self, text: str) -> list[str]:
+        """Tokenize a target line."""
         return encode_subwords(self.target, text)
 
     def decode(self, tokens: list[str]) -> str:
-        """Join pieces.  Those that the model lacks keep their mark of a space."""
+        """Detokenize a translation. Tokens missing from the model keep their space marker."""
         text = self.joiner.decode([token for token in tokens if token not in self.silent])
         text = text.replace(SPACER, " ").strip()
-        for spaced, joined in CLEANED if self.cleans_up else ():
+        for spaced, joined in CLEAN_UP_RULES if self.cleans_up else ():
             text = text.replace(spaced, joined)
         return LINE_BREAKS.sub(" ", text)
 
@@ -220,14 +254,14 @@ class MarianTokenizer:
 
 
 JOINER, SPACER = "￭", "▁"
-CAPITAL = "｟mrk_case_modifier_C｠"  # before a token with a capital first letter
-ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # a character that looks like a mark
-PLACEHOLDER = "｟"  # begins a token that is kept as it is
-CAPITALS_BEGIN, CAPITALS_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
+CAPITALIZED = "｟mrk_case_modifier_C｠"  # before a token whose first letter is uppercase
+ESCAPED = re.compile("％(?!d[89a-f])([0-9a-f]{4})")  # an escaped character
+PROTECTED = "｟"  # starts a protected token
+UPPERCASE_BEGIN, UPPERCASE_END = "｟mrk_begin_case_region_U｠", "｟mrk_end_case_region_U｠"
 
 
 def detokenize_sentencepiece(tokens: list[str]) -> str:
-    """Join pieces of sentencepiece, without its model."""
+    """Detokenize sentencepiece tokens without a model."""
     return "".join(tokens).replace(SPACER, " ").strip()
 
 
@@ -242,37 +276,44 @@ def detokenize_joiner(tokens: list[str]) -> str:
 
 
 def detokenize_spacer(tokens: list[str]) -> str:
-    """Join tokens, with a space before each that begins with a spacer, except the first."""
+    """Join tokens with a space before each token that starts with a spacer, except the first."""
     cased = restore_case(tokens, SPACER)
     text = "".join(" " + t[1:] if t.startswith(SPACER) else t for t in cased)
     return text[1:] if cased and cased[0].startswith(SPACER) else text
 
 
 def restore_case(tokens: list[str], mark: str) -> list[str]:
-    """Apply the marks of case among the tokens, and remove them."""
+    """Apply the case markers among the tokens and remove them.
+
+    Args:
+        tokens: tokens and case markers.
+        mark: joiner or spacer, skipped to find the first letter of a token.
+    """
     restored = []
-    capital = capitals = False
+    is_capitalized = is_upper = False
     for token in tokens:
-        if token == CAPITAL:
-            capital = True
-        elif token in (CAPITALS_BEGIN, CAPITALS_END):
-            capitals = token == CAPITALS_BEGIN
+        if token == CAPITALIZED:
+            is_capitalized = True
+        elif token in (UPPERCASE_BEGIN, UPPERCASE_END):
+            is_upper = token == UPPERCASE_BEGIN
         else:
             text = token
-            if PLACEHOLDER not in token:  # `％0020` is U+0020
+            if PROTECTED not in token:  # `％0020` is U+0020
                 text = ESCAPED.sub(lambda match: chr(int(match[1], 16)), token)
-            if capital:
+            if is_capitalized:
                 first = len(mark) if text.startswith(mark) else 0  # index of the first letter
                 text = text[:first] + text[first : first + 1].upper() + text[first + 1 :]
-            elif capitals:
+            elif is_upper:
                 text = text.upper()
             restored.append(text)
-            capital = capital and token == mark  # a mark alone has no letter to turn
+            is_capitalized = (
+                is_capitalized and token == mark
+            )  # only a mark: the next token has the first letter
     return restored
 
 
-# The second and third are fairseq's `--post-process` (0.12.2), the last two come from the OpenNMT
-# Tokenizer (pyonmttok 1.38.1), with its marks for capitals
+# `bpe` and `sentencepiece` follow fairseq's `--post-process` (0.12.2); `joiner` and `spacer` follow
+# the OpenNMT Tokenizer (pyonmttok 1.38.1), including its case markers
 DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
     "space": " ".join,
     "bpe": detokenize_bpe,  # Mor@@ gen ! -> Morgen !
@@ -289,30 +330,37 @@ Decode = Callable[[list[str]], str]
 
 
 def token_word_ids(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
-    """For each token the number of its word in `text`, from 0: `▁Gu ten ▁Tag !` has 0 0 1 1.
+    """Return for each token the index of its word in `text`: `▁Gu ten ▁Tag !` has 0 0 1 1.
 
-    A word stands between white space.  A token that says nothing by itself, such as a mark for a
-    capital letter, goes with the token that follows; one of several words with the last of them.
+    Words are separated by white space. A token without text, such as a case marker, belongs to the
+    word of the next token. A token of several words belongs to the last of them.
 
-    decode  joins tokens.  `text` is made of all of them, but words may have been changed, added or
-            removed afterwards; it has one word at least
+    Args:
+        tokens: tokens of the text.
+        decode: detokenizes tokens.
+        text: the final text, at least one word. Words may have been changed, added or removed after
+            detokenization.
     """
-    made = [decode([*tokens[:n]]).split() for n in range(len(tokens) + 1)]
-    places = _places(made[-1], text.split())
-    word, found = len(places) - 1, []
-    for before, after in zip(reversed(made[:-1]), reversed(made)):
-        if after != before:  # this token says something
+    prefixes = [decode([*tokens[:n]]).split() for n in range(len(tokens) + 1)]
+    text_ids = _align_words(prefixes[-1], text.split())
+    word, word_ids = len(text_ids) - 1, []
+    for before, after in zip(reversed(prefixes[:-1]), reversed(prefixes)):
+        if after != before:  # this token adds text
             word = min(word, len(after) - 1)
-        found.append(places[word] if places else 0)
-    return found[::-1]
+        word_ids.append(text_ids[word] if text_ids else 0)
+    return word_ids[::-1]
 
 
 def word_log_probs(
     tokens: Sequence[str], log_probs: Sequence[float], decode: Decode, text: str
 ) -> list[float]:
-    """For each word of `text` the sum over its tokens; see `word_of_each`.
+    """Return the log-probability of each word of `text`, summed over its tokens.
 
-    log_probs  one per token; that of an end token after them belongs to no word
+    Args:
+        tokens: tokens of the text.
+        log_probs: one per token, in nats. The end token, if any, belongs to no word.
+        decode: detokenizes tokens.
+        text: see `token_word_ids`.
     """
     sums = [0.0] * len(text.split())
     if sums:
@@ -321,17 +369,18 @@ def word_log_probs(
     return sums
 
 
-def _places(made: list[str], words: list[str]) -> list[int]:
-    """For each word that the tokens have made, its number among the `words` of the final text.
+def _align_words(detokenized: list[str], words: list[str]) -> list[int]:
+    """Return for each detokenized word its index among the `words` of the final text.
 
-    Upper and lower case are equal; in a run of words that have become others, they go one by one,
-    and the rest with the last."""
-    if made == words:
+    Case is ignored. In a run of words that were replaced, words are paired in order; the remaining
+    ones go with the last.
+    """
+    if detokenized == words:
         return [*range(len(words))]
-    small, others = ([word.casefold() for word in side] for side in (made, words))
-    matched = SequenceMatcher(None, small, others, autojunk=False)
-    places: list[int] = []
+    lowered, lowered_words = ([word.casefold() for word in side] for side in (detokenized, words))
+    matched = SequenceMatcher(None, lowered, lowered_words, autojunk=False)
+    indices: list[int] = []
     for _, start, end, first, beyond in matched.get_opcodes():
-        last = max(first, beyond - 1)  # words that were removed go with the next one
-        places += [min(first + i, last, len(words) - 1) for i in range(end - start)]
-    return places
+        last = max(first, beyond - 1)  # removed words belong to the next word
+        indices += [min(first + i, last, len(words) - 1) for i in range(end - start)]
+    return indices

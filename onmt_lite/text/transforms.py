@@ -1,16 +1,18 @@
-"""Transforms of OpenNMT-py: prefix, suffix, and the tokenizer between them; text that is rewritten
-before it is cut (`normalize`, `uppercase`).
+"""OpenNMT-py transforms: prefix, suffix and tokenizer, and text normalization before the tokenizer
+(`normalize`, `uppercase`).
 
-A prefix or suffix before the tokenizer in the list of transforms is text, cut with the line.  One
-after the tokenizer is tokens, given to the model whole even if a long line is cut; they may be
-control tokens, which text never becomes.
+A prefix or suffix before the tokenizer in the list of transforms is text and is tokenized with the
+line. One after the tokenizer consists of tokens, which the model reads in full even if a long line
+is truncated. These may be control tokens, which text never maps to.
 
-Four differences to OpenNMT-py 3.5.1 are on purpose.  OpenNMT-py detokenizes in the order of the
-list, so that a prefix before `sentencepiece` stays in the output; here the order is reversed, which
-is the same for `[sentencepiece, prefix]`.  OpenNMT-py leaves the suffix in the output.  Its empty
-prefix is an empty token, which no model knows.  It drops blank lines, or translates their prefix.
+Four differences from OpenNMT-py 3.5.1 are intended:
+- OpenNMT-py detokenizes in the order of the list, so that a prefix before `sentencepiece` remains
+  in the output. Here the order is reversed, which is the same for `[sentencepiece, prefix]`.
+- OpenNMT-py leaves the suffix in the output.
+- Its empty prefix is an empty token, which no model knows.
+- It drops empty lines, or translates their prefix.
 
-OpenNMT-py's `normalize` and `uppercase` never write the output back; neither is that done here.
+As in OpenNMT-py, `normalize` and `uppercase` are not reversed in the output.
 """
 
 import re
@@ -25,7 +27,7 @@ import yaml
 
 from onmt_lite.text.lines import LINE_BREAKS
 
-NEWLINE = "｟newline｠"  # a line break of the text inside a line
+NEWLINE = "｟newline｠"  # a line break inside the text of a line
 
 TokenizeFn = Callable[[str], list[str]]
 DetokenizeFn = Callable[[list[str]], str]
@@ -33,14 +35,15 @@ DetokenizeFn = Callable[[list[str]], str]
 
 @dataclass(frozen=True)
 class Affixes:
-    """Prefix and suffix of the lines of one side, as text and as tokens."""
+    """Prefix and suffix of one side, as text and as tokens."""
 
-    text_before: str = ""  # cut with the line
+    text_before: str = ""  # tokenized with the line
     text_after: str = ""
-    before: tuple[str, ...] = ()  # tokens already
+    before: tuple[str, ...] = ()  # tokens, not text
     after: tuple[str, ...] = ()
 
     def add_to(self, line: str) -> str:
+        """Add the text affixes to a line."""
         return " ".join(filter(None, (self.text_before, line, self.text_after)))
 
     def remove_from(self, text: str) -> str:
@@ -53,6 +56,7 @@ class Affixes:
         return text
 
     def remove_from_tokens(self, tokens: list[str]) -> list[str]:
+        """Remove the token affixes."""
         if self.before and tuple(tokens[: len(self.before)]) == self.before:
             tokens = tokens[len(self.before) :]
         if self.after and tuple(tokens[-len(self.after) :]) == self.after:
@@ -62,62 +66,68 @@ class Affixes:
 
 @dataclass(frozen=True)
 class TransformTokenizer:
-    """Cuts lines with their text affixes, and joins tokens without any affixes.
+    """Tokenizes lines with their text affixes, and detokenizes without any affixes.
 
-    `encode` returns the tokens of the line without token affixes, which `src` and `tgt` have.
+    `encode` does not add the token affixes; they are available as `src` and `tgt`.
     """
 
-    cut: TokenizeFn
-    cut_target: TokenizeFn
-    join: DetokenizeFn
+    tokenize: TokenizeFn
+    tokenize_target: TokenizeFn
+    detokenize: DetokenizeFn
     src: Affixes = Affixes()
     tgt: Affixes = Affixes()
 
     def encode(self, text: str) -> list[str]:
-        return self.cut(self.src.add_to(text.strip())) if text.strip() else []
+        """Tokenize a source line; an empty line has no tokens."""
+        return self.tokenize(self.src.add_to(text.strip())) if text.strip() else []
 
     def encode_target(self, text: str) -> list[str]:
-        return self.cut_target(self.tgt.add_to(text.strip()))
+        """Tokenize a target line."""
+        return self.tokenize_target(self.tgt.add_to(text.strip()))
 
     def decode(self, tokens: list[str]) -> str:
-        text = self.tgt.remove_from(self.join(self.tgt.remove_from_tokens(tokens)))
+        """Detokenize a translation into one line."""
+        text = self.tgt.remove_from(self.detokenize(self.tgt.remove_from_tokens(tokens)))
         return LINE_BREAKS.sub(" ", text)
 
 
-def sentencepiece_encoder(pieces: spm.SentencePieceProcessor) -> TokenizeFn:
-    return lambda text: pieces.encode(text.replace(NEWLINE, "\n"), out_type=str)
+def sentencepiece_encoder(processor: spm.SentencePieceProcessor) -> TokenizeFn:
+    """Return the function that tokenizes with a sentencepiece model."""
+    return lambda text: processor.encode(text.replace(NEWLINE, "\n"), out_type=str)
 
 
-def sentencepiece_decoder(pieces: spm.SentencePieceProcessor) -> DetokenizeFn:
-    return lambda tokens: pieces.decode(tokens).replace("\n", NEWLINE)
+def sentencepiece_decoder(processor: spm.SentencePieceProcessor) -> DetokenizeFn:
+    """Return the function that detokenizes with a sentencepiece model."""
+    return lambda tokens: processor.decode(tokens).replace("\n", NEWLINE)
 
 
-# -- rewriting -------------------------------------------------------------------------------------
+# -- normalization ---------------------------------------------------------------------------------
 
 
-RULES = Path(__file__).with_name("punctuation.yaml")
+RULES_FILE = Path(__file__).with_name("punctuation.yaml")
 DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
 
 
 @lru_cache
-def punctuation_rules() -> dict[str, list[tuple[str, str]]]:
-    """Patterns and their replacements, one after the other, for each step of `Punctuation`."""
-    rules: dict[str, list[tuple[str, str]]] = yaml.safe_load(RULES.read_bytes())
+def load_punctuation_rules() -> dict[str, list[tuple[str, str]]]:
+    """Return the substitutions (pattern, replacement) of each step of `Punctuation`, in order."""
+    rules: dict[str, list[tuple[str, str]]] = yaml.safe_load(RULES_FILE.read_bytes())
     return rules
 
 
 @dataclass(frozen=True)
 class Punctuation:
-    """Normalises the punctuation of a line, as the transform `normalize`."""
+    """Normalizes the punctuation of a line, as the transform `normalize` does."""
 
-    lang: str = ""  # decides on the ends of quotations and on the mark between digits of a number
-    penn: bool = True  # quotation marks of the Penn Treebank become others
-    quote_commas: bool = True  # quotations end as is usual in the language
-    numbers: bool = True  # a space inside a number that does not break becomes a comma or a point
-    wide: bool = False  # full-width forms become usual ones first
-    controls: bool = False  # characters that are not to be seen are taken out last
+    lang: str = ""  # sets the quotation style and the decimal mark
+    penn: bool = True  # replace Penn Treebank quotation marks
+    quote_commas: bool = True  # order quotation marks and commas as usual in the language
+    numbers: bool = True  # replace a no-break space in a number by the decimal mark
+    wide: bool = False  # first, replace full-width forms
+    controls: bool = False  # last, remove control characters
 
     def __call__(self, text: str) -> str:
+        """Return the normalized text."""
         mark = "comma" if self.lang in DECIMAL_COMMA else "point"
         steps = {
             "wide": self.wide,
@@ -128,7 +138,7 @@ class Punctuation:
             f"decimal {mark}": self.numbers,
         }
         for step in filter(steps.get, steps):
-            for pattern, replacement in punctuation_rules().get(step, ()):
+            for pattern, replacement in load_punctuation_rules().get(step, ()):
                 text = re.sub(pattern, replacement, text)
         if self.controls:
             text = "".join(c for c in text if not unicodedata.category(c).startswith("C"))
@@ -136,6 +146,6 @@ class Punctuation:
 
 
 def uppercase(text: str) -> str:
-    """The text in capital letters, which have no accents."""
+    """Return the text in uppercase, without accents."""
     decomposed = unicodedata.normalize("NFD", text.upper())
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")

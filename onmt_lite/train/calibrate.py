@@ -287,14 +287,14 @@ def find_alignment_head(
         shared = source.unique.keys() & target.unique.keys()
         attended = find_attended_tokens(pipeline, example, tokens) if shared else []
         for word in shared:
-            if target.unique[word] not in target.of_token:
+            if target.unique[word] not in target.unit_of_token:
                 continue  # the word starts inside a token, so it has no step
             n_shared += 1
-            t = target.of_token.index(target.unique[word])
+            t = target.unit_of_token.index(target.unique[word])
             for layer, heads in enumerate(attended):
                 for head, sources in enumerate(heads):
                     for late in (False, True):
-                        hit = source.of_token[sources[t + late]] == source.unique[word]
+                        hit = source.unit_of_token[sources[t + late]] == source.unique[word]
                         n_hits[layer, head, late] += hit
     if not n_hits:
         return {}, 0, 0

@@ -307,7 +307,7 @@ def test_a_failed_run_leaves_the_older_output(main, tmp_path):
     (tmp_path / "src").write_bytes(b"one\nzz\n")
     (tmp_path / "out").write_bytes(b"older\n")
     done = main("-src", "src", "-output", "out")
-    problem = "line 2: 'zz' is not in the vocabulary, which has no token for unknown ones"
+    problem = "line 2: 'zz' is not in the vocabulary, and the model has no unknown token"
     done.failed(3, f"{problem}; remove it from the line or give another model")
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert names(tmp_path) == ["out", "src"]

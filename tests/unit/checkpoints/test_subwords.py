@@ -87,8 +87,8 @@ def test_read_bpe_codes_damaged_fastbpe_file_reports_line(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         read_bpe_codes(str(file))
     assert str(caught.value) == (
-        f"{file}: not BPE codes of subword-nmt or fastBPE: line 2: a merge is two pieces with a "
-        "space between them and a count; use the file that learn-bpe wrote"
+        f"{file}: not BPE codes of subword-nmt or fastBPE: line 2: expected two subwords "
+        "separated by a space and a count; use the file that learn-bpe wrote"
     )
 
 

@@ -251,7 +251,7 @@ def test_notes_and_numbers_of_to_line():
     assert decode_line(BOM + b"a", 1).text == "\ufeffa"
     assert decode_line(b"a\r", 5).text == "a"
     assert decode_line(b"a\r\r", 5).text == "a\r"
-    line = decode_line(b"\xffabcdefg", 5, cut=True)
+    line = decode_line(b"\xffabcdefg", 5, is_truncated=True)
     assert (line.id, line.text) == (5, "\ufffdabcdefg")
     assert set(line.notes) == {"truncated", "invalid-utf8"}
 

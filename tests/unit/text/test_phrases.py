@@ -144,7 +144,7 @@ def test_pieces_of_tokens_make_the_text(kind, data):
     ids = data.draw(st.lists(st.integers(1, len(tokens) - 1), max_size=8))
     text, joined = "", True
     for i in ids:
-        piece, joined = surface_forms.piece(i, joined)
+        piece, joined = surface_forms.added_text(i, joined)
         text += piece
     assert text.split() == tokenizer.decode([tokens[i] for i in ids]).split()
 
@@ -162,7 +162,7 @@ def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
         for ids in itertools.product(range(1, len(tokens)), repeat=n)
         if tokenizer.decode([the, *(tokens[i] for i in ids), the]).strip() == f"the {phrase} the"
     ]
-    ids = tuple(surface_forms.spelt(phrase))
+    ids = tuple(surface_forms.tokenize_phrase(phrase))
     if isinstance(tokenizer, Uncut):
         assert ids in [way for way in ways if len(way) == len(ways[0])] if ways else not ids
     else:
@@ -247,7 +247,9 @@ class TestForced:
     @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "dog"])
     @pytest.mark.parametrize("k", [1, 5])
     def test_are_said_whoever_cuts_lines(self, kind, phrase, k):
-        spelt = SurfaceForms(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).spelt(phrase)
+        spelt = SurfaceForms(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).tokenize_phrase(
+            phrase
+        )
         translator, options = make_translator(kind, ENDING), dict(beam_size=k, max_length=9)
         (found,) = translator.translate(["s0 s0"], force_words=phrase, **options)
         assert holds(found.text, phrase) == bool(spelt)
@@ -276,7 +278,7 @@ class TestForced:
             assert holds(found[0].text, phrase) != (phrase in found[0].unmet)
         surface_forms = translator.checkpoint.surface_forms
         if not block:
-            sayable = [p for p in found[0].unmet if surface_forms.spelt(p)]
+            sayable = [p for p in found[0].unmet if surface_forms.tokenize_phrase(p)]
             assert all(p.endswith(".") for p in sayable)  # a letter may follow a mark
         assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], force_words="\t".join(forced), **given)
@@ -302,8 +304,8 @@ class TestForced:
     [
         (["a"], None, "more lines than force_words, which are 1"),
         (None, ["a", "b", "c"], "more ban_words than lines, which are 2"),
-        ("the cat", "cat", "line 1: 'the cat' is forced, of which 'cat' is a part, and banned"),
-        (["", "a"], ["", "a"], "line 2: 'a' is forced, and banned"),
+        ("the cat", "cat", "line 1: 'the cat' is forced and contains 'cat', which is banned"),
+        (["", "a"], ["", "a"], "line 2: 'a' is both forced and banned"),
     ],
 )
 def test_phrases_that_do_not_fit_are_refused(forced, banned, said):
@@ -376,7 +378,7 @@ class TestFiles:
     def test_that_contradict_each_other_or_are_not_there(self, run):
         words = "-force_words {phrases} -ban_words {banned}"
         code, out, err = run(words, phrases="a\n", banned="\n\na\n")
-        assert (code, out) == (3, "") and "line 3: 'a' is forced, and banned" in err
+        assert (code, out) == (3, "") and "line 3: 'a' is both forced and banned" in err
         code, out, err = run("-ban_words missing.txt")
         assert (code, out, err.count("\n")) == (5, "", 1)
         assert "ban_words missing.txt: there is no such file; ban_words takes a file of " in err

@@ -25,7 +25,7 @@ def encode(text: str) -> list[str]:
 
 
 def read(line: str, unknown: UnknownPolicy = GERMAN):
-    return LineMasker(encode, lambda token: token not in KNOWN, unknown).extract(line)
+    return LineMasker(encode, lambda token: token not in KNOWN, unknown).mask(line)
 
 
 READINGS = [
@@ -111,8 +111,8 @@ READINGS = [
 @pytest.mark.parametrize("line, text, taken", READINGS)
 def test_what_the_model_reads(line, text, taken):
     masked_line = read(line)
-    assert masked_line.text == text and not masked_line.passes
-    assert taken is None or [item.text for item in masked_line.items] == taken
+    assert masked_line.text == text and not masked_line.is_passed_through
+    assert taken is None or [item.text for item in masked_line.spans] == taken
 
 
 PLAIN = ["Guten Tag.", "Es sind 50 % mehr", "Es sind 3 % der 4 %igen und 5 %-e", "Um 14:30 Uhr", ""]
@@ -122,8 +122,8 @@ PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann"]
 @pytest.mark.parametrize("line", PLAIN)
 def test_lines_that_a_model_can_read_are_left_alone(line):
     known = KNOWN | {"%"}
-    masked_line = LineMasker(encode, lambda token: token not in known, GERMAN).extract(line)
-    assert masked_line is None or (masked_line.items, masked_line.text) == ((), line)
+    masked_line = LineMasker(encode, lambda token: token not in known, GERMAN).mask(line)
+    assert masked_line is None or (masked_line.spans, masked_line.text) == ((), line)
 
 
 PASSED = ["🙂", "Привет, мир! 123", "你好世界。", "— — —", "2 × 3 = 6", "{name}", "<br/>"]
@@ -134,7 +134,7 @@ READ = ["", " \t\u3000", "Владимир Путин kommt heute", "Das Wort Ε
 @pytest.mark.parametrize("line", PASSED + READ)
 def test_lines_without_words_that_the_model_knows(line):
     masked_line = read(line)
-    assert (masked_line is not None and masked_line.passes) is (line in PASSED)
+    assert (masked_line is not None and masked_line.is_passed_through) is (line in PASSED)
 
 
 @pytest.mark.timeout(30)  # time that grew with the square of their number would be minutes
@@ -221,7 +221,7 @@ def test_tags_that_touch_come_back_as_they_were(cells):
 def unchanged(line: str, unknown: UnknownPolicy = GERMAN, cut=encode) -> tuple[str, str]:
     """What a model that changes nothing reads and what comes out."""
     is_unknown = lambda token: token not in KNOWN and not token.startswith("<0x")  # noqa: E731
-    masked_line = LineMasker(cut, is_unknown, unknown).extract(line)
+    masked_line = LineMasker(cut, is_unknown, unknown).mask(line)
     tokens = cut(masked_line.text)
     aligned = AlignedText(tokens, tokens, range(len(tokens)))
     return masked_line.text, restore_spans(masked_line, cut, aligned, masked_line.text)[0]
@@ -246,7 +246,7 @@ def test_words_end_at_a_line_break(line, reads):
 @pytest.mark.parametrize("cell", ["<td>{}</td>", "<p>{}</p>"])
 def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
     line, target = (cell.format(a) + cell.format(b) for a, b in ("ab", "xy"))
-    assert read(line).of_target(target) == "x y"
+    assert read(line).mask_target(target) == "x y"
 
 
 def test_full_stops_correspond_in_order():
@@ -278,8 +278,8 @@ def test_bytes_take_the_place_of_their_character():
     tokens = ["▁", *bytes_of("日"), "n", *bytes_of("é"), "▁a", "<0xC3>", "▁<0x41>"]
     units = TextUnits(tokens)
     assert list(units.unique) == ["日né", "a", "0x41"]
-    assert units.of_token[:8] == [0] * 4 + [0] * 3 + [1]
-    assert units.n_places == len("日néa\ufffd<0x41>")
+    assert units.unit_of_token[:8] == [0] * 4 + [0] * 3 + [1]
+    assert units.n_nonspace == len("日néa\ufffd<0x41>")
 
 
 def test_markup_is_put_back_after_bytes():
@@ -328,19 +328,19 @@ def copying(tiny_checkpoint):
 @given(line=odd_lines())
 def test_everything_comes_out_once_in_every_hypothesis(copying, line):
     (found,) = copying.translate([line])
-    masked_line = copying.pipeline.preprocessor.masker.extract(line)
-    if masked_line.passes:
+    masked_line = copying.pipeline.preprocessor.masker.mask(line)
+    if masked_line.is_passed_through:
         assert (found.text, found.notes) == (line, ("unknown-script",))
         return
     for hyp in found.hyps:
         assert hyp.text.startswith(masked_line.head)
         rest = hyp.text.removeprefix(masked_line.head)
-        for item in masked_line.items:
+        for item in masked_line.spans:
             assert rest.count(item.text) == 1, item
             rest = rest.replace(
                 item.text, item.placeholder if item.placeholder in hyp.tokens else ""
             )
-        if not any(item.placeholder for item in masked_line.items):
+        if not any(item.placeholder for item in masked_line.spans):
             said = "".join(hyp.tokens).replace("▁", "")
             assert "".join(rest.split()) == said
 
@@ -374,9 +374,9 @@ def test_rules(tiny_checkpoint, copying):
 def test_every_search(tiny_checkpoint, search):
     translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
     for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
-        masked_line = translator.pipeline.preprocessor.masker.extract(found.src)
+        masked_line = translator.pipeline.preprocessor.masker.mask(found.src)
         assert all(
-            hyp.text.count(item.text) == 1 for hyp in found.hyps for item in masked_line.items
+            hyp.text.count(item.text) == 1 for hyp in found.hyps for item in masked_line.spans
         )
 
 

@@ -102,7 +102,7 @@ INLINE = [
 def test_inline_markup_is_taken_out_whole(line, text, taken):
     masked_line = read(line)
     assert text is None or masked_line.text == text
-    assert taken is None or [item.text for item in masked_line.items] == taken
+    assert taken is None or [item.text for item in masked_line.spans] == taken
 
 
 def test_dash_between_sentences_stays_in_line_without_dash_at_start():
@@ -111,7 +111,7 @@ def test_dash_between_sentences_stays_in_line_without_dash_at_start():
 
 @pytest.mark.parametrize("line", ["Wie geht`s dir? Mir geht`s", "Kolleg*innen und Schüler*innen"])
 def test_marks_inside_words_are_not_pairs(line):
-    assert all(item.partner is None for item in read(line).items)
+    assert all(item.partner is None for item in read(line).spans)
 
 
 WHOLE = ["[Haus]: https://a.de/b 'Das Haus'", "```python", "~~~", "- `x y`", "* {name}"]
@@ -119,7 +119,7 @@ WHOLE = ["[Haus]: https://a.de/b 'Das Haus'", "```python", "~~~", "- `x y`", "* 
 
 @pytest.mark.parametrize("line", WHOLE)
 def test_line_of_markup_alone_is_passed_through(line):
-    assert read(line).passes
+    assert read(line).is_passed_through
 
 
 # -- any markup, translation and alignment ---------------------------------------------------------
@@ -164,7 +164,7 @@ def numbered(line):
 )
 def test_tags_are_complete_and_nested_whatever_the_alignment(line, words, data):
     masked_line = read(line, MANY_NAMES)
-    if masked_line is None or masked_line.passes:
+    if masked_line is None or masked_line.is_passed_through:
         return
     translation = " ".join(words)
     src_tokens, tokens = encode(masked_line.text), encode(translation)
@@ -264,8 +264,8 @@ def test_long_line_keeps_indent_and_is_not_cut_inside_code():
 
 def test_head_is_removed_from_reference():
     masked_line = read("- [x] Brot - kaufen")
-    assert masked_line.of_target("- [x] Buy - bread") == "Buy - bread"
-    assert masked_line.of_target("Buy - [x] bread") == "Buy - [x] bread"
+    assert masked_line.mask_target("- [x] Buy - bread") == "Buy - bread"
+    assert masked_line.mask_target("Buy - [x] bread") == "Buy - [x] bread"
 
 
 @pytest.mark.parametrize("rule", ["copy", "drop"])

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.text.tokenizers import (
-    CAPITAL,
-    CAPITALS_BEGIN,
-    CAPITALS_END,
+    CAPITALIZED,
     DETOKENIZERS,
+    UPPERCASE_BEGIN,
+    UPPERCASE_END,
     token_word_ids,
     word_log_probs,
 )
@@ -25,8 +25,8 @@ SP = "sentencepiece"
         (SP, "Gu ten ▁ Mor gen", [0, 0, 1, 1, 1]),  # a space of its own begins a word
         (SP, "▁Ja ▁", [0, 0]),  # but not where none follows
         ("joiner", "Mor￭ gen ￭! Ja", [0, 0, 0, 1]),
-        ("joiner", f"so {CAPITAL} ja ￭ nein", [0, 1, 1, 1, 1]),
-        ("joiner", f"so {CAPITALS_BEGIN} ja {CAPITALS_END} nein", [0, 1, 1, 2, 2]),
+        ("joiner", f"so {CAPITALIZED} ja ￭ nein", [0, 1, 1, 1, 1]),
+        ("joiner", f"so {UPPERCASE_BEGIN} ja {UPPERCASE_END} nein", [0, 1, 1, 2, 2]),
         ("spacer", "Mor gen ! ▁Ja", [0, 0, 0, 1]),
         ("space", "", []),
     ],
@@ -53,7 +53,7 @@ def test_a_text_that_was_changed_afterwards(text, words):
     assert token_word_ids("a b c d".split(), " ".join, text) == words
 
 
-WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "￭", CAPITAL, "f"]))
+WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "￭", CAPITALIZED, "f"]))
 
 
 @settings(max_examples=200)
