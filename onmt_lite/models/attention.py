@@ -1,6 +1,7 @@
-"""Attention: to the sequence itself and to the memory bank.
+"""Self-attention, and cross-attention to the memory bank.
 
-N sequences, T queries, S keys, H heads of the width d, G heads of keys and values, D model width.
+Shapes: N sequences, T queries, S keys, H query heads, G key/value heads, d head width, D model
+width.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,19 @@ from onmt_lite.models.positions import RELATIVE_POSITIONS
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention of queries (N, H, T, d) to keys (N, G, d, S) and values
-    (N, G, S, d): the context (N, H, T, d) and the weights (N, H, T, S), in the queries' type.
+    """Scaled dot-product attention (Vaswani et al. 2017), with grouped queries if G < H.
 
-    Each of the G serves H/G neighbouring heads.  `mask` is added to the scores.  Products are
-    computed in the type of keys and values, the softmax in float32.  Not torch's fused kernel:
-    on a CPU its bfloat16 backward pass is several times slower.
+    Products are computed in the dtype of keys and values, the softmax in float32.  This does not
+    use torch's fused kernel, whose bfloat16 backward pass is several times slower on a CPU.
+
+    Args:
+        q: queries (N, H, T, d), floating point
+        k: keys (N, G, d, S), floating point; each is shared by H/G adjacent query heads
+        v: values (N, G, S, d), dtype as k
+        mask: added to the scores, float32, broadcast to (N, H, T, S)
+
+    Returns:
+        Context (N, H, T, d) and attention weights (N, H, T, S), both in the dtype of q.
     """
     n, heads, t, d = q.shape
     grouped = q.reshape(n, k.size(1), -1, d).to(k.dtype)  # (N, G, H/G * T, d)
@@ -29,55 +37,56 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     if mask is not None:
         scores += mask
     weights = scores.softmax(-1)
-    used = weights.to(v.dtype)
-    context = used.view(n, k.size(1), grouped.size(2), -1) @ v  # (N, G, H/G * T, d)
-    returned = used if v.dtype == q.dtype else weights.to(q.dtype)  # one conversion on a GPU
+    low_weights = weights.to(v.dtype)
+    context = low_weights.view(n, k.size(1), grouped.size(2), -1) @ v  # (N, G, H/G * T, d)
+    returned = low_weights if v.dtype == q.dtype else weights.to(q.dtype)  # 1 conversion on a GPU
     return context.view(n, heads, t, d).to(q.dtype), returned
 
 
 class Packing:
-    """Places of the N tokens in a padded batch: layers compute these, only attention sees padding.
+    """Removes and restores the padding of a batch with N tokens.
 
-    12 encoder layers of 192, 64 sentences of 11 tokens padded to 16, int8 on one core of an AMD
-    EPYC: 46 ms, with padding 68.
+    Layers compute the N tokens only; attention sees the padded batch.  For 12 encoder layers of
+    192 and 64 sentences of 11 tokens padded to 16, int8 on one core of an AMD EPYC takes 46 ms, and
+    68 with padding.
     """
 
     def __init__(self, mask: Tensor):
-        """mask (B, 1, S): of a `Memory`."""
+        """Find the tokens in the mask (B, 1, S), float32, of a `Memory`."""
         self.shape = mask.size(0), mask.size(2)
-        self.places = (mask.flatten() == 0).nonzero().flatten()  # (N,)
-        self.has_padding = 0 < len(self.places) < mask.numel()  # there is padding, and a token
+        self.indices = (mask.flatten() == 0).nonzero().flatten()  # (N,)
+        self.has_padding = 0 < len(self.indices) < mask.numel()  # in addition to tokens
 
     def pack(self, x: Tensor) -> Tensor:
-        """x (B, S, D) -> (1, N, D)."""
-        return x.flatten(0, 1).index_select(0, self.places)[None]
+        """Remove the padding: (B, S, D) -> (1, N, D)."""
+        return x.flatten(0, 1).index_select(0, self.indices)[None]
 
     def pad(self, x: Tensor) -> Tensor:
-        """x (1, N, D) -> (B, S, D), zeros on padding."""
+        """Restore the padding as zeros: (1, N, D) -> (B, S, D)."""
         b, s = self.shape
-        return x.new_zeros(b * s, x.size(2)).index_copy_(0, self.places, x[0]).view(b, s, -1)
+        return x.new_zeros(b * s, x.size(2)).index_copy_(0, self.indices, x[0]).view(b, s, -1)
 
 
 @dataclass(frozen=True)
 class SelfAttentionInputs:
-    """Which keys queries see, and at which distance; the same in all layers."""
+    """Inputs of self-attention that all layers share: mask and relative positions."""
 
-    mask: Tensor | None  # added to the scores, broadcast to (N, H, T, S); None: all are seen
-    relative: Any = None  # made by `RelativePositions.prepare` of their positions
-    packing: Packing | None = None  # set if layers are given tokens without padding
-    # For kernels: where each sentence of these tokens begins, and the end (B + 1,)
+    mask: Tensor | None  # float32, added to the scores, broadcast to (N, H, T, S)
+    relative: Any = None  # from `RelativePositions.prepare`
+    packing: Packing | None = None  # set if the layers receive tokens without padding
+    # For kernels: start offset of each packed sentence, and the end (B + 1,) int64
     starts: Tensor | None = None
-    past: tuple[Tensor, Tensor] | None = None  # of each row in the cache, see `kernels.find_past`
+    past: tuple[Tensor, Tensor] | None = None  # cache entries of each row, see `kernels.find_past`
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself; query, key and value in one product."""
+    """Multi-head self-attention with a fused query, key and value projection."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = False):
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        n_parts = self.heads + 2 * self.kv_heads
-        self.qkv = Linear(cfg.d_model, n_parts * cfg.head_dim, bias=cfg.attn_bias)
+        n_heads = self.heads + 2 * self.kv_heads
+        self.qkv = Linear(cfg.d_model, n_heads * cfg.head_dim, bias=cfg.attn_bias)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d_model, bias=cfg.attn_bias)
         self.relation = RELATIVE_POSITIONS[cfg.relative](cfg, causal)
 
@@ -90,29 +99,49 @@ class SelfAttention(nn.Module):
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """[residual +] attention of [norm](x): (N, T, D) -> (N, T, D), or both (1, N, D) if packed.
+        """Return [residual +] self-attention([norm](x)).
 
-        With a cache T counts the K hypotheses of a sentence, all at the same position.
+        Args:
+            x: hidden states (N, T, D), or (1, N, D) if packed; with a cache, T is the K hypotheses
+                of a sentence, all at the same position
+            inputs: mask and relative positions
+            cache: keys and values of earlier steps
+            layer: index of this layer in the cache
+            norm: applied to x first
+            residual: added to the result, with the shape of x
+
+        Returns:
+            Hidden states with the shape and dtype of x.
         """
-        parts = self.qkv(x, norm)  # (N, T, (H + 2G) d)
+        qkv = self.qkv(x, norm)  # (N, T, (H + 2G) d)
         if inputs.starts is not None:
-            context = kernels.attend_self(parts[0], inputs.starts, self.heads, self.kv_heads)[None]
+            context = kernels.attend_self(qkv[0], inputs.starts, self.heads, self.kv_heads)[None]
         elif inputs.past is not None and cache is not None:
-            context = cache.attend_cached(layer, parts, inputs.past, self.heads)
+            context = cache.attend_cached(layer, qkv, inputs.past, self.heads)
         else:
-            context = self._attend(parts, inputs, cache, layer)
+            context = self._attend(qkv, inputs, cache, layer)
         return self.out(context, residual=residual)
 
     def _attend(
-        self, parts: Tensor, inputs: SelfAttentionInputs, cache: KeyValueCache | None, layer: int
+        self, qkv: Tensor, inputs: SelfAttentionInputs, cache: KeyValueCache | None, layer: int
     ) -> Tensor:
-        """Queries, keys and values (N, T, (H + 2G) d) -> context (N, T, H d)."""
+        """Compute attention with torch.
+
+        Args:
+            qkv: queries, keys and values (N, T, (H + 2G) d)
+            inputs: mask and relative positions
+            cache: keys and values of earlier steps
+            layer: index of this layer in the cache
+
+        Returns:
+            Context (N, T, H d).
+        """
         if inputs.packing is not None:
-            parts = inputs.packing.pad(parts)
-        n, t, _ = parts.shape
-        parts = parts.view(n, t, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
-        q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)  # (N, H or G, T, d)
-        q, k = (self.relation.rotate(part, inputs.relative) for part in (q, k))
+            qkv = inputs.packing.pad(qkv)
+        n, t, _ = qkv.shape
+        qkv = qkv.view(n, t, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)  # (N, H or G, T, d)
+        q, k = (self.relation.rotate(x, inputs.relative) for x in (q, k))
         if cache is None:
             k = k.transpose(-2, -1)
         else:
@@ -121,31 +150,26 @@ class SelfAttention(nn.Module):
         if bias is not None:
             mask = bias if mask is None else bias + mask
         context, weights = attend(q, k, v, mask)  # (N, H, T, d), (N, H, T, S)
-        more = self.relation.compute_context(weights, inputs.relative)
-        context = context if more is None else context + more
+        relative_context = self.relation.compute_context(weights, inputs.relative)
+        if relative_context is not None:
+            context = context + relative_context
         context = context.transpose(1, 2).reshape(n, t, -1)  # (N, T, H * d)
         return context if inputs.packing is None else inputs.packing.pack(context)
 
 
 @dataclass(frozen=True)
 class CrossAttentionInputs:
-    """The memory bank as one layer attends to it.
+    """The memory bank projected for one layer's cross-attention."""
 
-    keys (B, G, d, S), values (B, G, S, d)
-    mask (B, 1, 1, S)  0 on tokens, -inf on padding
-    lengths (B,)       in tokens, if kernels are to be used
-    needs_weights          whether somebody reads the weights
-    """
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor
-    lengths: Tensor | None = None
-    needs_weights: bool = True
+    keys: Tensor  # (B, G, d, S), floating point
+    values: Tensor  # (B, G, S, d), dtype as keys
+    mask: Tensor  # (B, 1, 1, S) float32: 0 on tokens, -inf on padding
+    lengths: Tensor | None = None  # (B,) int64, in tokens; set if kernels are used
+    needs_weights: bool = True  # False: attention weights are not returned
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention to the memory bank, whose keys and values are made once."""
+    """Multi-head attention to the memory bank, whose keys and values are computed once."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -155,8 +179,15 @@ class CrossAttention(nn.Module):
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d_model, bias=cfg.attn_bias)
 
     def project(self, memory_bank: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory bank (B, S, D) -> keys (B, G, d, S) and values (B, G, S, d), both contiguous, or
-        each product of each step would copy them first."""
+        """Compute keys and values.
+
+        Args:
+            memory_bank: encoder states (B, S, D)
+
+        Returns:
+            Keys (B, G, d, S) and values (B, G, S, d).  Both are contiguous, because otherwise every
+            product of every step would copy them first.
+        """
         b, s, _ = memory_bank.shape
         both = self.kv(memory_bank).view(b, s, 2, self.kv_heads, -1)  # (B, S, 2, G, d)
         k, v = both.permute(2, 0, 3, 1, 4).unbind()  # (B, G, S, d)
@@ -165,23 +196,33 @@ class CrossAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        bank: CrossAttentionInputs,
+        inputs: CrossAttentionInputs,
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """[residual +] attention of [norm](x): (B, T, D) -> (B, T, D), and the heads' weights
-        (B, H, T, S) if they are wanted.
+        """Compute [residual +] cross-attention([norm](x)).
 
-        In step-by-step decoding T counts the hypotheses of a sentence, not positions: they attend
-        to its keys in a single product, so keys are never tiled.
+        In step-by-step decoding, T counts the hypotheses of a sentence instead of positions.  They
+        attend to the sentence's keys in a single product, so keys are never tiled.
+
+        Args:
+            x: hidden states (B, T, D)
+            inputs: keys and values of the memory bank
+            norm: applied to x first
+            residual: added to the result (B, T, D)
+
+        Returns:
+            Hidden states (B, T, D), and attention weights (B, H, T, S) or None.
         """
         b, t, _ = x.shape
         q, weights = self.q(x, norm), None  # (B, T, H d)
-        if bank.lengths is not None:
-            pair = bank.keys, bank.values
-            context, weights = kernels.attend_memory(q, *pair, bank.lengths, bank.needs_weights)
+        keys, values = inputs.keys, inputs.values
+        if inputs.lengths is not None:
+            context, weights = kernels.attend_memory(
+                q, keys, values, inputs.lengths, inputs.needs_weights
+            )
         else:
             q = q.view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
-            context, weights = attend(q, bank.keys, bank.values, bank.mask)
+            context, weights = attend(q, keys, values, inputs.mask)
             context = context.transpose(1, 2).reshape(b, t, -1)
         return self.out(context, residual=residual), weights

@@ -1,7 +1,8 @@
-"""The interface between searches and models, which every family implements.
+"""The interface between search and models, implemented by every architecture.
 
-Letters: B sentences, K rows of each, R = B*K rows (row = b*K + k), S source tokens, T target
-tokens, V target vocabulary, X source words outside the vocabulary (the most in a sentence).
+Shapes: B sentences, K hypotheses (rows) per sentence, R = B * K rows (row = b * K + k), S source
+tokens, T target tokens, V target vocabulary size, X source words outside the vocabulary (maximum
+over the sentences).
 """
 
 from collections.abc import Sequence
@@ -12,76 +13,97 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-M = TypeVar("M")  # an encoded batch: each family has a class of its own
-IndexPairs = tuple[Tensor, Tensor]  # (n,) each, on the device: where to, where from
+M = TypeVar("M")  # an encoded batch; each architecture has its own class
+IndexPairs = tuple[Tensor, Tensor]  # (n,) int64 each, on the device: destination, source
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows and sentences of a batch that go on, and their order; made once a step.
+    """The rows and sentences that continue after a step, and their order.
 
-    Tensors with an entry per row follow it through `gather_rows`, tensors with an entry per
-    sentence through `gather_sentences`.  No call waits for the device.
+    Built once per step.  Tensors with an entry per row are re-indexed by `gather_rows`, tensors
+    with an entry per sentence by `gather_sentences`.  No call waits for the device.
     """
 
-    rows: Tensor  # (B', K'), the old row that each new row continues; from R on, rows that join
-    slots: tuple[int, ...] | None = None  # the old sentence in each place; None: all stay
-    moved: IndexPairs | None = None  # sentences that change their place
-    joined: IndexPairs | None = None  # sentences that join, numbered from 0, and their places
-    n_slots: int | None = None  # sentences that tensors have room for; None: those that run
+    rows: Tensor  # (B', K') int64: the old row that each new row continues; new rows start at R
+    slots: tuple[int, ...] | None = None  # the old sentence in each slot; None: unchanged
+    moved: IndexPairs | None = None  # sentences that change slots
+    joined: IndexPairs | None = None  # slots of new sentences, and their numbers from 0
+    n_slots: int | None = None  # allocated slots; None: as many as sentences
 
     @classmethod
     def build(
         cls, rows: Tensor, n_sentences: int, slots: Sequence[int] | None = None
     ) -> "Selection":
-        """n_sentences: B of the old batch.  slots: the old sentence that each line of `rows`
-        continues; from B on, sentences that join."""
+        """Build a selection.
+
+        Args:
+            rows: the old row that each new row continues (B', K'), int64
+            n_sentences: number of sentences in the old batch, B
+            slots: the old sentence in each of the B' slots; new sentences are numbered from B
+        """
         if slots is None:
             return cls(rows)
         moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
         joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
-        places = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
+        pairs = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
         if moved or joined:
-            places = upload(places.contiguous(), rows.device)
+            pairs = upload(pairs.contiguous(), rows.device)
         n = len(moved)
-        of_moved = (places[0, :n], places[1, :n]) if moved else None
-        of_joined = (places[0, n:], places[1, n:]) if joined else None
-        return cls(rows, tuple(slots), of_moved, of_joined)
+        moved_pairs = (pairs[0, :n], pairs[1, :n]) if moved else None
+        joined_pairs = (pairs[0, n:], pairs[1, n:]) if joined else None
+        return cls(rows, tuple(slots), moved_pairs, joined_pairs)
 
     def gather_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
-        """Select x, rows along `dim`, as a copy: what belongs to a row is small.
+        """Re-index a tensor with an entry per row.
 
-        fresh: the same of rows that join; the smaller tensor is padded with zeros.
+        Args:
+            x: tensor with R entries along `dim`, any dtype
+            fresh: the same tensor for new rows; other dimensions are padded with zeros to the
+                larger size
+            dim: the dimension of the rows
+
+        Returns:
+            A copy with B' * K' entries along `dim`.
         """
         if fresh is not None:
-            x = torch.cat(_padded_alike(x, fresh, dim, 0.0), dim)
+            x = torch.cat(_pad_to_common_size(x, fresh, dim, 0.0), dim)
         return x.index_select(dim, self.rows.reshape(-1))
 
     def gather_sentences(
         self, x: Tensor, fresh: Tensor | None = None, dim: int = 0, fill: float = 0.0
     ) -> Tensor:
-        """Select x, sentences along `dim`; `fresh` as in `gather_rows`, padded with `fill`.
+        """Re-index a tensor with an entry per sentence, in place.
 
-        Writes in place: a sentence that keeps its place costs nothing.  By indexing, since
-        index_select first copies all of a tensor that is a part of a larger one; on a CPU one
-        sentence after the other, which is four times as fast.
+        A sentence that keeps its slot costs nothing.  Uses indexing because `index_select` first
+        copies the whole of a tensor that is a slice of a larger one.  On a CPU, sentences are
+        copied one by one, which is four times as fast.
+
+        Args:
+            x: tensor with B entries along `dim`, any dtype
+            fresh: the same tensor for new sentences; other dimensions are padded to the larger size
+            dim: the dimension of the sentences
+            fill: the padding value
+
+        Returns:
+            A tensor with an entry per slot along `dim`.
         """
         if self.slots is None:
             return x
         if fresh is not None:
-            x, fresh = _padded_alike(x, fresh, dim, fill)
+            x, fresh = _pad_to_common_size(x, fresh, dim, fill)
         n_slots = self.n_slots or len(self.slots)
         x = pad_to_size(x, dim, n_slots)
         by_sentence = x.movedim(dim, 0)
         if self.moved is not None:
             to, old = self.moved
             if x.is_cpu:
-                places, sources = to.tolist(), old.tolist()
-                taken = [by_sentence[i] for i in sources]
-                if not set(places).isdisjoint(sources):
-                    taken = [sentence.clone() for sentence in taken]
-                for place, sentence in zip(places, taken):
-                    by_sentence[place] = sentence
+                targets, sources = to.tolist(), old.tolist()
+                sentences = [by_sentence[i] for i in sources]
+                if not set(targets).isdisjoint(sources):
+                    sentences = [sentence.clone() for sentence in sentences]
+                for target, sentence in zip(targets, sentences):
+                    by_sentence[target] = sentence
             else:
                 by_sentence[to] = by_sentence[old]
         if self.joined is not None and fresh is not None:
@@ -91,38 +113,51 @@ class Selection:
 
 
 def upload(x: Tensor, device: torch.device) -> Tensor:
-    """Send x to the device without waiting for it."""
+    """Copy a tensor to the device without waiting for it."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def pad_to_size(x: Tensor, dim: int, n: int) -> Tensor:
-    """Return x with n entries along `dim` at least, zeros where it had none."""
-    n_more = n - x.size(dim)
-    if n_more <= 0:
+    """Pad a tensor with zeros to at least n entries along `dim`.
+
+    Args:
+        x: the tensor, any shape and dtype
+        dim: the dimension to pad
+        n: the minimum size
+    """
+    n_missing = n - x.size(dim)
+    if n_missing <= 0:
         return x
-    more = x.new_zeros([n_more if i == dim else size for i, size in enumerate(x.shape)])
-    return torch.cat([x, more], dim)
+    zeros = x.new_zeros([n_missing if i == dim else size for i, size in enumerate(x.shape)])
+    return torch.cat([x, zeros], dim)
 
 
-def _padded_alike(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
-    """Pad both at the end to the larger size along every dimension but `dim`."""
-    larger = [max(sizes) for sizes in zip(x.shape, other.shape)]
+def _pad_to_common_size(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
+    """Pad both tensors at the end to the larger size along every dimension except `dim`.
 
-    def padded(x: Tensor) -> Tensor:
-        missing = [0 if i == dim else larger[i] - n for i, n in enumerate(x.shape)]
+    Args:
+        x: first tensor, any dtype
+        other: second tensor, with the same number of dimensions
+        dim: the dimension to leave unchanged
+        fill: the padding value
+    """
+    sizes = [max(pair) for pair in zip(x.shape, other.shape)]
+
+    def pad(x: Tensor) -> Tensor:
+        missing = [0 if i == dim else sizes[i] - n for i, n in enumerate(x.shape)]
         if not any(missing):
             return x
         return F.pad(x, [m for n in reversed(missing) for m in (0, n)], value=fill)
 
-    return padded(x), padded(other)
+    return pad(x), pad(other)
 
 
 @dataclass(frozen=True)
 class LogitStats:
-    """What the kernel of the output layer computes along with the logits (R, V).
+    """Statistics that the output layer's kernel computes along with the logits (R, V).
 
-    log_z (R,)             their log-sum-exp
-    block_max (R, blocks)  maxima of blocks of `block_width(V)` columns; the last may be narrower
+    log_z (R,)             log-sum-exp of the logits
+    block_max (R, blocks)  maxima over blocks of `block_width(V)` columns; the last may be narrower
     """
 
     log_z: Tensor
@@ -130,21 +165,26 @@ class LogitStats:
 
 
 def block_width(vocab_size: int) -> int:
-    """The width of blocks of logits: about as many columns as there are blocks in a row."""
+    """Return the width of blocks of logits, about the square root of the vocabulary size."""
     return 1 << min(vocab_size.bit_length() // 2, 9)
 
 
 class State(Protocol):
-    """Everything a decoder remembers between steps, for R rows."""
+    """Decoder state of R rows between steps."""
 
-    positions: Tensor  # (B,), how many tokens the rows of each sentence have read
-    logit_stats: LogitStats | None  # of the newest logits, if a kernel made them
+    positions: Tensor  # (B,) int64: number of tokens decoded so far
+    logit_stats: LogitStats | None  # of the last logits, if a kernel computed them
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
-        """Tile, re-order and drop rows, admit sentences: the only way to change a state's rows.
+        """Tile, reorder, drop and add rows.  Nothing else changes the rows of a state.
 
-        fresh: sentences just encoded, with one row each, of which `selection` names rows from R
-        and slots from B on.  Works in place if it can: go on with the state that is returned.
+        Args:
+            selection: the rows and sentences that continue
+            fresh: state of newly encoded sentences, with one row each; `selection` numbers these
+                rows from R and these sentences from B
+
+        Returns:
+            The new state.  It may share memory with this state, which must not be used any more.
         """
         ...
 
@@ -154,24 +194,24 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class HeadSelection:
-    """Attention heads of one decoder layer, whose mean is returned; None: as the model has it."""
+    """Decoder attention heads to average; None means the model's own default."""
 
-    layer: int | None = None  # from 0, or from the end, -1 being the last
-    n_heads: int | None = None  # from the first; 0: all
+    layer: int | None = None  # decoder layer from 0; -1 is the last
+    n_heads: int | None = None  # the first n heads of the layer; 0: all
 
 
 LAST_LAYER = HeadSelection(-1, 1)
 
 
 class EncoderDecoder(Protocol[M, S]):
-    """A sequence-to-sequence model as searches see it.
+    """A sequence-to-sequence model, as used by search.
 
-    A model that copies makes logits (R, V + X): source words that its vocabulary lacks have the ids
-    from V on, and each sentence has its own.
+    A model with a copy mechanism returns logits (R, V + X): the ids from V on are source words
+    outside the vocabulary, numbered separately in each sentence.
     """
 
     vocab_size: int  # V
-    max_positions: int  # longest source and longest target, in tokens
+    max_positions: int  # maximum length of source and target, in tokens
 
     @property
     def device(self) -> torch.device: ...
@@ -180,56 +220,82 @@ class EncoderDecoder(Protocol[M, S]):
     def has_copy_mechanism(self) -> bool: ...
 
     @property
-    def has_attention(self) -> bool: ...  # whether the attention that is returned says anything
+    def has_attention(self) -> bool: ...  # False: returned attention is uniform
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
-        """Encode src (B, S), padded, with src_lengths (B,).
+        """Encode source sentences.
 
-        If it copies: ids (B, S) of the source tokens among the V + X, any id on padding; width,
-        V + X.  Without width the host waits for the largest id.
+        Args:
+            src: padded source ids (B, S), int64
+            src_lengths: lengths in tokens (B,), int64
+            ids: with a copy mechanism, ids of the source tokens in the extended vocabulary
+                (B, S), int64; any id on padding
+            width: V + X; if None, the host waits for the largest id
         """
         ...
 
     def init_state(self, memory: M) -> S:
-        """Return a state with one row per sentence, nothing decoded yet; takes the memory over."""
+        """Return the initial state, with one row per sentence.  Takes ownership of the memory."""
         ...
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """The newest token of each row (R,) -> next-token logits (R, V), attention (R, S).
+        """Decode one step and update the state in place.
 
-        Advances `state` in place.
+        Args:
+            tokens: the last token of each row (R,), int64
+            state: the decoder state
+
+        Returns:
+            Next-token logits (R, V) or (R, V + X), and attention to the source (R, S).
         """
         ...
 
     def forward(self, memory: M, tgt: Tensor) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> logits (B, T, V) of all positions."""
+        """Compute the logits of all target positions.
+
+        Args:
+            memory: the encoded batch
+            tgt: decoder input with the start token first (B, T), int64
+
+        Returns:
+            Logits (B, T, V) or (B, T, V + X).
+        """
         ...
 
     def has_heads(self, heads: HeadSelection) -> bool:
-        """Whether there is such a layer; a model with one attention has nothing to choose."""
+        """Return True if the model has this layer, or has only one attention."""
         ...
 
     def compute_attention(self, memory: M, tgt: Tensor, heads: HeadSelection) -> Tensor:
-        """Decoder input tgt (B, T), start token first -> the attention (B, T, S), in float32, with
-        which the token after each position is made."""
+        """Compute the attention used to predict the token after each position.
+
+        Args:
+            memory: the encoded batch
+            tgt: decoder input with the start token first (B, T), int64
+            heads: the heads to average
+
+        Returns:
+            Attention (B, T, S), float32.
+        """
         ...
 
 
-AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # of whatever family
+AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # of any architecture
 
 
 class Constant:
-    """Numbers that are not in weight files, moved to a device at first use.
+    """A tensor that is not in weight files, moved to a device at first use.
 
-    Not a buffer, which would be rounded with the weights.
+    Not a buffer, because a buffer would be rounded together with the weights.
     """
 
-    def __init__(self, numbers: Tensor):
-        self.numbers = numbers
+    def __init__(self, values: Tensor):
+        self.values = values
 
     def to(self, device: torch.device) -> Tensor:
-        if self.numbers.device != device:
-            self.numbers = self.numbers.to(device)
-        return self.numbers
+        """Return the tensor on the device."""
+        if self.values.device != device:
+            self.values = self.values.to(device)
+        return self.values

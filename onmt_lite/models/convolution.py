@@ -239,7 +239,7 @@ class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):
         ]
         return ConvolutionState(memory, buffers)
 
-    def decode(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
+    def decode_step(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state.memory, state)
 
     def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:

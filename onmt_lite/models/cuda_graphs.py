@@ -1,11 +1,11 @@
-"""CUDA graphs of decoder steps: recorded once per shape, then replayed by one launch.
+"""CUDA graphs of decoder steps: captured once per shape, then replayed with one launch.
 
-A kernel that Python launches takes the host about 8 microseconds, and a step has more than a
-hundred, each of which may take the GPU less.  A graph launches all of them at once.  The tensors
-that it reads and writes must keep their addresses, so each running state has its own
-`GraphBuffers`, and shapes come in few sizes:
+Launching a kernel from Python takes the host about 8 microseconds.  A step has more than a hundred
+kernels, many of which run for less time than that on the GPU.  A graph launches all of them at
+once.  The tensors that it reads and writes must keep their addresses, so each running state has its
+own `GraphBuffers`.  Sizes are rounded up so that there are few shapes:
 
-    sentences     eighths of a power of two; places after the last sentence hold what was there
+    sentences     eighths of a power of two; unused slots keep their old contents
     source        multiples of 32 tokens, see `onmt_lite.search.slots`
     own tokens    powers of two, see `onmt_lite.models.cache`
 
@@ -30,13 +30,14 @@ CaptureFn: TypeAlias = Callable[[Step], Step]
 
 
 class CudaGraphCapture:
-    """Records a step as a CUDA graph, whose replay writes its results to the same tensors."""
+    """Captures a step as a CUDA graph.  A replay writes its results to the same tensors."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time: all share memory
+        self.pool = torch.cuda.graph_pool_handle()  # shared, since one graph runs at a time
 
     def __call__(self, step: Step) -> Step:
+        """Capture a step.  Returns a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool):
             results = step()
@@ -49,117 +50,151 @@ class CudaGraphCapture:
 
 
 class GraphBuffers:
-    """Memory that holds the tensors of one running state, and the graphs that use it."""
+    """Static memory for the tensors of one running state, and the graphs that use it."""
 
     def __init__(self) -> None:
-        self.stores: dict[tuple[int, torch.dtype], Tensor] = {}
-        self.homes: dict[int, Tensor] = {}
-        self.steps: dict[Any, Step | None] = {}  # by shapes; None: run once, without a graph
-        self.owner: Callable[[], Any] = lambda: None  # a weak reference to the state
+        self.storages: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}  # views of the storages, by tensor index
+        self.steps: dict[Any, Step | None] = {}  # graphs by shapes; None: run once, not captured
+        self.owner: Callable[[], Any] = lambda: None  # weak reference to the state
 
-    def settle(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
-        """Move the state's tensors here; return a tensor (n_rows,) that begins with tokens (R,)."""
+    def copy_in(self, state: Any, tokens: Tensor, n_rows: int) -> Tensor:
+        """Move the state's tensors to this memory.
+
+        Args:
+            state: a `DecoderState`, whose attributes are replaced
+            tokens: the last token of each row (R,), int64
+            n_rows: number of rows after rounding up
+
+        Returns:
+            Input tokens (n_rows,), int64, of which the first R are set.
+        """
         for i, (holder, name, x) in enumerate(iterate_tensors(state), start=1):
-            if x.numel() and x is not self.homes.get(i):
-                self.homes[i] = holder[name] = self._home(i, x.shape, x)
-                self.homes[i].copy_(x)
-        inputs = self._home(0, torch.Size([n_rows]), tokens)
+            if x.numel() and x is not self.tensors.get(i):
+                self.tensors[i] = holder[name] = self._view(i, x.shape, x)
+                self.tensors[i].copy_(x)
+        inputs = self._view(0, torch.Size([n_rows]), tokens)
         inputs[: len(tokens)] = tokens
         return inputs
 
-    def _home(self, number: int, shape: torch.Size, like: Tensor) -> Tensor:
-        """The place of tensor `number`, at the beginning of the memory that is kept for it."""
-        key, n = (number, like.dtype), shape.numel()
-        if key not in self.stores or self.stores[key].numel() < n:
-            self.stores[key] = like.new_zeros(n)
-            self.steps.clear()  # they read the old memory
-        return self.stores[key][:n].view(shape)
+    def _view(self, index: int, shape: torch.Size, like: Tensor) -> Tensor:
+        """Return a view of the storage of a tensor, allocated if it is too small.
+
+        Args:
+            index: index of the tensor
+            shape: shape of the view
+            like: a tensor with the dtype and device of the view
+        """
+        key, n = (index, like.dtype), shape.numel()
+        if key not in self.storages or self.storages[key].numel() < n:
+            self.storages[key] = like.new_zeros(n)
+            self.steps.clear()  # these graphs read the old storage
+        return self.storages[key][:n].view(shape)
 
 
 class StepGraphs:
-    """Runs the device's part of steps: a shape's first as it is, which lets the libraries choose
-    their kernels; the second is recorded.  If that fails, all run as they are, and the log says so.
+    """Runs the device's part of decoder steps, with CUDA graphs if possible.
+
+    The first step of a shape runs without a graph, so that libraries can choose their kernels; the
+    second is captured.  If a capture fails, all steps run without graphs, and a warning is logged.
     """
 
-    def __init__(self, recorder: CaptureFn):
-        self.recorder = recorder
-        self.lanes: list[GraphBuffers] = []
-        self.fails = False
+    def __init__(self, capture: CaptureFn):
+        self.capture = capture
+        self.buffers: list[GraphBuffers] = []
+        self.has_failed = False
 
     def run(
         self, advance: Callable[..., tuple[Tensor, Tensor]], tokens: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Run or replay `Seq2SeqModel.advance`; results are valid until any state's next step."""
-        lane, n = self._lane(state), state.n_sentences
+        """Run or replay `Seq2SeqModel.advance`.
+
+        Args:
+            advance: the bound method of a model
+            tokens: the last token of each row (R,), int64
+            state: the decoder state, updated in place
+
+        Returns:
+            Hidden states (B, K, D) and attention (B, K, S), valid until the next step of any state.
+        """
+        buffers, n = self._get_buffers(state), state.n_sentences
         n_run, beam_size = round_up(n), len(tokens) // n
-        inputs = lane.settle(state, tokens, n_run * beam_size)  # (n_run * K,)
+        inputs = buffers.copy_in(state, tokens, n_run * beam_size)  # (n_run * K,)
         step = partial(advance, inputs, state.view_first(n_run))
-        shapes = n_run, *(x.shape for x in lane.homes.values())
-        hidden, attn = self._recorded(lane, shapes, step)()
+        shapes = n_run, *(x.shape for x in buffers.tensors.values())
+        hidden, attn = self._get_step(buffers, shapes, step)()
         return hidden[:n], attn[:n]  # (B, K, D), (B, K, S)
 
-    def _recorded(self, lane: GraphBuffers, shapes: Any, step: Step) -> Step:
-        """The graph of the step, recorded now if it is the second of these shapes; or the step."""
-        if self.fails or shapes not in lane.steps:
-            lane.steps[shapes] = None
+    def _get_step(self, buffers: GraphBuffers, shapes: Any, step: Step) -> Step:
+        """Return the graph of a step, captured if this is the second step of these shapes.
+
+        Args:
+            buffers: the buffers of the running state
+            shapes: key of the graph
+            step: the step, returned if there is no graph
+        """
+        if self.has_failed or shapes not in buffers.steps:
+            buffers.steps[shapes] = None
             return step
-        recorded = lane.steps[shapes]
-        if recorded is None:
+        captured = buffers.steps[shapes]
+        if captured is None:
             try:
-                recorded = lane.steps[shapes] = self.recorder(step)
+                captured = buffers.steps[shapes] = self.capture(step)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                self.fails = True
+                self.has_failed = True
                 reason = str(error).split("\n")[0]
-                LOG.warning("NOTE: cuda-graph: steps run without CUDA graphs, slower: %s", reason)
+                problem = "decoding runs without CUDA graphs and is slower"
+                LOG.warning("NOTE: cuda-graph: %s: %s", problem, reason)
                 return step
-        return recorded
+        return captured
 
-    def _lane(self, state: Any) -> GraphBuffers:
-        """The lane of a state; a new state takes that of a state that is gone."""
+    def _get_buffers(self, state: Any) -> GraphBuffers:
+        """Return the buffers of a state; a new state reuses those of a deleted state."""
         if state.graph_buffers is None:
-            free = [lane for lane in self.lanes if lane.owner() is None]
+            free = [buffers for buffers in self.buffers if buffers.owner() is None]
             if not free:
                 free = [GraphBuffers()]
-                self.lanes += free
+                self.buffers += free
             state.graph_buffers = free[0]
             state.graph_buffers.owner = weakref.ref(state)
         return state.graph_buffers
 
 
-def use_cuda_graphs(model: AnyModel, recorder: CaptureFn) -> AnyModel:
-    """A copy that shares the weights and replays its steps; the model itself if it cannot."""
+def use_cuda_graphs(model: AnyModel, capture: CaptureFn) -> AnyModel:
+    """Return a copy that shares the weights and replays steps, or the model if it cannot."""
     if not getattr(model, "supports_cuda_graphs", False):
         return model
-    own: Any = copy.copy(model)
-    own.graphs = StepGraphs(recorder)
-    return own
+    replaying: Any = copy.copy(model)
+    replaying.graphs = StepGraphs(capture)
+    return replaying
 
 
 @contextlib.contextmanager
 def release_graphs_on_oom(model: AnyModel) -> Iterator[None]:
-    """Drop the memory that graphs keep for later if memory runs out inside."""
+    """Free the memory of idle graphs if memory runs out inside the block."""
     try:
         yield
     except torch.OutOfMemoryError:
         graphs = getattr(model, "graphs", None)
         if graphs is not None:
-            graphs.lanes.clear()
+            graphs.buffers.clear()
         raise
 
 
 def round_up(n: int) -> int:
-    """The next of 1 to 8, 9 ... 16, 18 ... 32, 36 ...: at most an eighth more than n."""
+    """Round up to 1 to 8, 9 ... 16, 18 ... 32, 36 ...: at most an eighth more than n."""
     unit = 1 << max(0, (n - 1).bit_length() - 4)
     return -(-n // unit) * unit
 
 
 def iterate_tensors(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
-    """All tensors of a state, each with the dictionary or list that holds it and its key there."""
-    holds = holder if isinstance(holder, list) else vars(holder)
-    for name, x in list(enumerate(holds) if isinstance(holds, list) else holds.items()):
+    """Yield all tensors of a state, each with the dict or list that holds it and its key."""
+    container = holder if isinstance(holder, list) else vars(holder)
+    items = enumerate(container) if isinstance(container, list) else container.items()
+    for name, x in list(items):
         if isinstance(x, Tensor):
-            yield holds, name, x
-        elif isinstance(x, list) or hasattr(x, "select"):  # records and caches
+            yield container, name, x
+        elif isinstance(x, list) or hasattr(x, "select"):  # dataclasses and caches
             yield from iterate_tensors(x)

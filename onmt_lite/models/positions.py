@@ -1,6 +1,6 @@
-"""Positions of a Transformer: position vectors, or relations in attention.
+"""Positions of a Transformer: position embeddings, or relative positions in self-attention.
 
-Letters: N sequences, H heads, T queries, S keys, D model width, d width of a head.
+Shapes: N sequences, H heads, T queries, S keys, D model width, d head width.
 """
 
 import math
@@ -14,31 +14,45 @@ from onmt_lite.models.config import TransformerConfig
 
 
 def make_sinusoids(n: int, d: int, layout: str) -> Tensor:
-    """Position table (n, d) of Vaswani et al. 2017, section 3.5.
+    """Build the sinusoidal position table of Vaswani et al. 2017, section 3.5.
 
-    `interleaved` alternates sines and cosines (OpenNMT-py), `concat` puts all sines first (Marian
-    as read by transformers), `fairseq` does so with frequencies that reach 1/10000 itself (as
-    tensor2tensor's).
+    Args:
+        n: number of positions
+        d: number of dimensions
+        layout: `interleaved` alternates sines and cosines (OpenNMT-py); `concat` puts all sines
+            first (Marian as implemented in transformers); `fairseq` also does, with frequencies
+            down to exactly 1/10000 (as in tensor2tensor)
+
+    Returns:
+        The table (n, d), float32.
     """
-    # On the CPU even if a model is made on the device "meta", without memory for its weights
-    kind: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
-    fractions = torch.arange(0, d, 2, **kind) / d
+    # On the CPU even if the model is built on the device "meta", without memory for its weights
+    options: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
+    fractions = torch.arange(0, d, 2, **options) / d
     if layout == "fairseq":
-        fractions = torch.arange(d // 2, **kind) / max(1, d // 2 - 1)
+        fractions = torch.arange(d // 2, **options) / max(1, d // 2 - 1)
     frequencies = torch.exp(fractions * -math.log(10000.0))
-    angles = torch.arange(n, **kind)[:, None] * frequencies  # (n, d/2)
-    parts = [angles.sin(), angles.cos()]
-    table = torch.stack(parts, 2).flatten(1) if layout == "interleaved" else torch.cat(parts, 1)
+    angles = torch.arange(n, **options)[:, None] * frequencies  # (n, d/2)
+    halves = [angles.sin(), angles.cos()]
+    table = torch.stack(halves, 2).flatten(1) if layout == "interleaved" else torch.cat(halves, 1)
     return table.float()
 
 
 class Embedding(nn.Module):
-    """Token vectors, plus position vectors if there is a table of them, learned or computed."""
+    """Token embeddings, plus learned or computed position embeddings if there are any."""
 
     position: Tensor | None
 
     def __init__(self, vocab_size: int, d: int, scaled: bool, table: Tensor | None, offset: int):
-        """scaled: multiply token vectors by sqrt(D); offset: row of the first position."""
+        """Initialize the embeddings.
+
+        Args:
+            vocab_size: number of tokens
+            d: number of dimensions, D
+            scaled: multiply token embeddings by sqrt(D)
+            table: position embeddings (positions, D), learned if they are a parameter; or None
+            offset: row of the first position
+        """
         super().__init__()
         self.token = nn.Embedding(vocab_size, d)
         self.scale, self.offset = d**0.5 if scaled else 1.0, offset
@@ -48,7 +62,16 @@ class Embedding(nn.Module):
             self.register_buffer("position", table, persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """ids (N, T) -> (N, T, D).  positions (N,): of all T, step by step; None: 0 to T-1."""
+        """Embed tokens.
+
+        Args:
+            ids: token ids (N, T), int64
+            positions: position of all T tokens of a sentence (N,), int64, in step-by-step decoding;
+                None: positions 0 to T-1
+
+        Returns:
+            Embeddings (N, T, D).
+        """
         x = self.token(ids) * self.scale
         if self.position is None:
             return x
@@ -58,38 +81,54 @@ class Embedding(nn.Module):
 
 
 class RelativePositions(nn.Module):
-    """Positions of queries and keys in self-attention; this class ignores them.
+    """Relative positions of queries and keys in self-attention; this base class has no effect.
 
-    `prepare` makes what all layers share, which enters attention at one or two of three places.
+    `prepare` computes a value that all layers share.  The other methods apply it to queries and
+    keys, scores or context.
     """
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__()
 
     def prepare(self, queries: Tensor, keys: Any) -> Any:
-        """Positions of queries (N, T) and keys (N, S); N or T is 1 if all are alike."""
+        """Compute the value that all layers share.
+
+        Args:
+            queries: positions of queries (N, T), int64; N or T is 1 if all are equal
+            keys: positions of keys (N, S), int64
+        """
         return None
 
     def rotate(self, x: Tensor, prepared: Any) -> Tensor:
-        """Queries or keys (N, H, T, d) at the positions of the queries, before their product."""
+        """Rotate queries or keys (N, H, T, d) at the positions of the queries."""
         return x
 
     def compute_bias(self, q: Tensor, prepared: Any) -> Tensor | None:
-        """q (N, H, T, d) -> a term of the scaled scores, broadcast to (N, H, T, S)."""
+        """Return a bias for the scaled scores, broadcast to (N, H, T, S).
+
+        Args:
+            q: queries (N, H, T, d)
+            prepared: the result of `prepare`
+        """
         return None
 
     def compute_context(self, weights: Tensor, prepared: Any) -> Tensor | None:
-        """weights (N, H, T, S) -> a term of the context (N, H, T, d)."""
+        """Return a term to add to the context (N, H, T, d).
+
+        Args:
+            weights: attention weights (N, H, T, S)
+            prepared: the result of `prepare`
+        """
         return None
 
 
 def compute_distances(queries: Tensor, keys: Tensor) -> Tensor:
-    """Positions (N, T) and (N, S) -> (N, T, S): the key's minus the query's."""
+    """Return key position minus query position: (N, T) and (N, S) -> (N, T, S), int64."""
     return keys[:, None] - queries[:, :, None]
 
 
 class ShawPositions(RelativePositions):
-    """A vector per distance, added to keys and values (Shaw et al. 2018)."""
+    """A learned vector per distance, added to keys and values (Shaw et al. 2018)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
@@ -99,7 +138,7 @@ class ShawPositions(RelativePositions):
         self.values = nn.Parameter(torch.zeros(shape)) if cfg.relative_values else None
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The number of each pair's vector (N, T, S)."""
+        """Return the index of the vector of each pair (N, T, S), int64."""
         return compute_distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
 
     def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
@@ -112,7 +151,7 @@ class ShawPositions(RelativePositions):
 
 
 class BucketPositions(RelativePositions):
-    """A number per head and group of distances, added to the scores (Raffel et al. 2020)."""
+    """A learned bias per head and bucket of distances (T5; Raffel et al. 2020)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
@@ -120,25 +159,28 @@ class BucketPositions(RelativePositions):
         self.weight = nn.Parameter(torch.zeros(cfg.relative_buckets, cfg.heads))
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The group of each pair (N, T, S): one for each near distance, logarithmic beyond."""
+        """Return the bucket of each pair (N, T, S), int64.
+
+        Small distances have their own buckets; larger distances share buckets of logarithmic size.
+        """
         steps, n = compute_distances(queries, keys), self.weight.size(0)  # (N, T, S)
         after = torch.zeros_like(steps)
         if self.causal:
             steps = -steps.clamp(max=0)
-        else:  # half of the groups are for keys after the query
+        else:  # half of the buckets are for keys after the query
             n //= 2
             after, steps = (steps > 0) * n, steps.abs()
-        alone = n // 2
-        ratio = torch.log(steps.clamp(min=1).float() / alone) / math.log(self.limit / alone)
-        grouped = alone + (ratio * (n - alone)).long()
-        return after + torch.where(steps < alone, steps, grouped.clamp(max=n - 1))
+        n_exact = n // 2
+        ratio = torch.log(steps.clamp(min=1).float() / n_exact) / math.log(self.limit / n_exact)
+        shared = n_exact + (ratio * (n - n_exact)).long()
+        return after + torch.where(steps < n_exact, steps, shared.clamp(max=n - 1))
 
     def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
         return self.weight[prepared].permute(0, 3, 1, 2)  # (N, H, T, S)
 
 
 class RotaryPositions(RelativePositions):
-    """Pairs of dimensions turned by an angle that grows with the position (Su et al. 2021)."""
+    """Rotary embeddings: pairs of dimensions rotated by position (RoPE; Su et al. 2021)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
@@ -148,24 +190,24 @@ class RotaryPositions(RelativePositions):
         self.wavelengths = Constant(cfg.rotary_theta**fractions)
 
     def prepare(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles (N, 1, T, dim/2), in float32: large angles need it."""
+        """Return cosine and sine of the angles (N, 1, T, dim/2), float32 for large angles."""
         angles = queries[:, None, :, None] / self.wavelengths.to(queries.device)
         return angles.cos(), angles.sin()
 
     def rotate(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         cos, sin = prepared
-        turning = x[..., : self.dim].float()  # (N, H, T, dim)
+        rotary = x[..., : self.dim].float()  # (N, H, T, dim)
         if self.interleave:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+            a, b = rotary[..., 0::2], rotary[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
-            a, b = turning.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned.to(x.dtype), x[..., self.dim :]], -1)
+            a, b = rotary.chunk(2, -1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([rotated.to(x.dtype), x[..., self.dim :]], -1)
 
 
 class AlibiPositions(RelativePositions):
-    """The distance times a slope per head, subtracted from the scores (Press et al. 2022)."""
+    """ALiBi: distance times a slope per head, subtracted from scores (Press et al. 2022)."""
 
     def __init__(self, cfg: TransformerConfig, causal: bool = True):
         super().__init__(cfg)
@@ -174,7 +216,7 @@ class AlibiPositions(RelativePositions):
         )
 
     def prepare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The bias of each pair, by head (N, H, T, S)."""
+        """Return the bias of each head and pair (N, H, T, S), float32."""
         steps = compute_distances(queries, keys).abs()
         return -steps[:, None] * self.slopes.to(steps.device)
 
@@ -183,8 +225,11 @@ class AlibiPositions(RelativePositions):
 
 
 def compute_alibi_slopes(heads: int) -> list[float]:
-    """2^(-8/H), 2^(-16/H), ... for a power of two; else the slopes of the next lower power, filled
-    up with every other slope of the next higher one."""
+    """Return the slope of each head: 2^(-8/H), 2^(-16/H), ... if H is a power of two.
+
+    Otherwise, return the slopes for the next lower power of two, followed by every other slope for
+    the next higher power.
+    """
     if heads & (heads - 1) == 0:
         return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
     lower = 1 << (heads.bit_length() - 1)

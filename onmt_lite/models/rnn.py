@@ -137,7 +137,7 @@ class GlobalAttention(AttentionScorer):
         self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """-> attentional vectors (B, T, D) and weights (B, T, S)."""
-        weights = self.weights(query, keys, mask)
+        weights = self.compute_weights(query, keys, mask)
         attended = self.out(torch.cat([weights @ bank, query], -1))
         return (attended if self.score == "mlp" else attended.tanh()), weights
 
@@ -232,13 +232,13 @@ class Rnn(Seq2SeqModel[RnnMemory, RnnState]):
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
         bank, hidden = self.encoder(src, src_lengths)
         mask, attention = padding_mask(src_lengths, src.size(1)), self.decoder.attention
-        keys = None if attention is None else attention.keys(bank)
+        keys = None if attention is None else attention.project_keys(bank)
         return RnnMemory(bank, mask, keys, hidden)
 
     def init_state(self, memory: RnnMemory) -> RnnState:
         return RnnState(memory)
 
-    def decode(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+    def decode_step(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
         return self.decoder(tokens, state)
 
     def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:

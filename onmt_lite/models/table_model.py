@@ -1,4 +1,4 @@
-"""A model without weights: a table of next-token logits, to test and explain searches.
+"""A model without weights: a table of next-token logits, for testing and explaining searches.
 
 The format is one JSON object:
 
@@ -9,8 +9,9 @@ The format is one JSON object:
                         "default": [...],
                         "attn": {...like rows...}, "attn_default": [...]}, ...}}
 
-A key is the output so far, ids joined by a blank.  Looked up are the exact prefix, then "*n"
-for its length n, then the default.  A source line is a source's name, once per source token.
+A key is a target prefix, ids joined by spaces.  The lookup tries the exact prefix, then "*n" for
+a prefix of length n, then the default.  A source line repeats the name of a source once per source
+token.
 """
 
 import re
@@ -37,63 +38,78 @@ class TableSource:
     attn_default: list[float]
 
     def logits(self, prefix: Prefix) -> list[float]:
+        """Return the V next-token logits after a prefix."""
         return _look_up(self.rows, prefix, self.default)
 
     def attention(self, prefix: Prefix) -> list[float]:
+        """Return the attention to the source tokens after a prefix."""
         return _look_up(self.attn, prefix, self.attn_default)
 
 
 def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]) -> list[float]:
+    """Look up the exact prefix, then its length.
+
+    Args:
+        table: values by key
+        prefix: target ids
+        default: the value if there is no such key
+    """
     exact = table.get(" ".join(map(str, prefix)))
     return exact if exact is not None else table.get(f"*{len(prefix)}", default)
 
 
-class Tree:
-    """The tables of all sources as nodes, each of which stands for prefixes.
+class PrefixTrie:
+    """The tables of all sources as a trie.  Each node stands for one or more target prefixes.
 
-    Each source has a node for every beginning of a key, its root first; one for all other prefixes
-    of each length up to that of its longest "*n"; and one for all that are longer.
+    Each source has a node for every prefix of a key, with its root first; a node for all remaining
+    prefixes of each length up to its longest "*n"; and a node for all longer prefixes.
     """
 
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.vocab_size = vocab_size
-        self.logits: list[list[float]] = []  # of each node
+        self.logits: list[list[float]] = []  # by node
         self.attn: list[list[float]] = []
-        self.next: list[list[int]] = []  # the node after each token
+        self.next: list[list[int]] = []  # by node and token
         self.roots = [self._add(source) for source in sources]
 
     def _add(self, source: TableSource) -> int:
-        """Add the nodes of a source; return its root."""
+        """Add the nodes of a source.  Returns its root."""
         keys = {*source.rows, *source.attn}
         parsed = [parse_key(key, self.vocab_size) for key in keys]
-        begun = {key[:n] for key in parsed if key is not None for n in range(len(key) + 1)}
+        prefixes = {key[:n] for key in parsed if key is not None for n in range(len(key) + 1)}
         lengths = range(max((int(key[1:]) for key in keys if STAR.fullmatch(key)), default=0) + 2)
         root = len(self.logits)
-        numbers = {prefix: root + i for i, prefix in enumerate(sorted({(), *begun}))}
-        first_other = root + len(numbers)
-        for prefix in numbers:
+        nodes = {prefix: root + i for i, prefix in enumerate(sorted({(), *prefixes}))}
+        first_shared = root + len(nodes)
+        for prefix in nodes:
             self.logits.append(source.logits(prefix))
             self.attn.append(source.attention(prefix))
-            other = first_other + min(len(prefix) + 1, lengths[-1])
-            self.next.append([numbers.get((*prefix, y), other) for y in range(self.vocab_size)])
+            shared = first_shared + min(len(prefix) + 1, lengths[-1])
+            self.next.append([nodes.get((*prefix, y), shared) for y in range(self.vocab_size)])
         for n in lengths:
             self.logits.append(source.rows.get(f"*{n}", source.default))
             self.attn.append(source.attn.get(f"*{n}", source.attn_default))
-            self.next.append([first_other + min(n + 1, lengths[-1])] * self.vocab_size)
+            self.next.append([first_shared + min(n + 1, lengths[-1])] * self.vocab_size)
         return root
 
 
 def parse_key(key: str, vocab_size: int) -> Prefix | None:
-    """Return the prefix of ids that a key of a table is, None if no prefix looks like it."""
+    """Parse a key of a table as target ids.  Returns None if it is not a prefix."""
     ids = tuple(int(token) for token in key.split() if ID.fullmatch(token))
     is_prefix = key == " ".join(map(str, ids)) and all(y < vocab_size for y in ids)
     return ids if is_prefix else None
 
 
 class TableState:
-    """nodes (R,): of each row; width: S, the most source tokens of a sentence."""
+    """Decoder state: the node of each row."""
 
     def __init__(self, nodes: Tensor, width: int):
+        """Initialize the state.
+
+        Args:
+            nodes: node of each row (R,), int64
+            width: the number of source tokens of the longest sentence, S
+        """
         self.nodes, self.width = nodes, width
         self.positions = torch.zeros_like(nodes)
         self.logit_stats = None
@@ -108,7 +124,7 @@ class TableState:
 
 
 class TableModel:
-    """An `onmt_lite.models.base.EncoderDecoder` whose source ids are indices of sources."""
+    """A table as an `onmt_lite.models.base.EncoderDecoder`; source ids are indices of sources."""
 
     max_positions = 100_000
     has_copy_mechanism, has_attention = False, True
@@ -116,29 +132,29 @@ class TableModel:
     def __init__(self, sources: list[TableSource], vocab_size: int):
         self.sources, self.vocab_size = sources, vocab_size
         self.device = torch.device("cpu")
-        tree = Tree(sources, vocab_size)
-        self.roots, self.next = (Constant(torch.tensor(x)) for x in (tree.roots, tree.next))
+        trie = PrefixTrie(sources, vocab_size)
+        self.roots, self.next = (Constant(torch.tensor(x)) for x in (trie.roots, trie.next))
         longest = max(len(source.attn_default) for source in sources)
-        attn = [[*row, *[0.0] * (longest - len(row))] for row in tree.attn]
-        numbers = (torch.tensor(x, dtype=torch.float32) for x in (tree.logits, attn))
-        self.logits, self.attn = map(Constant, numbers)
+        attn = [[*row, *[0.0] * (longest - len(row))] for row in trie.attn]
+        tables = (torch.tensor(x, dtype=torch.float32) for x in (trie.logits, attn))
+        self.logits, self.attn = map(Constant, tables)
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> tuple[Tensor, int]:
-        """A memory holds the roots (B,) of the sources, and S."""
+        """Return the roots of the sources (B,), int64, and S."""
         for constant in (self.next, self.logits, self.attn):
-            constant.to(src.device)  # now, so that no step has to move them
+            constant.to(src.device)  # here, so that no step has to wait
         return self.roots.to(src.device)[src[:, 0]], src.size(1)
 
     def init_state(self, memory: tuple[Tensor, int]) -> TableState:
         return TableState(*memory)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
-        # The start token, which may be no id, is not part of any prefix
-        after = self.next.to(tokens.device)[state.nodes, tokens.clamp(min=0)]
+        # The start token, which may have no id, is not part of any prefix
+        following = self.next.to(tokens.device)[state.nodes, tokens.clamp(min=0)]
         started = (state.positions > 0)[:, None].expand(-1, len(tokens) // len(state.positions))
-        state.nodes = torch.where(started.flatten(), after, state.nodes)
+        state.nodes = torch.where(started.flatten(), following, state.nodes)
         state.positions = state.positions + 1
         attn = self.attn.to(tokens.device)[state.nodes][:, : state.width]
         logits = self.logits.to(tokens.device)[state.nodes]

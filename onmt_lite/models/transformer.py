@@ -136,7 +136,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
             memory.bank = bank[:, :0]  # nobody reads it any more, and moving it takes time
         return TransformerState(memory, past, uses_cuda_graphs=self.graphs is not None)
 
-    def decode(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
+    def decode_step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         memory, past, positions = state.memory, state.past, state.positions
         mask, places = past.begin_step(positions)
         inputs = prepare_self_attention(self.decoder, mask, positions[:, None], places)

@@ -153,7 +153,7 @@ class TestSearches:
         model = pair[1].pipeline.runner.searched
         graphs = getattr(model, "graphs", None)
         if graphs is not None:
-            monkeypatch.setattr(graphs, "recorder", allowed_to_wait(graphs.recorder, calls))
+            monkeypatch.setattr(graphs, "capture", allowed_to_wait(graphs.capture, calls))
         monkeypatch.setattr(model, "step", counted(model.step, calls))
         with waits("error"):
             translate(pair[1], search=search, **options)
@@ -237,18 +237,20 @@ class TestGraphs:
         for _ in range(2):
             found = on_gpu.translate(SAMPLE * 6, n_best=5, batch_size=16, batch_type="sents")
             assert_same(found, expected * 6)
-        assert not graphs.fails
-        assert any(step is not None for lane in graphs.lanes for step in lane.steps.values())
+        assert not graphs.has_failed
+        assert any(
+            step is not None for buffers in graphs.buffers for step in buffers.steps.values()
+        )
 
     def test_replays_equal_the_same_steps_without_graphs(self, on_gpu):
         options = dict(n_best=5, batch_size=16, batch_type="sents")
         replayed = on_gpu.translate(SAMPLE * 6, **options)
         graphs = on_gpu.pipeline.runner.searched.graphs
-        graphs.fails = True
+        graphs.has_failed = True
         try:
             eager = on_gpu.translate(SAMPLE * 6, **options)
         finally:
-            graphs.fails = False
+            graphs.has_failed = False
         assert_same(replayed, eager)
 
 

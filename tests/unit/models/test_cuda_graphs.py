@@ -77,7 +77,7 @@ def test_sentences_join_and_keys_are_cleared_away(config):
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    lanes = moved.pipeline.runner.searched.graphs.lanes
+    lanes = moved.pipeline.runner.searched.graphs.buffers
     assert len(lanes) == 2  # of two batches that take turns
     assert all(len(lane.steps) < second["steps"] / 6 for lane in lanes)
 
@@ -105,7 +105,7 @@ def test_where_recording_fails_steps_run_as_they_are():
         def emit(self, record: logging.LogRecord) -> None:
             notes.append(record.getMessage())
 
-    moved.pipeline.runner.searched.graphs.recorder = refuse
+    moved.pipeline.runner.searched.graphs.capture = refuse
     LOG.addHandler(handler := Notes())
     for _ in range(2):
         found, events = simulate(moved)
@@ -120,18 +120,18 @@ def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
     expected = translate(make_translator(lively_transformer()))
     moved = on_device(make_translator(lively_transformer()))
     graphs, lanes = moved.pipeline.runner.searched.graphs, []
-    record = graphs.recorder
+    record = graphs.capture
 
     def short_once(step: Any) -> Any:
-        lanes.extend(graphs.lanes)
-        graphs.recorder = record
+        lanes.extend(graphs.buffers)
+        graphs.capture = record
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    graphs.recorder = short_once
+    graphs.capture = short_once
     found, events = simulate(moved)
     assert_same(found, expected)
-    assert count(events)["replays"] > 0 and not graphs.fails
-    assert len(lanes) == 2 and not set(lanes) & set(graphs.lanes)
+    assert count(events)["replays"] > 0 and not graphs.has_failed
+    assert len(lanes) == 2 and not set(lanes) & set(graphs.buffers)
 
 
 def test_sizes():
