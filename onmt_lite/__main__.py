@@ -52,9 +52,9 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
         run_job(options).check()
     except Interrupted as stop:
         if not stop.status:  # the job had not begun
-            from onmt_lite.jobs.job import say_before_work
+            from onmt_lite.jobs.job import attach_initial_state
 
-            say_before_work(stop, options)
+            attach_initial_state(stop, options)
         raise
 
 

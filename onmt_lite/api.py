@@ -24,10 +24,10 @@ from onmt_lite.errors import (
 )
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import ProgressDelta, ProgressTotal, Translation
-from onmt_lite.jobs.engine import Pool
+from onmt_lite.jobs.engine import WorkerPool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
-from onmt_lite.jobs.tasks import InProcess
+from onmt_lite.jobs.tasks import InProcessEngine
 from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.lines import Line, growing_windows, lines_from_texts
 from onmt_lite.text.phrases import Phrases, iter_phrases, with_phrases
@@ -77,7 +77,7 @@ class Translator:
             raise TypeError("Translator() does not load a model; call Translator.from_pretrained()")
         self._use(Pipeline(checkpoint, options, **more), type(checkpoint.model).__name__)
 
-    def _use(self, backend: Pipeline | Pool, name: str) -> None:
+    def _use(self, backend: Pipeline | WorkerPool, name: str) -> None:
         self._backend, self.options, self.name = backend, backend.options, name
         self._process = os.getpid()
         self.warned: set[str] = set()  # notes on options that were given as warnings
@@ -126,7 +126,7 @@ class Translator:
         """
         translator = cls.__new__(cls)
         alone = (options.n_workers or 1) == 1
-        backend = Pipeline.load(options) if alone else Pool(options.with_models())
+        backend = Pipeline.load(options) if alone else WorkerPool(options.with_models())
         translator._use(backend, " ".join(options.model.model or [DEFAULT_MODEL.name]))
         return translator
 
@@ -147,7 +147,7 @@ class Translator:
             raise TypeError("a Translator is not callable; use translator.translate(...)")
 
     @property
-    def backend(self) -> Pipeline | Pool:
+    def backend(self) -> Pipeline | WorkerPool:
         """The model or its workers.  ValueError in a process that has not loaded them."""
         if os.getpid() != self._process:
             raise ValueError(
@@ -159,7 +159,7 @@ class Translator:
     @property
     def pipeline(self) -> Pipeline:
         """The Pipeline of this process.  AttributeError if workers translate."""
-        if isinstance(self._backend, Pool):
+        if isinstance(self._backend, WorkerPool):
             raise AttributeError("a Translator with workers has no model in this process")
         return self._backend
 
@@ -322,7 +322,7 @@ class Translator:
         job: dict[str, Any] = dict(src=os.fspath(src), output=os.fspath(output))
         job |= dict(quiet=True, verbose=False)
         parsed, backend = self._options(options, **job), self.backend
-        engine = backend if isinstance(backend, Pool) else InProcess(parsed, backend)
+        engine = backend if isinstance(backend, WorkerPool) else InProcessEngine(parsed, backend)
         with use_keyword_style():
             return run_job(parsed, engine, progress)
 
@@ -367,7 +367,7 @@ class Translator:
 
     def close(self) -> None:
         """End the processes of `workers`; at the end of the program that happens by itself."""
-        if isinstance(self._backend, Pool):
+        if isinstance(self._backend, WorkerPool):
             self._backend.close()
 
     def __enter__(self) -> "Translator":

@@ -11,8 +11,8 @@ from hypothesis import settings
 
 from onmt_lite import Translator
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.jobs.progress import logging_to
-from onmt_lite.system.terminal import SIGNALS, pending
+from onmt_lite.jobs.progress import configure_logging
+from onmt_lite.system.terminal import SIGNALS, pending_signals
 from tests.support import tiny
 from tests.support.tiny_training import write_pairs
 
@@ -48,7 +48,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.fixture(autouse=True)
 def closed_logs():
     """Log files that a test opens are closed when it ends."""
-    with logging_to(JobOptions(quiet=True)):
+    with configure_logging(JobOptions(quiet=True)):
         yield
 
 
@@ -58,7 +58,7 @@ def own_signals():
     are started later would inherit that."""
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     yield
-    pending.clear()
+    pending_signals.clear()
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
 

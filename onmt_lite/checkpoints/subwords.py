@@ -15,7 +15,7 @@ import sentencepiece as spm
 from onmt_lite.checkpoints import sentencepiece_proto
 from onmt_lite.checkpoints.config_reader import read_json, read_limited
 from onmt_lite.errors import CheckpointError, OptionError, explain_os_error
-from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
+from onmt_lite.system.file_types import HEAD_BYTES, detect_file_type
 from onmt_lite.text.bpe import BytePairEncoder, SubwordFile, parse_codes, parse_vocabulary
 from onmt_lite.text.tokenizers import AddedTokenTokenizer, MarianTokenizer, Tokenizer
 from onmt_lite.text.transforms import TokenizeFn
@@ -224,7 +224,7 @@ def make_onmt_tokenizer(
 
 def _read_text(path: str) -> str:
     data = read_bytes(path)
-    if file_type := detect_file_type(data[:LOOKED_AT]):
+    if file_type := detect_file_type(data[:HEAD_BYTES]):
         remedy = file_type.remedy_for(shlex.quote(path))
         raise CheckpointError(f"{path} is {file_type.name}; {remedy}")
     try:

@@ -15,7 +15,7 @@ from onmt_lite.config.files import check_directories, check_distinct, write_text
 from onmt_lite.config.help import describe_options, format_help, format_markdown
 from onmt_lite.config.sources import Program, Resolved, split_argv
 from onmt_lite.errors import OnmtLiteError, OptionError
-from onmt_lite.system.terminal import CONSOLE, Interrupted, pending, stop_on_signals
+from onmt_lite.system.terminal import CONSOLE, Interrupted, pending_signals, stop_on_signals
 from onmt_lite.version import __version__
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
         print_resume_command(error, words)
         return error.exit_code
     except Interrupted as interrupted:
-        pending.clear()
+        pending_signals.clear()
         # The interpreter must not flush into a pipe that nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted

@@ -21,8 +21,8 @@ from onmt_lite.errors import (
     hint_for_path,
     wrap_os_errors,
 )
-from onmt_lite.system.atomic_files import write_all, write_whole
-from onmt_lite.system.terminal import Interrupted, is_text, line_that_works
+from onmt_lite.system.atomic_files import replace_file, write_all
+from onmt_lite.system.terminal import Interrupted, looks_like_text, suggest_command
 
 GZIP_CHUNK = 1 << 16  # bytes
 NamedPath = tuple[str, str]  # what to call a file in a message, and its path
@@ -67,8 +67,8 @@ def check_inputs(named: Iterable[NamedPath], kind: type[OnmtLiteError] = FileErr
             else:
                 continue
         reads_so = " " in path.strip() or path[:1].isupper() or path[-1:] in ("!", "?", "…")
-        if option == "src" and reads_so and is_text([path]):
-            remedy = line_that_works([path])
+        if option == "src" and reads_so and looks_like_text([path]):
+            remedy = suggest_command([path])
         what = f"{option} {format_path(path)[:200]}: {problem}"
         raise kind(f"{what}; {option} takes {CONTENTS[option]}; {remedy}")
 
@@ -281,7 +281,7 @@ def write_text(text: str, path: str = "-") -> None:
     data = text.encode("utf-8", "backslashreplace")  # whatever the locale
     if is_regular_output(path):
         with wrap_os_errors(f"write {path}"):
-            write_whole(os.path.realpath(path), data)
+            replace_file(os.path.realpath(path), data)
     else:
         with OutputStream(path) as stream:
             stream.append(data)

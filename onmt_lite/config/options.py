@@ -31,7 +31,7 @@ from onmt_lite.config.translate_rules import RULES
 from onmt_lite.errors import use_keyword_style
 from onmt_lite.models.kernels.build import find_library, load_library
 from onmt_lite.search.presets import PRESETS, SWITCHES
-from onmt_lite.system.processor import LEAST_WIDTH
+from onmt_lite.system.processor import MIN_INT8_WIDTH
 from onmt_lite.system.safe_parse import parse_json
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
     if is_exact or load_library() is None:
         return {"precision": "here fp32"}
     widths = [*map(read_width, map(find_model, get_model_paths(values["model"])))]
-    known = "int8" if min(widths, default=0) >= LEAST_WIDTH else "fp32"
+    known = "int8" if min(widths, default=0) >= MIN_INT8_WIDTH else "fp32"
     return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onmt_lite.config.files import CONTENTS, PHRASES
 from onmt_lite.config.option import Option
-from onmt_lite.system.terminal import is_text, line_that_works
+from onmt_lite.system.terminal import looks_like_text, suggest_command
 
 MAX_SUGGESTIONS = 3  # names in a suggestion
 OPTION_NAME = re.compile(r"(\W*)([A-Za-z]\w*)(=.*)?", re.DOTALL)
@@ -50,7 +50,7 @@ def suggest_hyphen(words: Sequence[str], options: Collection[str]) -> str:
 
 def suggest_for_stray(words: Sequence[str], options: Mapping[str, Option], takes_text: bool) -> str:
     """Return what to do about words before any option."""
-    works = line_that_works(words) if takes_text else "-help lists the options"
+    works = suggest_command(words) if takes_text else "-help lists the options"
     return suggest_hyphen(words, options) or works
 
 
@@ -64,8 +64,8 @@ def suggest_for_extra(
     if CONTENTS.get(option.name) == PHRASES:
         return f"{option.name} takes {PHRASES}: write the phrases to a file and give its path"
     text = words if option.name == "src" else extra
-    if takes_text and " " in " ".join(text).strip() and is_text(text):
-        return line_that_works(text)
+    if takes_text and " " in " ".join(text).strip() and looks_like_text(text):
+        return suggest_command(text)
     is_free = option.value_type is str and not (option.choices or option.pattern[1])
     if is_free and (not option.is_path or os.path.lexists(" ".join(words))):
         return f"quote a value with spaces: -{option.name} {shlex.quote(' '.join(words))}"

@@ -19,8 +19,8 @@ from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.models.linear import assign_kernels, choose_kernel
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
-from onmt_lite.system.processor import LEAST_WIDTH
-from onmt_lite.system.resources import free_memory, keep_memory, usable_cores
+from onmt_lite.system.processor import MIN_INT8_WIDTH
+from onmt_lite.system.resources import count_usable_cores, get_free_memory, keep_freed_memory
 
 DTYPES = {
     "fp32": torch.float32,
@@ -81,10 +81,12 @@ def move_to(
     device = torch.empty(0, device=device).device  # cuda means cuda:0
     dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch's own product
     if device.type == "cpu":
-        keep_memory()
+        keep_freed_memory()
         members = getattr(model, "members", [model])
         if all(isinstance(m, Transformer) for m in members):
-            kernels = choose_kernel(precision, all(m.cfg.d_model >= LEAST_WIDTH for m in members))
+            kernels = choose_kernel(
+                precision, all(m.cfg.d_model >= MIN_INT8_WIDTH for m in members)
+            )
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
@@ -121,7 +123,7 @@ def precision_of(model: EncoderDecoder) -> str:
 
 def threads_per_process(speed: SpeedOptions, n: int) -> int:
     """CPU threads of each of n processes: as many as are asked for, or its share of the cores."""
-    return speed.threads or min(torch.get_num_threads(), max(1, usable_cores() // n))
+    return speed.threads or min(torch.get_num_threads(), max(1, count_usable_cores() // n))
 
 
 @contextlib.contextmanager
@@ -246,7 +248,7 @@ class BatchBudget:
             kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free = torch.cuda.mem_get_info(device)[0] + kept
         elif free is None:
-            free = free_memory()
+            free = get_free_memory()
         size = MemoryEstimate.of(getattr(model, "members", [model]), dtype.itemsize)
         return cls(size, device.type, batch_bytes(device.type, free))
 

@@ -20,18 +20,18 @@ from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import raise_pending
 
 MAX_DEATHS = 3  # of one task, or of the process that forks workers
-MAX_OPEN = 2  # tasks per hand that are handed out from the first on that is not done
+MAX_OPEN_TASKS = 2  # tasks per hand that are handed out from the first on that is not done
 READ_AHEAD = 2  # tasks
-START = -1  # stands for the place of a task if a hand dies before it has one
+NO_TASK_YET = -1  # stands for the place of a task if a hand dies before it has one
 
 
 @dataclass(eq=False)
-class Hand:
+class WorkerHandle:
     """A member of a crew: a worker or an actor, in its place among its fellows."""
 
     place: int
     task: Any = None
-    at: int = START  # the place of the task among all
+    at: int = NO_TASK_YET  # the place of the task among all
     n_lines: int = 0  # of the task, translated already
     n_tokens: int = 0
     ready: bool = False  # to take tasks
@@ -40,7 +40,7 @@ class Hand:
 Event = tuple[Any, str, Any]  # who, what (ready, progress, done, failed, died), and its value
 
 
-class Crew(Engine):
+class Dispatcher(Engine):
     """An engine of several hands."""
 
     one, many = "a worker", "workers"
@@ -99,7 +99,7 @@ class Crew(Engine):
                 hand.task = self._again.pop(hand.at)
             elif source.has_task() and not self._failed:
                 first = min(self._open(), default=source.n_taken)
-                if source.n_taken - first >= MAX_OPEN * self.n:
+                if source.n_taken - first >= MAX_OPEN_TASKS * self.n:
                     return
                 hand.at, hand.task = source.take()
             else:
@@ -111,7 +111,7 @@ class Crew(Engine):
         """Take in an event; yield a result."""
         if what == "ready":
             hand.ready = True
-            self._deaths[START] = 0
+            self._deaths[NO_TASK_YET] = 0
         elif what == "progress":
             n_lines, n_tokens = value
             hand.n_lines, hand.n_tokens = hand.n_lines + n_lines, hand.n_tokens + n_tokens
@@ -133,7 +133,7 @@ class Crew(Engine):
         """Start another one in the place of a hand that died; `is_own`: by itself or its task;
         `by_memory`: probably because memory was short."""
         idle = hand.task is None
-        at, where = (START, "before it was ready") if idle else (hand.at, hand.task.where)
+        at, where = (NO_TASK_YET, "before it was ready") if idle else (hand.at, hand.task.where)
         self._deaths[at] += is_own
         if self._deaths[at] < MAX_DEATHS:
             LOG.info("NOTE: %s %s, %s; another one takes over", self.one, how, where)

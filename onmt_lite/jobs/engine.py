@@ -1,6 +1,6 @@
 """Who does the tasks of a job: this process, worker processes, or those of a Translator.
 
-What is here needs no torch until an `InProcess` loads a model.
+What is here needs no torch until an `InProcessEngine` loads a model.
 """
 
 import math
@@ -17,31 +17,33 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import ProgressDelta, Translation
 from onmt_lite.jobs.inputs import BUCKET_LINES
 from onmt_lite.jobs.reports import DETAIL
-from onmt_lite.jobs.tasks import Engine, InProcess
+from onmt_lite.jobs.tasks import Engine, InProcessEngine
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.system.log import LOG
-from onmt_lite.system.resources import threads_wanted, usable_cores, worker_room
+from onmt_lite.system.resources import count_usable_cores, count_workers_in_memory, get_omp_threads
 from onmt_lite.text.lines import Line
 
 MAX_WORKERS = 256  # as -workers takes
 # Of a call, for each worker: who is done early takes another; four take 1.03 times as long
-PARTS = 2
-FULL = 64  # lines that make a good batch, below which a part is not cut more than workers need
+CALLS_PER_WORKER = 2
+FULL_BATCH_LINES = (
+    64  # lines that make a good batch, below which a part is not cut more than workers need
+)
 
 
 def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
     """What does the tasks of a job, of so many buckets; None if they cannot be counted."""
     n = options.n_workers
     if n is None:
-        n = workers_that_pay(options, n_buckets)
+        n = choose_worker_count(options, n_buckets)
         if n > 1:
             note = f"{n} workers, of one thread each; -workers 1 is one process"
             LOG.info("NOTE: %s", note, extra=DETAIL)
-    return Workers(options, n) if n > 1 else InProcess(options)
+    return Workers(options, n) if n > 1 else InProcessEngine(options)
 
 
-def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
+def choose_worker_count(options: TranslateOptions, n_buckets: int | None) -> int:
     """How many workers a job gets if nobody says: one per core on a CPU, a bucket each at least.
 
     A start costs nothing: the parent needs no torch, and the workers share one that is loaded once.
@@ -54,7 +56,7 @@ def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
         return 1
     if options.speed.expects_gpu:
         return 1
-    most = min(usable_cores(), threads_wanted(), worker_room(), MAX_WORKERS)
+    most = min(count_usable_cores(), get_omp_threads(), count_workers_in_memory(), MAX_WORKERS)
     return max(1, int(min(most, n_buckets)))
 
 
@@ -62,7 +64,7 @@ def workers_that_pay(options: TranslateOptions, n_buckets: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class Call:
+class PipelineCall:
     """A part of a call: a method of a Pipeline with some of the lines."""
 
     number: int
@@ -78,7 +80,7 @@ class Call:
             return "in a call without lines"
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
 
-    def do(self, place: InProcess, progress: ProgressDelta) -> tuple[int, Sequence[Any]]:
+    def do(self, place: InProcessEngine, progress: ProgressDelta) -> tuple[int, Sequence[Any]]:
         """The number of the part, and the result of each of its lines."""
         pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
         if self.method == "notes_on":
@@ -87,7 +89,7 @@ class Call:
         return self.number, pipeline.translate_lines(lines, tgt_lines, *more)
 
 
-class Pool(Engine):
+class WorkerPool(Engine):
     """The processes of a Translator with `workers`, which has the methods of a Pipeline.  That of
     the caller loads no model, and what it has done with torch before does not matter."""
 
@@ -98,7 +100,7 @@ class Pool(Engine):
         self._lock = threading.Lock()  # the workers do the calls of several threads in turn
         self._caller: int | None = None  # the thread whose call is being done
         self._workers = Workers(options, options.n_workers or 1)
-        self._end = weakref.finalize(self, end, self._workers, self.process)
+        self._end = weakref.finalize(self, close_workers, self._workers, self.process)
         self._workers.__enter__()
         self.machine = self._workers.machine
 
@@ -125,12 +127,12 @@ class Pool(Engine):
         options, n = options or self.options, len(lines)
         # It matters what shares a batch
         alone = PRESETS[options.search.search].policy.depends_on_batch
-        size = max(1, n) if alone else part_size(n, self._workers.n)
+        size = max(1, n) if alone else choose_call_size(n, self._workers.n)
         calls = []
         for number, start in enumerate(range(0, max(1, n), size)):
             part = slice(start, start + size)
             begin, tgt = (None if each is None else each[part] for each in (prefixes, tgt_lines))
-            calls.append(Call(number, method, lines[part], tgt, options, begin))
+            calls.append(PipelineCall(number, method, lines[part], tgt, options, begin))
         with closing(self.run(calls, progress)) as results:
             parts = dict(results)
         return [each for number in sorted(parts) for each in parts[number]]
@@ -151,13 +153,15 @@ class Pool(Engine):
                 self._caller = None
 
 
-def part_size(n_lines: int, n_workers: int) -> int:
+def choose_call_size(n_lines: int, n_workers: int) -> int:
     """Lines of a part: several parts for each worker, but full batches first."""
-    full = min(FULL, math.ceil(n_lines / n_workers))
-    return min(BUCKET_LINES["cpu"], max(1, full, math.ceil(n_lines / (PARTS * n_workers))))
+    full = min(FULL_BATCH_LINES, math.ceil(n_lines / n_workers))
+    return min(
+        BUCKET_LINES["cpu"], max(1, full, math.ceil(n_lines / (CALLS_PER_WORKER * n_workers)))
+    )
 
 
-def end(workers: Workers, process: int) -> None:
+def close_workers(workers: Workers, process: int) -> None:
     """End workers, unless this is a fork of the process that started them."""
     if os.getpid() == process:
         workers.__exit__()

@@ -17,7 +17,7 @@ from onmt_lite.config.files import check_inputs, is_rereadable
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, wrap_os_errors
 from onmt_lite.search.presets import PRESETS
-from onmt_lite.system.byte_stream import STANDARD_INPUT, text_stream
+from onmt_lite.system.byte_stream import STANDARD_INPUT, open_text_stream
 from onmt_lite.text.lines import MAX_LINE_BYTES, max_window_bytes
 
 Role = str  # of an input: src, tgt, force_words or ban_words
@@ -29,9 +29,9 @@ BUCKET_LINES = {"cpu": 1024, "cuda": 8192}
 # A small file is cut into so many buckets, for as many workers, of so many lines at least.  Batches
 # get small and their lines less alike: 512 short lines of the shipped model, in buckets of 256,
 # 128, 64 and 32, took 1.07, 1.12, 1.33 and 1.39 times the processor time of one bucket
-BUCKETS, LEAST_LINES = 4, 128
-MANY_LINES = 64  # from which a file is cut at all
-SMALL = 4 << 20  # bytes of text, up to which a file may be a small one
+MIN_BUCKETS, MIN_BUCKET_LINES = 4, 128
+MIN_SPLIT_LINES = 64  # from which a file is cut at all
+SMALL_FILE_BYTES = 4 << 20  # bytes of text, up to which a file may be a small one
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Range:
 
 
 @dataclass
-class Survey:
+class InputScan:
     """The result of one pass over a file."""
 
     spans: list[Span]  # the file, cut
@@ -75,7 +75,7 @@ class Survey:
         return sum(span.n_lines for span in self.spans)
 
 
-def cut(
+def split_spans(
     path: str, chunks: Iterable[bytes], counts: Iterable[float], max_bytes: float = math.inf
 ) -> Iterator[Span]:
     """Yield whole lines: a line feed ends a line, and the last one may lack it.
@@ -108,22 +108,24 @@ def cut(
         yield Span(path, n_lines + (length > 0), start, n_bytes, crc)
 
 
-def survey(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> Survey:
-    """Cut, count and hash a file; arguments as those of `cut`.  Raises FileError if it cannot be
-    read or changes meanwhile, DataError if it is no text."""
+def scan_file(path: str, counts: Iterable[float], max_bytes: float = math.inf) -> InputScan:
+    """Split, count and hash a file.  Arguments as in `split_spans`.
+
+    Raises FileError if it cannot be read or changes meanwhile, DataError if it is not text.
+    """
     n_bytes, sha = 0, hashlib.sha256()
 
     def chunks(fd: int) -> Iterator[bytes]:
         nonlocal n_bytes
-        stream = text_stream(fd, STANDARD_INPUT if path == "-" else path)
+        stream = open_text_stream(fd, STANDARD_INPUT if path == "-" else path)
         while chunk := stream.read(CHUNK):
             sha.update(chunk)
             n_bytes += len(chunk)
             yield chunk
 
     with open_input(path) as fd:
-        spans = list(cut(path, chunks(fd), counts, max_bytes))
-    return Survey(spans, n_bytes, sha.hexdigest())
+        spans = list(split_spans(path, chunks(fd), counts, max_bytes))
+    return InputScan(spans, n_bytes, sha.hexdigest())
 
 
 @dataclass
@@ -135,25 +137,28 @@ class Inputs:
     files: dict[str, Any]  # bytes and SHA-256 of each
 
 
-def look_at_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
-    """Read all inputs that are files to their ends.  Raises as `survey`, DataError if files do not
-    match line by line, OptionError if a stream is to be cut into shards."""
-    beside = roles_of(options)[1:]
+def scan_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
+    """Read all input files to the end.
+
+    Raises as `scan_file`, DataError if files do not match line by line, OptionError if a stream is
+    to be split into shards.
+    """
+    beside = list_line_inputs(options)[1:]
     paths = [*sources, *(path for _, path in beside)]
     check_inputs([*(("src", path) for path in sources), *beside])
     if streams := [path for path in paths if not is_rereadable(path)]:
         if options.jobs.shard:
             raise OptionError(f"shard: lines of {streams[0]} cannot be counted first; give a file")
-        return with_streams(options)
-    surveys = survey_sources(options, sources)
+        return scan_streams(options)
+    surveys = scan_sources(options, sources)
     spans = [span for each in surveys for span in each.spans]
     n_lines = sum(each.n_lines for each in surveys)
     names = [f"src {i}" for i in range(1, len(sources) + 1)] if len(sources) > 1 else ["src"]
     files = dict(zip(names, surveys))
     columns = {"src": spans}
     for role, path in beside:
-        files[role] = found = survey(path, chain((s.n_lines for s in spans), repeat(math.inf)))
-        check_match(role, found.n_lines, n_lines)
+        files[role] = found = scan_file(path, chain((s.n_lines for s in spans), repeat(math.inf)))
+        check_line_count(role, found.n_lines, n_lines)
         of_all = role != "tgt" and found.n_lines == 1
         columns[role] = found.spans * len(spans) if of_all else found.spans
     ranges, first = [], 0
@@ -168,33 +173,33 @@ def look_at_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
     return Inputs(ranges, n_wanted, described)
 
 
-def with_streams(options: TranslateOptions) -> Inputs:
+def scan_streams(options: TranslateOptions) -> Inputs:
     """Lines are counted if src, at least, is a file."""
     n_lines = None
-    if options.data.src == "-" and state_of("-"):  # a file that the shell has opened
+    if options.data.src == "-" and read_file_state("-"):  # a file that the shell has opened
         start = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
-        n_lines = survey("-", repeat(math.inf)).n_lines
+        n_lines = scan_file("-", repeat(math.inf)).n_lines
         os.lseek(sys.stdin.fileno(), start, os.SEEK_SET)
-    for role, path in roles_of(options):
+    for role, path in list_line_inputs(options):
         if os.path.isfile(path):
-            n_found = survey(path, repeat(math.inf)).n_lines
+            n_found = scan_file(path, repeat(math.inf)).n_lines
             n_lines = n_found if role == "src" else n_lines
             if n_lines is not None:
-                check_match(role, n_found, n_lines)
+                check_line_count(role, n_found, n_lines)
     return Inputs(None, n_lines, {})
 
 
-def survey_sources(options: TranslateOptions, sources: Sequence[str]) -> list[Survey]:
-    """Cut the files of src as `bucket_lines` says, which depends on their lines."""
-    most = bucket_lines(options, None)
-    surveys = [survey(path, repeat(most), max_window_bytes(most)) for path in sources]
-    fair = bucket_lines(options, sum(each.n_lines for each in surveys))
-    if fair < most and all(each.n_bytes <= SMALL for each in surveys):
-        surveys = [survey(path, repeat(fair), max_window_bytes(fair)) for path in sources]
+def scan_sources(options: TranslateOptions, sources: Sequence[str]) -> list[InputScan]:
+    """Cut the files of src as `choose_bucket_lines` says, which depends on their lines."""
+    most = choose_bucket_lines(options, None)
+    surveys = [scan_file(path, repeat(most), max_window_bytes(most)) for path in sources]
+    fair = choose_bucket_lines(options, sum(each.n_lines for each in surveys))
+    if fair < most and all(each.n_bytes <= SMALL_FILE_BYTES for each in surveys):
+        surveys = [scan_file(path, repeat(fair), max_window_bytes(fair)) for path in sources]
     return surveys
 
 
-def bucket_lines(options: TranslateOptions, total: int | None) -> int:
+def choose_bucket_lines(options: TranslateOptions, total: int | None) -> int:
     """Lines of a bucket, of an input of `total` lines; None if they cannot be counted beforehand.
 
     Nothing but the input and the options decides, whoever works: batches, and so the last digits of
@@ -206,20 +211,20 @@ def bucket_lines(options: TranslateOptions, total: int | None) -> int:
     device = "cuda" if options.speed.expects_gpu and not options.jobs.shard else "cpu"
     most = BUCKET_LINES[device]
     batches_matter = PRESETS[options.search.search].policy.depends_on_batch
-    if total is None or total < MANY_LINES or device != "cpu" or batches_matter:
+    if total is None or total < MIN_SPLIT_LINES or device != "cpu" or batches_matter:
         return most
-    fair = max(LEAST_LINES, math.ceil(total / BUCKETS))
+    fair = max(MIN_BUCKET_LINES, math.ceil(total / MIN_BUCKETS))
     return min(most, fair, math.ceil(total / 2))
 
 
-def check_match(role: Role, n_found: int, n_lines: int) -> None:
+def check_line_count(role: Role, n_found: int, n_lines: int) -> None:
     """Raise DataError unless an input has as many lines as src."""
     if n_found != n_lines and (role == "tgt" or n_found != 1):
         lines = "1 line" if n_lines == 1 else f"{n_lines} lines"
-        raise mismatch(role, f"src has {lines}, {role}", n_found)
+        raise line_count_error(role, f"src has {lines}, {role}", n_found)
 
 
-def mismatch(role: Role, says: str, n: int) -> DataError:
+def line_count_error(role: Role, says: str, n: int) -> DataError:
     """src has 4 lines, tgt has 3 | src has more lines than tgt, which has 3"""
     or_one = "" if role == "tgt" else ", or be one line for all"
     return DataError(f"{says} has {n}; they must match line by line{or_one}")
@@ -228,7 +233,7 @@ def mismatch(role: Role, says: str, n: int) -> DataError:
 # -- files and streams ----------------------------------------------------------------------------
 
 
-def roles_of(options: TranslateOptions) -> list[tuple[Role, str]]:
+def list_line_inputs(options: TranslateOptions) -> list[tuple[Role, str]]:
     """The inputs that are read line by line, src first."""
     data, phrases = options.data, options.phrases
     named = [("src", data.src), ("tgt", data.tgt)]
@@ -245,7 +250,7 @@ def open_input(path: str) -> Iterator[int]:
             raise FileError(closed)
         yield sys.stdin.fileno()
         return
-    with Unchanged(path):
+    with UnchangedFiles(path):
         with wrap_os_errors(f"read {path}"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -254,14 +259,14 @@ def open_input(path: str) -> Iterator[int]:
             os.close(fd)
 
 
-class Unchanged:
+class UnchangedFiles:
     """Files that must stay as they are; a context that checks them at its end.  Streams are left
     alone, and so are files that are removed, since an open file can still be read."""
 
     def __init__(self, *paths: str):
-        self.states = {path: state_of(path) for path in paths}
+        self.states = {path: read_file_state(path) for path in paths}
 
-    def __enter__(self) -> "Unchanged":
+    def __enter__(self) -> "UnchangedFiles":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, place: object) -> None:
@@ -271,18 +276,18 @@ class Unchanged:
     def check(self) -> None:
         """Raise FileError for a file that was written since: lines would be lost, or read twice."""
         for path, before in self.states.items():
-            if before is not None and state_of(path) not in (before, None):
-                raise changed(path)
+            if before is not None and read_file_state(path) not in (before, None):
+                raise changed_error(path)
 
 
-def changed(path: str) -> FileError:
+def changed_error(path: str) -> FileError:
     name = STANDARD_INPUT if path == "-" else path
     return FileError(
         f"{name} was changed while it was read; put it back as it was, or translate it once more"
     )
 
 
-def state_of(path: str) -> tuple[int, int] | None:
+def read_file_state(path: str) -> tuple[int, int] | None:
     """What changes when a regular file is written; None for anything else."""
     try:
         found = os.stat(sys.stdin.fileno() if path == "-" and sys.stdin else path)

@@ -29,21 +29,31 @@ from onmt_lite.errors import CheckpointError, DataError, FileError, OptionError,
 from onmt_lite.inference.records import ProgressTotal, Trace
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.engine import choose_engine
-from onmt_lite.jobs.inputs import Inputs, Range, Unchanged, look_at_inputs, roles_of
-from onmt_lite.jobs.progress import Meter, log_machine, log_start, logging_to
-from onmt_lite.jobs.reports import DETAIL, LACKS_SACREBLEU, Summary, has_sacrebleu, wants_bleu
-from onmt_lite.jobs.store import Done, Job, Parts, Store, files_of_models, fingerprint, named_files
+from onmt_lite.jobs.inputs import Inputs, Range, UnchangedFiles, list_line_inputs, scan_inputs
+from onmt_lite.jobs.progress import JobProgress, configure_logging, log_machine, log_start
+from onmt_lite.jobs.reports import DETAIL, SACREBLEU_MISSING, Summary, has_sacrebleu, needs_bleu
+from onmt_lite.jobs.store import (
+    BucketResult,
+    Job,
+    ResultParts,
+    Store,
+    compute_fingerprint,
+    list_all_model_files,
+    list_option_files,
+)
 from onmt_lite.jobs.tasks import Bucket, Engine, StreamReader, Task
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE, Interrupted, is_typed
 from onmt_lite.trace.page import to_html, to_json
 
-TRACED = 100  # lines whose search -dump_beam shows
-NOT_SEEN = "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
-REFUSED = (OptionError, CheckpointError)  # as a rule another run would end in the same way
+MAX_TRACED_LINES = 100  # lines whose search -dump_beam shows
+NO_DUMP_ON_RESUME = (
+    "dump_beam has seen no line of a job that goes on; leave out resume to begin anew"
+)
+PERMANENT_ERRORS = (OptionError, CheckpointError)  # as a rule another run would end in the same way
 
 # By options and the number of buckets; None: nobody knows it
-Choose = Callable[[TranslateOptions, int | None], Engine]
+EngineFactory = Callable[[TranslateOptions, int | None], Engine]
 
 
 def run_job(
@@ -54,16 +64,16 @@ def run_job(
     model already, the log stays as the caller has set it up, and nothing goes on.  `progress` is
     called with the lines and target tokens that are done.
     """
-    check_distinct(list(files_read(options)), files_written(options))
+    check_distinct(list(list_read_files(options)), list_written_files(options))
     if options.jobs.log_file is not None:
         check_directories([("log_file", options.jobs.log_file)])
-    if options.jobs.resume and (why := why_not_resumed(options)):
+    if options.jobs.resume and (why := find_resume_obstacle(options)):
         raise OptionError(f"resume: {why}")
-    resumable = engine is None and not why_not_resumed(options)
+    resumable = engine is None and not find_resume_obstacle(options)
     run = Run(options, [options.data.src], resumable, progress)
-    logged = logging_to(options.jobs, options.information.verbose)
+    logged = configure_logging(options.jobs, options.information.verbose)
     with logged if engine is None else contextlib.nullcontext():
-        check_directories(files_written(options))
+        check_directories(list_written_files(options))
         return run.translate(lambda *job: engine or choose_engine(*job))
 
 
@@ -82,22 +92,24 @@ class Run:
         self.progress = progress
         self.started = time.monotonic()
         self.out: Output | None = None  # from when it is locked
-        self.meter: Meter | None = None  # from when the first line is to be translated
+        self.meter: JobProgress | None = None  # from when the first line is to be translated
         self.dump, self.traces = options.information.dump_beam, list[Trace]()
 
-    def translate(self, choose: Choose) -> Summary:
+    def translate(self, choose: EngineFactory) -> Summary:
         """Raises as `run_job`."""
         try:
             return self._translate(choose)
         except BaseException as error:
             goes_on = self.out.keeps(error) if self.out is not None else self.resumable
-            say_what_is_kept(error, self.options.data.output, self.out, self.meter, goes_on)
+            attach_job_state(error, self.options.data.output, self.out, self.meter, goes_on)
             raise
 
-    def _translate(self, choose: Choose) -> Summary:
+    def _translate(self, choose: EngineFactory) -> Summary:
         options, jobs = self.options, self.options.jobs
-        unchanged = Unchanged(*self.sources, *(path for _, path in roles_of(options)[1:]))
-        inputs = look_at_inputs(options, self.sources)
+        unchanged = UnchangedFiles(
+            *self.sources, *(path for _, path in list_line_inputs(options)[1:])
+        )
+        inputs = scan_inputs(options, self.sources)
         ranges = inputs.ranges or []
         tasks.check_phrases(ranges)
         if inputs.ranges is not None:
@@ -106,28 +118,28 @@ class Run:
             check_writable(self.dump)
         with Output(options.data.output, jobs.report, self.resumable) as out:
             self.out = out
-            lacks = wants_bleu(options) and not has_sacrebleu()
+            lacks = needs_bleu(options) and not has_sacrebleu()
             asked, options = options, options.with_models()  # once all else is in order
             self.options = options
-            job = fingerprint(options, inputs.files) if self.resumable else {}
+            job = compute_fingerprint(options, inputs.files) if self.resumable else {}
             is_over = jobs.resume and out.is_complete(job, ranges)
             log_start()
             log_models(asked.model.model, options.model.model)
-            log_notes([*options.notes, *[LACKS_SACREBLEU] * lacks])
+            log_notices([*options.notes, *[SACREBLEU_MISSING] * lacks])
             if is_over:
                 LOG.info("%s is complete; nothing is left to do", format_path(options.data.output))
                 return out.summary
             n_buckets = None if inputs.ranges is None else len(ranges)
             has_all = bool(out.ranges) and not out.todo  # parts, which are to be joined
             with Engine() if has_all else choose(options, n_buckets) as engine:
-                log_notes(engine.notes)
+                log_notices(engine.notes)
                 log_machine(engine.machine)
                 out.begin(job, ranges, engine.machine)
                 if jobs.resume:
                     done = f"going on; {out.n_before:,} of {inputs.n_lines:,} lines are done"
-                    log_notes([done if out.n_before else "no line is done yet; beginning anew"])
+                    log_notices([done if out.n_before else "no line is done yet; beginning anew"])
                 if out.n_before and self.dump is not None:
-                    log_notes([f"{self.dump} is not written: {NOT_SEEN}"])
+                    log_notices([f"{self.dump} is not written: {NO_DUMP_ON_RESUME}"])
                     self.dump = None
                 meter = self._run(engine, out, inputs, unchanged)
             with meter.clock.phase("write"):
@@ -140,18 +152,20 @@ class Run:
             out.place()  # after the log: a job that fails leaves no output
         return out.summary
 
-    def _run(self, engine: Engine, out: "Output", inputs: Inputs, unchanged: Unchanged) -> Meter:
+    def _run(
+        self, engine: Engine, out: "Output", inputs: Inputs, unchanged: UnchangedFiles
+    ) -> JobProgress:
         """Do all that is left to do, so that memory does not grow with the input."""
         options, quiet = self.options, self.options.jobs.quiet
         typed = is_typed(options.data.src)
-        self.meter = meter = Meter(inputs.n_lines, quiet, typed, self.progress, out.n_before)
+        self.meter = meter = JobProgress(inputs.n_lines, quiet, typed, self.progress, out.n_before)
         with ExitStack() as opened:
             opened.enter_context(meter)
             opened.enter_context(unchanged)
             work: Iterable[Range | Bucket] = out.todo
             numbers = iter([each.number for each in out.todo])
             first = inputs.ranges[0].first if inputs.ranges else 0
-            below = 0 if self.dump is None else first + TRACED
+            below = 0 if self.dump is None else first + MAX_TRACED_LINES
             if inputs.ranges is None:
                 reader, numbers = StreamReader(options, inputs.n_lines, opened), count()
                 work = reader.buckets()
@@ -168,7 +182,7 @@ class Run:
                     LOG.info("%s", line)
         return meter
 
-    def _log_end(self, summary: Summary, meter: Meter) -> None:
+    def _log_end(self, summary: Summary, meter: JobProgress) -> None:
         """Log what was done to the lines, and how long that took."""
         report, output = self.options.information, self.options.data.output
         if self.options.phrases.force_words and not self.options.data.score_only:
@@ -182,9 +196,9 @@ class Run:
             meter.log_times(meter.started - self.started)
 
 
-def in_order(results: Iterable[Done], numbers: Iterator[int]) -> Iterator[Done]:
+def in_order(results: Iterable[BucketResult], numbers: Iterator[int]) -> Iterator[BucketResult]:
     """Results in the order of their numbers: each waits for those before it."""
-    waiting: dict[int, Done] = {}
+    waiting: dict[int, BucketResult] = {}
     wanted = next(numbers, None)
     for done in results:
         waiting[done.number] = done
@@ -211,7 +225,9 @@ class Output:
             for sink in self.sinks
         ]
         self.stores = [sink for sink in self.sinks if isinstance(sink, Store)]
-        self.parts: Parts | None = None  # of a job that can go on; else results are written at once
+        self.parts: ResultParts | None = (
+            None  # of a job that can go on; else results are written at once
+        )
         self.ranges, self.todo = list[Range](), list[Range]()  # all, and those without parts
         self.begun = self.complete = False  # complete: the files are in their places
         self.summary, self.n_before = Summary(), 0  # of all that is done; lines of earlier runs
@@ -237,7 +253,7 @@ class Output:
         if not self.resumable or self.complete or isinstance(error, DataError):
             return False
         # Once there are parts, an unsuitable machine is refused, not the job
-        if isinstance(error, REFUSED) and not self.summary.n_lines:
+        if isinstance(error, PERMANENT_ERRORS) and not self.summary.n_lines:
             return False
         return self.begun or isinstance(error, Interrupted)
 
@@ -247,7 +263,7 @@ class Output:
         """Find what earlier runs have done of a job; return whether its files are in their places.
         Raises OptionError if they were asked for another job, FileError."""
         self.stores[0].compare(job)
-        self.parts = Parts(self.path, job)
+        self.parts = ResultParts(self.path, job)
         labels = [store.labelled(job) for store in self.stores]
         if all(label is not None for label in labels):
             self.summary, self.complete = labels[0] or Summary(), True
@@ -269,7 +285,7 @@ class Output:
             self.ranges, self.todo = ranges, ranges
         for store in self.stores:
             if self.resumable and store is self.stores[0]:
-                self.parts = Parts(self.path, job)
+                self.parts = ResultParts(self.path, job)
                 store.begin(job, goes_on)
                 if machine is not None:
                     self.parts.settle(machine)
@@ -279,7 +295,7 @@ class Output:
 
     # -- results ----------------------------------------------------------------------------------
 
-    def append(self, done: Done) -> None:
+    def append(self, done: BucketResult) -> None:
         """Take a result: written now, or kept as a part already.  Raises FileError, and
         Interrupted if nobody reads a pipe any more."""
         if self.parts is None:
@@ -311,7 +327,7 @@ class Output:
         self.complete = True
         self._remove_stores()
 
-    def _write(self, done: Done) -> None:
+    def _write(self, done: BucketResult) -> None:
         for sink, packer, share in zip(self.sinks, self.packers, (done.data, done.report)):
             sink.append(share if packer is None else packer.pack(share))
 
@@ -324,9 +340,9 @@ class Output:
 # -- files that a job reads and writes ------------------------------------------------------------
 
 
-def why_not_resumed(options: TranslateOptions) -> str:
+def find_resume_obstacle(options: TranslateOptions) -> str:
     """Why another run cannot go on with the job; "" if it can."""
-    for name, path in named_files(options):
+    for name, path in list_option_files(options):
         if not is_rereadable(path):
             shown = "standard input" if path == "-" else path
             return f"{name} is {shown}, which cannot be read again; give a file"
@@ -336,7 +352,7 @@ def why_not_resumed(options: TranslateOptions) -> str:
     return ""
 
 
-def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
+def list_written_files(options: TranslateOptions) -> list[tuple[str, str]]:
     """List the files that the options name to be written: what to call each, and its path."""
     jobs, dump = options.jobs, options.information.dump_beam
     named = [("output", options.data.output), ("log_file", jobs.log_file)]
@@ -344,20 +360,20 @@ def files_written(options: TranslateOptions) -> list[tuple[str, str]]:
     return [(name, path) for name, path in named if path is not None]
 
 
-def files_read(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+def list_read_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """List the files that the options name to be read: what to call each, and its path."""
-    yield from named_files(options)
+    yield from list_option_files(options)
     yield from (("config", find_config(path)) for path in options.configs)
     for path in map(find_model, get_model_paths(options.model.model)):
         yield "model", str(path)
     # An empty one there may be what the shell has made for `> file`
-    yield from (("model", f) for _, f in files_of_models(options) if os.path.getsize(f))
+    yield from (("model", f) for _, f in list_all_model_files(options) if os.path.getsize(f))
 
 
 # -- the log of a job -----------------------------------------------------------------------------
 
 
-def log_notes(notes: Iterable[str]) -> None:
+def log_notices(notes: Iterable[str]) -> None:
     for note in notes:
         LOG.info("NOTE: %s", note)
 
@@ -369,13 +385,13 @@ def log_models(names: Iterable[str], paths: Iterable[str]) -> None:
             LOG.info("%s: %s", name, path, extra=DETAIL)
 
 
-def say_before_work(stop: Interrupted, options: TranslateOptions) -> None:
+def attach_initial_state(stop: Interrupted, options: TranslateOptions) -> None:
     """Let a stop say that nothing is written yet."""
-    say_what_is_kept(stop, options.data.output, None, None, not why_not_resumed(options))
+    attach_job_state(stop, options.data.output, None, None, not find_resume_obstacle(options))
 
 
-def say_what_is_kept(
-    error: BaseException, output: str, out: Output | None, meter: Meter | None, goes_on: bool
+def attach_job_state(
+    error: BaseException, output: str, out: Output | None, meter: JobProgress | None, goes_on: bool
 ) -> None:
     """Attach to an error, for the command line, how far the job was, what became of its output and
     whether -resume can continue."""

@@ -21,11 +21,11 @@ from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE
 from onmt_lite.version import __version__
 
-SECONDS_BETWEEN = 10.0  # lines about progress
+LOG_INTERVAL = 10.0  # lines about progress
 PHASES = ("tokenize", "encode", "decode", "write")
 
 
-class Meter:
+class JobProgress:
     """How far a job is; a context in which its bar is shown."""
 
     def __init__(
@@ -50,14 +50,14 @@ class Meter:
             disable=quiet or typed or not CONSOLE.isatty(),
             miniters=1,  # without it, a small batch after a large one does not move the bar
             smoothing=0,  # the mean: a bucket begins with its long lines, so the last rate misleads
-            ncols=console_width(),
+            ncols=bar_width(),
             nrows=24,  # some terminals say 0, which tqdm would believe
         )
         if typed and not quiet:
             print("type a line, Ctrl-D ends", file=CONSOLE)
         self.started = self.last_said = time.monotonic()
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "JobProgress":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,12 +69,12 @@ class Meter:
         self.n_lines, self.n_tokens = self.n_lines + n_lines, self.n_tokens + n_tokens
         if self.tell is not None and n_lines:
             self.tell(self.n_lines, self.n_tokens)
-        self.bar.ncols = console_width()
+        self.bar.ncols = bar_width()
         speed = f"{self.n_tokens / self.seconds():.0f} tokens/s"
         self.bar.set_postfix_str(speed, refresh=False)
         self.bar.update(n_lines)
         now = time.monotonic()
-        if now - self.last_said >= SECONDS_BETWEEN and not self.typed:
+        if now - self.last_said >= LOG_INTERVAL and not self.typed:
             self.last_said, self.said = now, True
             line = f"{self.done(self.n_lines)}, {speed}"
             n_new = self.n_lines - self.n_before
@@ -87,16 +87,20 @@ class Meter:
         """Log where how many lines are; on stderr if the way there was seen."""
         seen = (CONSOLE.isatty() or self.said) and not (self.typed and output == "-")
         took = f"{seconds:.1f} s" if seconds < 100 else tqdm.format_interval(seconds)
-        lines, where = counted(self.n_lines), format_path(output)
+        lines, where = format_line_count(self.n_lines), format_path(output)
         LOG.info("%s -> %s (%s)", lines, where, took, extra={"on_stderr": seen})
 
     def done(self, n_lines: int) -> str:
         """1,024 of 2,000 lines"""
-        return f"{n_lines:,} of {counted(self.total)}" if self.total else counted(n_lines)
+        return (
+            f"{n_lines:,} of {format_line_count(self.total)}"
+            if self.total
+            else format_line_count(n_lines)
+        )
 
     def log_times(self, loading: float) -> None:
         """Log how long the lines took, and what the time was spent on."""
-        for line in times(self.took, self.n_lines - self.n_before, self.n_tokens):
+        for line in format_times(self.took, self.n_lines - self.n_before, self.n_tokens):
             LOG.info("%s", line)
         spent = self.clock.seconds
         phases = ", ".join(f"{spent[name]:.2f} s to {name}" for name in PHASES)
@@ -106,7 +110,7 @@ class Meter:
         return max(1e-9, time.monotonic() - self.started)
 
 
-def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
+def format_times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
     """Report how long the lines took, in the words of OpenNMT-py 3.5."""
     return [
         f"Total translation time (s): {seconds:.1f}",
@@ -115,11 +119,11 @@ def times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
     ]
 
 
-def counted(n: int) -> str:
+def format_line_count(n: int) -> str:
     return "1 line" if n == 1 else f"{n:,} lines"
 
 
-def console_width() -> int:
+def bar_width() -> int:
     """Columns of a bar: not the last one, at which some terminals wrap."""
     try:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
@@ -171,7 +175,7 @@ class StrictFileHandler(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def logging_to(jobs: JobOptions, verbose: bool = False) -> Iterator[None]:
+def configure_logging(jobs: JobOptions, verbose: bool = False) -> Iterator[None]:
     """Send the log to stderr unless -quiet, details too if `verbose`, and to -log_file; restore its
     handlers at the end.  Raises FileError."""
     before = LOG.handlers, LOG.level, LOG.propagate
@@ -202,7 +206,7 @@ def log_machine(machine: Mapping[str, str] | None) -> None:
 
 
 def add_log_file(path: str, level: str = "NOTSET") -> None:
-    """Log to a file too, from this level on, until `logging_to` ends.  Raises FileError."""
+    """Log to a file too, from this level on, until `configure_logging` ends.  Raises FileError."""
     try:
         handler = StrictFileHandler(path)
     except (OSError, ValueError) as error:

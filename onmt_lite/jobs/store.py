@@ -35,25 +35,33 @@ from onmt_lite.config.options import GROUPS, TranslateOptions
 from onmt_lite.errors import FileError, OptionError, wrap_os_errors
 from onmt_lite.inference.records import Trace
 from onmt_lite.jobs.reports import Summary, read_summary
-from onmt_lite.system.atomic_files import create, make_ready, put_in_place, write_all, write_whole
+from onmt_lite.system.atomic_files import (
+    copy_mode_and_sync,
+    create_temporary,
+    rename_and_sync,
+    replace_file,
+    write_all,
+)
 from onmt_lite.system.log import LOG
 from onmt_lite.version import __version__
 
 MANIFEST, MACHINE, OUTPUT, LOCK = "manifest.json", "machine.json", "output", ".lock"
-OURS = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
+STORE_NAMES = re.compile(rf"\d+|{MANIFEST}|{MACHINE}|{OUTPUT}|{LOCK}|\..*\.tmp")
 LABEL = "user.onmt_lite.job"  # an extended attribute of outputs that are complete
-HEAD = 256  # bytes of the lock
-FOLDER_MODE = 0o1700  # by which a folder is known for ours before anything is in it
+LOCK_BYTES = 256  # bytes of the lock
+DIRECTORY_MODE = 0o1700  # by which a folder is known for ours before anything is in it
 CHUNK = 1 << 20
 
 # Options that name a file to read, besides models and configurations: line by line, and others
-INPUTS = ("src", "tgt", "force_words", "ban_words")
-SUBWORDS = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
-FILES = ("phrase_table", *SUBWORDS)
+LINE_INPUTS = ("src", "tgt", "force_words", "ban_words")
+SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
+OTHER_FILES = ("phrase_table", *SUBWORD_FILES)
 
 # Options that may differ when a job goes on, and why
-EXEMPT = {
-    **dict.fromkeys(("model", *INPUTS, *FILES), "names files, whose contents are compared"),
+IGNORED_OPTIONS = {
+    **dict.fromkeys(
+        ("model", *LINE_INPUTS, *OTHER_FILES), "names files, whose contents are compared"
+    ),
     "output": "the store lies beside it",
     **dict.fromkeys(("device", "gpu"), "the device that was chosen is compared"),
     **dict.fromkeys(("threads", "workers"), "says who works, not what comes out"),
@@ -69,7 +77,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Done:
+class BucketResult:
     """A bucket that is translated."""
 
     number: int
@@ -82,35 +90,37 @@ class Done:
     traces: list[Trace] = field(default_factory=list)  # of its lines that are traced
 
 
-class Parts:
+class ResultParts:
     """Writes and reads the parts of a job, in any process; `path` is that of the output."""
 
     def __init__(self, path: str, job: Job):
         self.path, self.folder = path, get_parts_directory(path)
-        self.job, self.job_id = job, digest(job)
+        self.job, self.job_id = job, hash_job(job)
 
-    def put(self, done: Done) -> None:
+    def put(self, done: BucketResult) -> None:
         """Write a part; it is on the disk when this returns.  Raises FileError."""
         record = {"job": self.job_id, "number": done.number}
         record |= {"summary": asdict(done.summary), "report": done.report.decode("ascii")}
         with wrap_os_errors(f"write {self.path}"):
-            write_whole(self._name(done.number), sealed(record, done.data))
+            replace_file(self._name(done.number), seal(record, done.data))
 
-    def read(self, number: int) -> Done | None:
+    def read(self, number: int) -> BucketResult | None:
         """Return a part of this job; None if it is not there or damaged."""
-        record, data = unsealed(self._name(number))
+        record, data = read_sealed(self._name(number))
         if (record.get("job"), record.get("number")) != (self.job_id, number):
             return None
         summary = read_summary(record["summary"])
-        return Done(number, summary.n_lines, data, summary, record["report"].encode("ascii"))
+        return BucketResult(
+            number, summary.n_lines, data, summary, record["report"].encode("ascii")
+        )
 
     def settle(self, machine: dict[str, str]) -> None:
         """Raise OptionError if a machine of another kind has begun the job.  FileError."""
         path = os.path.join(self.folder, MACHINE)
-        if not unsealed(path)[0]:
+        if not read_sealed(path)[0]:
             aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
             with wrap_os_errors(f"write {self.path}"):
-                write_whole(aside, sealed({"machine": machine}))
+                replace_file(aside, seal({"machine": machine}))
                 try:
                     os.link(aside, path)  # of several who begin together, the first one counts
                     os.unlink(aside)
@@ -118,7 +128,7 @@ class Parts:
                     os.unlink(aside)
                 except OSError:  # a file system without links
                     os.replace(aside, path)
-        if not (before := unsealed(path)[0]):
+        if not (before := read_sealed(path)[0]):
             raise FileError(f"cannot write {self.path}: {path} cannot be read; leave out -resume")
         check_same(before, {"machine": machine})
 
@@ -165,7 +175,7 @@ class Store:
         """Lock the store, made if need be; False if it was removed meanwhile."""
         lock = os.path.join(self.folder, LOCK)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder, FOLDER_MODE)
+            os.mkdir(self.folder, DIRECTORY_MODE)
         try:
             self._check_ours()
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -177,10 +187,10 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._lock_fd), os.lstat(lock)):
                     holder = f"process {os.getpid()} on {os.uname().nodename}"
-                    os.pwrite(self._lock_fd, holder.encode()[:HEAD].ljust(HEAD), 0)
+                    os.pwrite(self._lock_fd, holder.encode()[:LOCK_BYTES].ljust(LOCK_BYTES), 0)
                     return True
         except BlockingIOError:
-            holder = os.pread(self._lock_fd, HEAD, 0).decode("ascii", "replace").rstrip()
+            holder = os.pread(self._lock_fd, LOCK_BYTES, 0).decode("ascii", "replace").rstrip()
             os.close(self._lock_fd)
             by = f" ({holder})" if holder and holder.isprintable() else ""
             raise FileError(
@@ -199,12 +209,12 @@ class Store:
         if not stat.S_ISDIR(status.st_mode):
             raise self._foreign(self.folder)
         for entry in os.scandir(self.folder):
-            if not OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+            if not STORE_NAMES.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 raise self._foreign(entry.path)
             if entry.name == LOCK and entry.stat().st_nlink > 1:  # it is written to
                 raise self._foreign(entry.path)
         # A copy of a store has another mode
-        if stat.S_IMODE(status.st_mode) != FOLDER_MODE and not self._manifest():
+        if stat.S_IMODE(status.st_mode) != DIRECTORY_MODE and not self._manifest():
             raise self._foreign(self.folder)
 
     def _foreign(self, path: str) -> FileError:
@@ -224,7 +234,7 @@ class Store:
             left = set(os.listdir(self.folder)) - {LOCK}
             if goes_on:
                 unfinished = {n for n in left if n == OUTPUT or n.endswith(".tmp")}
-                if not unsealed(os.path.join(self.folder, MACHINE))[0]:
+                if not read_sealed(os.path.join(self.folder, MACHINE))[0]:
                     unfinished |= left & {MACHINE}
                 self._unlink(unfinished)
             elif left:
@@ -233,11 +243,11 @@ class Store:
                 )
                 self._unlink(left)
             if not self._manifest():
-                write_whole(os.path.join(self.folder, MANIFEST), sealed({"job": job}))
+                replace_file(os.path.join(self.folder, MANIFEST), seal({"job": job}))
 
     def _manifest(self) -> Record:
         """Return the record of the job that has begun here; {} for none."""
-        return unsealed(os.path.join(self.folder, MANIFEST))[0]
+        return read_sealed(os.path.join(self.folder, MANIFEST))[0]
 
     def clear(self) -> None:
         """Remove the contents of the store.  Raises FileError."""
@@ -256,11 +266,11 @@ class Store:
         with wrap_os_errors(f"write {self.path}"):
             self._open()
             if job is not None and summary is not None:
-                label = {"job": digest(job), "crc": self.crc, "summary": asdict(summary)}
+                label = {"job": hash_job(job), "crc": self.crc, "summary": asdict(summary)}
                 with contextlib.suppress(OSError, AttributeError):  # there are no attributes
                     os.setxattr(self._fd, LABEL, json.dumps(label).encode("ascii"))
-            make_ready(self._fd, self.target)
-            put_in_place(os.path.join(self.folder, OUTPUT), self.target)
+            copy_mode_and_sync(self._fd, self.target)
+            rename_and_sync(os.path.join(self.folder, OUTPUT), self.target)
             self._close()
 
     def labelled(self, job: Job) -> Summary | None:
@@ -273,7 +283,7 @@ class Store:
                     crc = zlib.crc32(chunk, crc)
         except (OSError, ValueError, AttributeError):  # no file, or no attributes on this system
             return None
-        is_whole = (label["job"], label["crc"]) == (digest(job), crc)
+        is_whole = (label["job"], label["crc"]) == (hash_job(job), crc)
         return read_summary(label["summary"]) if is_whole else None
 
     def remove(self) -> None:
@@ -286,7 +296,7 @@ class Store:
 
     def _open(self) -> None:
         if self._fd < 0:
-            self._fd = create(os.path.join(self.folder, OUTPUT), self.target)
+            self._fd = create_temporary(os.path.join(self.folder, OUTPUT), self.target)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -300,12 +310,12 @@ class Store:
 # -- formats --------------------------------------------------------------------------------------
 
 
-def sealed(record: Record, data: bytes = b"") -> bytes:
+def seal(record: Record, data: bytes = b"") -> bytes:
     body = json.dumps(record).encode("ascii") + b"\n" + data
     return b"%08x\n" % zlib.crc32(body) + body
 
 
-def unsealed(path: str) -> tuple[Record, bytes]:
+def read_sealed(path: str) -> tuple[Record, bytes]:
     """Return the record and the data of a file; {} and b"" if it is not there or damaged."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -321,7 +331,7 @@ def unsealed(path: str) -> tuple[Record, bytes]:
 
 def check_same(before: Job, now: Job) -> None:
     """Raise OptionError that names what an earlier run did differently."""
-    if found := differences(before, now):
+    if found := list_differences(before, now):
         remedy = "give what it was, or leave out -resume to begin anew"
         raise OptionError(*(f"resume: {what}; {remedy}" for what in found))
 
@@ -329,7 +339,7 @@ def check_same(before: Job, now: Job) -> None:
 # -- fingerprints: everything that the output depends on -----------------------------------------
 
 
-def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
+def compute_fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
     """Return everything that the output depends on, except the machine.  Of files, `inputs` and
     others, that is bytes and SHA-256; None for one that cannot be read."""
     try:
@@ -337,13 +347,15 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
     except metadata.PackageNotFoundError:
         torch = "unknown"
     groups = [vars(getattr(options, group)) for group in GROUPS]
-    compared = {n: value for group in groups for n, value in group.items() if n not in EXEMPT}
+    compared = {
+        n: value for group in groups for n, value in group.items() if n not in IGNORED_OPTIONS
+    }
     compared["output_format"] = options.data.format
     named = (options.data.output, options.jobs.log_file, options.jobs.report)
     written = {os.path.realpath(p) for p in (*named, options.information.dump_beam) if p}
     files = {
-        name: describe(path)
-        for name, path in (*named_files(options, FILES), *files_of_models(options))
+        name: fingerprint_file(path)
+        for name, path in (*list_option_files(options, OTHER_FILES), *list_all_model_files(options))
         if os.path.realpath(path) not in written
     }
     return {
@@ -353,7 +365,7 @@ def fingerprint(options: TranslateOptions, inputs: Mapping[str, Any]) -> Job:
     }
 
 
-def differences(old: Job, new: Job) -> list[str]:
+def list_differences(old: Job, new: Job) -> list[str]:
     """Name each difference between two jobs."""
     found = []
     for section, values in new.items():
@@ -367,28 +379,28 @@ def differences(old: Job, new: Job) -> list[str]:
                 found.append(f"{name} {state}")
             else:
                 version = "version of " * (section == "versions")
-                found.append(f"{version}{name} was {shown(was)}, now {shown(now)}")
+                found.append(f"{version}{name} was {format_value(was)}, now {format_value(now)}")
     return found
 
 
-def digest(job: Job) -> str:
+def hash_job(job: Job) -> str:
     return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return "none" if value is None else text[:100] or "empty"
 
 
-def named_files(
-    options: TranslateOptions, wanted: tuple[str, ...] = INPUTS + FILES
+def list_option_files(
+    options: TranslateOptions, wanted: tuple[str, ...] = LINE_INPUTS + OTHER_FILES
 ) -> Iterator[tuple[str, str]]:
     """Each of these options that is given, and its path."""
     values = vars(options.data) | vars(options.text) | vars(options.speed) | vars(options.phrases)
     return ((name, values[name]) for name in wanted if values[name])
 
 
-def files_of_models(options: TranslateOptions) -> Iterator[tuple[str, str]]:
+def list_all_model_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
     """The files that the models consist of: what to call each, and its path."""
     paths = get_model_paths(options.model.model)
     for i, path in enumerate(paths, 1):
@@ -406,7 +418,7 @@ def is_labelled(file: Path) -> bool:
         return False
 
 
-def describe(path: str) -> list[Any] | None:
+def fingerprint_file(path: str) -> list[Any] | None:
     """Bytes and SHA-256 of a file; None for one that cannot be read, which the job will tell."""
     sha = hashlib.sha256()
     if os.path.isfile(path):  # a FIFO would make the job wait

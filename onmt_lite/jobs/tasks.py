@@ -18,11 +18,11 @@ from onmt_lite.config.text_options import DataOptions
 from onmt_lite.errors import DataError, wrap_os_errors
 from onmt_lite.inference.records import ProgressDelta, Trace, Translation
 from onmt_lite.jobs import inputs, reports
-from onmt_lite.jobs.inputs import Range, Role, roles_of, state_of
+from onmt_lite.jobs.inputs import Range, Role, list_line_inputs, read_file_state
 from onmt_lite.jobs.reports import Summary
-from onmt_lite.jobs.store import Done, Parts
+from onmt_lite.jobs.store import BucketResult, ResultParts
 from onmt_lite.system.byte_stream import GZIP, STANDARD_INPUT, ByteStream
-from onmt_lite.system.resources import importing
+from onmt_lite.system.resources import speed_up_imports
 from onmt_lite.system.terminal import raise_pending
 from onmt_lite.text.lines import (
     BOM,
@@ -58,12 +58,16 @@ class Bucket:
 def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
     """A bucket of the lines of all inputs.  DataError for phrases that cannot be."""
     lines = columns["src"]
-    phrases = [phrases_of(columns, role, len(lines)) for role in ("force_words", "ban_words")]
+    phrases = [
+        parse_line_phrases(columns, role, len(lines)) for role in ("force_words", "ban_words")
+    ]
     lines = [with_phrases(*row) for row in zip(lines, *phrases)]
     return Bucket(number, lines, columns.get("tgt"))
 
 
-def phrases_of(columns: dict[Role, list[Line]], role: Role, n: int) -> list[tuple[str, ...]]:
+def parse_line_phrases(
+    columns: dict[Role, list[Line]], role: Role, n: int
+) -> list[tuple[str, ...]]:
     """Return the phrases of each of n lines, from its own line of the file or from the only one."""
     if role not in columns:
         return [()] * n
@@ -74,7 +78,7 @@ def phrases_of(columns: dict[Role, list[Line]], role: Role, n: int) -> list[tupl
     return parsed * n if len(parsed) == 1 else parsed
 
 
-def parse_of(data: DataOptions, role: Role, path: str) -> Parse:
+def choose_parser(data: DataOptions, role: Role, path: str) -> Parse:
     """How the lines of an input are parsed: as JSON objects, or as text."""
     if role in ("force_words", "ban_words"):
         return decode_line
@@ -83,7 +87,7 @@ def parse_of(data: DataOptions, role: Role, path: str) -> Parse:
     return partial(line_from_json, field=data.text_field) if is_jsonl else decode_line
 
 
-class Reader:
+class RangeReader:
     """Reads ranges.  Files stay open until `close`, so that gzip data is unpacked once."""
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class Reader:
         """The lines of a range.  Raises FileError if a file cannot be read or is not what it was,
         DataError for phrases that cannot be."""
         columns = {
-            role: self.lines(wanted, role, parse_of(data, role, span.path))
+            role: self.lines(wanted, role, choose_parser(data, role, span.path))
             for role, span in wanted.spans.items()
         }
         return make_bucket(wanted.number, columns)
@@ -122,18 +126,18 @@ class Reader:
                     raw = raw.removeprefix(BOM)
                 lines.append(parse(raw, first + len(lines), is_cut))
         if left or crc != span.crc:
-            raise inputs.changed(span.path)
+            raise inputs.changed_error(span.path)
         return lines
 
     def _at(self, path: str, start: int) -> IO[bytes]:
         """The file, where a span begins."""
-        now = state_of(path)
+        now = read_file_state(path)
         before, file = self.open.get(path, (None, None))
         # One that was removed is still there
         if file is None or (now is not None and now != before):
             if file is not None:
                 file.close()
-            file = cast(IO[bytes], gzip.open(path, "rb") if is_packed(path) else open(path, "rb"))
+            file = cast(IO[bytes], gzip.open(path, "rb") if is_gzip(path) else open(path, "rb"))
             self.open[path] = now, file
         file.seek(start)  # in gzip data, by unpacking up to there
         return file
@@ -143,7 +147,7 @@ def check_phrases(ranges: list[Range]) -> None:
     """Raise DataError for phrases that no bucket can be made with."""
     roles = [role for role in (ranges[0].spans if ranges else ()) if role.endswith("_words")]
     by_line = any(ranges[-1].spans[role].start for role in roles)
-    with contextlib.closing(Reader()) as reader:
+    with contextlib.closing(RangeReader()) as reader:
         for each in ranges if by_line else ranges[:1]:
             columns = {role: reader.lines(each, role, decode_line) for role in roles}
             columns["src"] = [Line(each.first + i, "") for i in range(each.n_lines)]
@@ -153,8 +157,8 @@ def check_phrases(ranges: list[Range]) -> None:
 def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
     """Raise DataError for a file of objects none of which has the field of the text.  Reads as far
     as the first that has it.  FileError."""
-    for role, path in [*(("src", path) for path in sources), *roles_of(options)[1:]]:
-        parse, lacking = parse_of(options.data, role, path), None
+    for role, path in [*(("src", path) for path in sources), *list_line_inputs(options)[1:]]:
+        parse, lacking = choose_parser(options.data, role, path), None
         if parse is decode_line:
             continue
         with inputs.open_input(path) as fd:
@@ -165,7 +169,7 @@ def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
                 if lacking is None and NO_TEXT_FIELD in line.notes:
                     lacking = line
         if lacking is not None:
-            problem = reports.lacking(options.data.text_field, lacking.fields)
+            problem = reports.describe_missing_field(options.data.text_field, lacking.fields)
             raise DataError(f"{role} {path}: no line has a text, line {lacking.id + 1} {problem}")
 
 
@@ -176,16 +180,16 @@ class StreamReader:
         self, options: TranslateOptions, n_lines: int | None, open_files: contextlib.ExitStack
     ):
         """Of `n_lines` lines, if they were counted.  Raises FileError."""
-        window = inputs.bucket_lines(options, n_lines)
+        window = inputs.choose_bucket_lines(options, n_lines)
 
         def reader(role: Role, path: str) -> LineReader:
             name = STANDARD_INPUT if path == "-" else path
             fd = open_files.enter_context(inputs.open_input(path))
-            return LineReader(fd, name, window, parse_of(options.data, role, path))
+            return LineReader(fd, name, window, choose_parser(options.data, role, path))
 
-        readers = {role: reader(role, path) for role, path in roles_of(options)}
+        readers = {role: reader(role, path) for role, path in list_line_inputs(options)}
         self.source = readers.pop("src")
-        self.beside = {role: lines_beside(role, each) for role, each in readers.items()}
+        self.beside = {role: read_parallel_lines(role, each) for role, each in readers.items()}
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield buckets; short ones if the stream pauses.  Raises FileError and DataError as
@@ -197,21 +201,21 @@ class StreamReader:
                 columns[role] = found = list(islice(beside, n))
                 if len(found) < n:
                     says = f"src has more lines than {role}, which"
-                    raise inputs.mismatch(role, says, lines[0].id + len(found))
+                    raise inputs.line_count_error(role, says, lines[0].id + len(found))
             yield make_bucket(number, columns)
         for role, beside in self.beside.items():
             if not isinstance(beside, repeat) and next(beside, None) is not None:
                 says = f"{role} has more lines than src, which"
-                raise inputs.mismatch(role, says, self.source.n_lines)
+                raise inputs.line_count_error(role, says, self.source.n_lines)
 
 
-def lines_beside(role: Role, reader: LineReader) -> Iterator[Line]:
+def read_parallel_lines(role: Role, reader: LineReader) -> Iterator[Line]:
     """The lines of an input beside src.  Two show whether one of phrases is that of all lines."""
     first = [] if role == "tgt" else list(islice(reader.lines(), 2))
     return repeat(first[0]) if len(first) == 1 else chain(first, reader.lines())
 
 
-def is_packed(path: str) -> bool:
+def is_gzip(path: str) -> bool:
     """Return whether a file is gzip data."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(len(GZIP)) == GZIP
@@ -224,14 +228,14 @@ class Task:
 
     work: Bucket | Range  # its lines, or the range of files that holds them
     options: TranslateOptions
-    parts: Parts | None = None  # takes its part; None: the result has its data
+    parts: ResultParts | None = None  # takes its part; None: the result has its data
     traced_below: int = 0  # the searches of lines with a smaller number are recorded
 
     @property
     def where(self) -> str:
         return self.work.where
 
-    def do(self, place: "InProcess", progress: ProgressDelta) -> Done:
+    def do(self, place: "InProcessEngine", progress: ProgressDelta) -> BucketResult:
         """Read, translate and keep the bucket."""
         bucket = self.work
         if isinstance(bucket, Range):
@@ -253,7 +257,7 @@ class Task:
 
 def translate_bucket(
     pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: ProgressDelta
-) -> Done:
+) -> BucketResult:
     """Translate the lines of a bucket and format them as the options say."""
     data = options.data
     gold_lines, prefixes = bucket.tgt_lines, None
@@ -268,21 +272,23 @@ def translate_bucket(
         # A job that scores says it in its output
         told = gold_lines is not None and (options.information.verbose or not data.score_only)
         gold = gold_lines[i].text if gold_lines is not None and told else None
-        log += reports.sentence_log(translation, gold, options.information.verbose)
+        log += reports.format_sentence_log(translation, gold, options.information.verbose)
     if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
-        log += note_raw_text(translations)
+        log += warn_about_raw_text(translations)
     summary = Summary.of(translations, data.text_field)
-    if gold_lines is not None and reports.wants_bleu(options) and reports.has_sacrebleu():
+    if gold_lines is not None and reports.needs_bleu(options) and reports.has_sacrebleu():
         texts = [translation.text for translation in translations]
-        summary.overlaps = reports.overlaps_of(texts, [line.text for line in gold_lines])
+        summary.overlaps = reports.count_matches(texts, [line.text for line in gold_lines])
     output = "".join(map(writer, translations)).encode("utf-8")
-    report = "".join(map(reports.to_report, translations)).encode("ascii")
+    report = "".join(map(reports.format_report, translations)).encode("ascii")
     traced = [t for line, t in zip(bucket.lines, translations) if line.traced]
     traces = [t.trace or Trace(t.id, t.src) for t in traced]
-    return Done(bucket.number, len(bucket.lines), output, summary, report, log=log, traces=traces)
+    return BucketResult(
+        bucket.number, len(bucket.lines), output, summary, report, log=log, traces=traces
+    )
 
 
-def note_raw_text(translations: Sequence[Translation]) -> list[str]:
+def warn_about_raw_text(translations: Sequence[Translation]) -> list[str]:
     """Note that most of the first words are unknown: text was given to a model of tokens."""
     n_tokens = sum(translation.n_src_tokens for translation in translations)
     n_unknown = sum(translation.n_unknown for translation in translations)
@@ -314,16 +320,16 @@ class Engine:
         yield from ()
 
 
-class InProcess(Engine):
+class InProcessEngine(Engine):
     """The engine of this process, which has the models."""
 
     def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
         """With a `pipeline`, nothing is loaded."""
-        self.options, self.given, self.reader = options, pipeline, Reader()
+        self.options, self.given, self.reader = options, pipeline, RangeReader()
 
-    def __enter__(self) -> "InProcess":
+    def __enter__(self) -> "InProcessEngine":
         if self.given is None:
-            with importing():  # late: torch takes seconds
+            with speed_up_imports():  # late: torch takes seconds
                 from onmt_lite.inference.pipeline import Pipeline
             self.given = Pipeline.load(self.options, release=True)
         self.pipeline = pipeline = self.given

@@ -26,10 +26,10 @@ from onmt_lite.errors import OnmtLiteError, WorkerLost
 from onmt_lite.inference.loading import LoadedFiles, load_files
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.runtime import move_to, resolve_device, threads_per_process
-from onmt_lite.jobs.tasks import InProcess
-from onmt_lite.system.resources import free_memory, give_back_memory
+from onmt_lite.jobs.tasks import InProcessEngine
+from onmt_lite.system.resources import get_free_memory, release_freed_memory
 
-BEAT = 1.0  # seconds between signs of life
+HEARTBEAT_INTERVAL = 1.0  # seconds between signs of life
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 
@@ -42,13 +42,13 @@ def serve(fd: int, parent: int) -> None:
     First come the options and the number of workers.  Then ("fork", place among the workers) and a
     pipe are answered by the process id, ("end", process id) by the exit code.
     """
-    end_with(parent)
+    die_with_parent(parent)
     channel = Connection(fd)
     options, n = channel.recv()
     try:
-        shared = load(options, n)
+        shared = load_shared(options, n)
     except Exception as error:
-        channel.send(portable(error))
+        channel.send(make_picklable(error))
         raise SystemExit from None
     channel.send(None)
     gc.freeze()  # a collection writes to what it visits, and memory that is written to is copied
@@ -57,15 +57,15 @@ def serve(fd: int, parent: int) -> None:
         while True:
             what, number = channel.recv()
             if what == "end":
-                channel.send(end(number, pids))
+                channel.send(kill_worker(number, pids))
             else:
-                channel.send(fork(shared, number, channel, pids))
+                channel.send(fork_worker(shared, number, channel, pids))
     for pid in list(pids):
-        end(pid, pids)
+        kill_worker(pid, pids)
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedModel:
     """What the workers have in common; models in main memory."""
 
     options: TranslateOptions
@@ -74,20 +74,20 @@ class Shared:
     free: int | None  # bytes of memory for each
 
 
-def load(options: TranslateOptions, n: int) -> Shared:
+def load_shared(options: TranslateOptions, n: int) -> SharedModel:
     """For n workers.  Raises what a Pipeline raises."""
     speed = replace(options.speed, threads=threads_per_process(options.speed, n))
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # of several, only this one would be there in a fork
-    machines = choose_machines(options)
+    machines = resolve_machines(options)
     _, precision = machines[0]
     parts = load_files(options, torch.device("cpu"), precision, release=True)
-    give_back_memory()  # what loading has used
-    free = free_memory()
-    return Shared(options, parts, machines * n, None if free is None else free // n)
+    release_freed_memory()  # what loading has used
+    free = get_free_memory()
+    return SharedModel(options, parts, machines * n, None if free is None else free // n)
 
 
-def choose_machines(options: TranslateOptions) -> list[Machine]:
+def resolve_machines(options: TranslateOptions) -> list[Machine]:
     """One for each of several GPUs, else one.  A fork looks, so that this process touches no
     GPU."""
     here, there = Pipe(duplex=False)
@@ -118,7 +118,9 @@ def choose_machines(options: TranslateOptions) -> list[Machine]:
     return answer
 
 
-def fork(shared: Shared, place: int, channel: Connection, pids: set[int]) -> int | OSError:
+def fork_worker(
+    shared: SharedModel, place: int, channel: Connection, pids: set[int]
+) -> int | OSError:
     """Start a worker: its process id, or why there is none.  Its pipe comes down the channel."""
     server, fd = os.getpid(), recv_handle(channel)
     try:
@@ -128,9 +130,9 @@ def fork(shared: Shared, place: int, channel: Connection, pids: set[int]) -> int
         return error
     if pid == 0:
         try:
-            end_with(server)
+            die_with_parent(server)
             channel.close()
-            work(shared, place, Connection(fd))
+            run_worker(shared, place, Connection(fd))
         finally:
             os._exit(0)
     os.close(fd)
@@ -138,7 +140,7 @@ def fork(shared: Shared, place: int, channel: Connection, pids: set[int]) -> int
     return pid
 
 
-def end(pid: int, pids: set[int]) -> int | None:
+def kill_worker(pid: int, pids: set[int]) -> int | None:
     """Kill a worker if it still lives: its exit code, -N for signal N; None for a stranger."""
     if pid not in pids:
         return None
@@ -147,7 +149,7 @@ def end(pid: int, pids: set[int]) -> int | None:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def work(shared: Shared, place: int, pipe: Connection) -> None:
+def run_worker(shared: SharedModel, place: int, pipe: Connection) -> None:
     """Be a worker: do the tasks that come down the pipe, until the parent closes it."""
     lock = threading.Lock()
 
@@ -161,11 +163,11 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
     def live() -> None:
         while True:
             say("beat")
-            time.sleep(BEAT)
+            time.sleep(HEARTBEAT_INTERVAL)
 
     threading.Thread(target=live, daemon=True).start()
     try:
-        with InProcess(shared.options, pipeline_of(shared, place)) as engine:
+        with InProcessEngine(shared.options, build_pipeline(shared, place)) as engine:
             say("ready", (engine.notes, engine.machine))
             while True:
                 try:
@@ -174,11 +176,11 @@ def work(shared: Shared, place: int, pipe: Connection) -> None:
                     return
                 say("done", task.do(engine, lambda *added: say("progress", added)))
     except Exception as error:
-        say("failed", portable(error))
+        say("failed", make_picklable(error))
         raise
 
 
-def pipeline_of(shared: Shared, place: int) -> Pipeline:
+def build_pipeline(shared: SharedModel, place: int) -> Pipeline:
     """The Pipeline of a worker: on a CPU, with the weights that all share."""
     (device, precision), (checkpoint, own, phrases) = shared.machines[place], shared.parts
     move_to(checkpoint.model, device, precision, in_place=True)
@@ -186,7 +188,7 @@ def pipeline_of(shared: Shared, place: int) -> Pipeline:
     return Pipeline(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Let this process be killed when its parent dies; not on Linux, a closed pipe ends it."""
     if sys.platform == "linux":
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -194,7 +196,7 @@ def end_with(parent: int) -> None:
         os._exit(0)
 
 
-def portable(error: Exception) -> tuple[Exception, str]:
+def make_picklable(error: Exception) -> tuple[Exception, str]:
     """An error for the parent, which knows the classes of `onmt_lite.errors` and of Python only,
     and the traceback of a defect."""
     if isinstance(error, OnmtLiteError):

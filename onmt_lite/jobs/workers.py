@@ -27,25 +27,25 @@ from typing import Any
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import WorkerLost
 from onmt_lite.inference.records import ProgressDelta
-from onmt_lite.jobs.dispatcher import MAX_DEATHS, Crew, Event, Hand, TaskSource
+from onmt_lite.jobs.dispatcher import MAX_DEATHS, Dispatcher, Event, TaskSource, WorkerHandle
 from onmt_lite.models.kernels.build import find_library
 from onmt_lite.system.terminal import SIGNALS, raise_pending
 
-PATIENCE = 15.0  # seconds without a sign of life after which a worker is given up
+WORKER_TIMEOUT = 15.0  # seconds without a sign of life after which a worker is given up
 KILLED = -signal.SIGKILL  # the exit code of a process that the kernel ends if memory is short
-PATIENCE_AT_START = 300.0  # a GPU may take its time
+STARTUP_TIMEOUT = 300.0  # a GPU may take its time
 
 # sys.path comes first: nothing is to be imported from a folder that happens to be the current one
-PROGRAM = """\
+FORK_SERVER_PROGRAM = """\
 import sys; sys.path[:] = {path!a}
-from onmt_lite.system.resources import importing, prepare_environment; prepare_environment()
-with importing():
+from onmt_lite.system.resources import speed_up_imports, prepare_environment; prepare_environment()
+with speed_up_imports():
     from onmt_lite.jobs.worker import serve
 serve({fd}, {parent})"""
 
 
 @dataclass(eq=False, kw_only=True)
-class Worker(Hand):
+class WorkerProcess(WorkerHandle):
     """A worker as its parent knows it; `heard_at`: when it gave the last sign of life."""
 
     pid: int
@@ -57,10 +57,10 @@ class Worker(Hand):
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Workers(Crew):
+class Workers(Dispatcher):
     """An engine of n processes."""
 
-    def __init__(self, options: TranslateOptions, n: int, patience: float = PATIENCE):
+    def __init__(self, options: TranslateOptions, n: int, patience: float = WORKER_TIMEOUT):
         """`patience`: seconds without a sign of life after which a worker is given up."""
         super().__init__(n)
         self.patience = patience
@@ -91,7 +91,7 @@ class Workers(Crew):
         self.hands = []
 
     def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
-        """As of a Crew; however it ends, other tasks can be run then."""
+        """As of a Dispatcher; however it ends, other tasks can be run then."""
         self._renew()
         try:
             yield from super().run(tasks, progress)
@@ -102,9 +102,9 @@ class Workers(Crew):
 
     def start(self, place: int) -> None:
         pid, pipe = self._server.fork(place)
-        self.hands.append(Worker(place, pid=pid, pipe=pipe))
+        self.hands.append(WorkerProcess(place, pid=pid, pipe=pipe))
 
-    def give(self, hand: Worker) -> None:
+    def give(self, hand: WorkerProcess) -> None:
         with suppress(OSError):  # it is dead, or stopped, and will be found so
             hand.pipe.send(hand.task)
 
@@ -122,11 +122,11 @@ class Workers(Crew):
                 worker.heard_at = now
         self._looked = now
         for worker in list(self.hands):
-            patience = self.patience if worker.ready else PATIENCE_AT_START
+            patience = self.patience if worker.ready else STARTUP_TIMEOUT
             if now - worker.heard_at > patience:
                 yield self._given_up(worker, patience)
 
-    def _hear(self, worker: Worker) -> Iterator[Event]:
+    def _hear(self, worker: WorkerProcess) -> Iterator[Event]:
         """What a worker says."""
         try:
             what, value = worker.pipe.recv()
@@ -136,7 +136,7 @@ class Workers(Crew):
         except (EOFError, OSError):
             exit_code = self._end(worker)
             # None: it died with the fork server
-            ending = how_it_ended(exit_code), exit_code is not None, exit_code == KILLED
+            ending = describe_exit(exit_code), exit_code is not None, exit_code == KILLED
             yield worker, "died", ending
             return
         worker.heard_at = time.monotonic()
@@ -147,11 +147,11 @@ class Workers(Crew):
         elif what == "failed":  # it has ended with that
             self._end(worker)
             self.hands.remove(worker)
-            value = restored(*value)
+            value = restore_error(*value)
         if what != "beat":
             yield worker, what, value
 
-    def _given_up(self, worker: Worker, patience: float) -> Event:
+    def _given_up(self, worker: WorkerProcess, patience: float) -> Event:
         self._end(worker)
         return worker, "died", (f"gave no sign of life for {patience:g} s", True)
 
@@ -166,7 +166,7 @@ class Workers(Crew):
             if place not in taken:
                 self.start(place)
 
-    def _end(self, worker: Worker) -> int | None:
+    def _end(self, worker: WorkerProcess) -> int | None:
         """End a worker, which may be dead; return its exit code, if that is known."""
         exit_code = self._server.end(worker.pid)
         if exit_code is None:
@@ -205,7 +205,7 @@ class ForkServer:
         if self.n_starts == MAX_DEATHS:
             problem = f"the process that forks the workers died {MAX_DEATHS} times"
             if self.exit_code is not None:
-                problem += f", the last {how_it_ended(self.exit_code)}"
+                problem += f", the last {describe_exit(self.exit_code)}"
             raise WorkerLost(f"{problem}; {Workers.remedy}", self.exit_code == KILLED)
         self.n_starts += 1
         here, there = new_pipe(None)
@@ -218,12 +218,12 @@ class ForkServer:
             failure = here.recv()
         except (EOFError, OSError):
             exit_code = None if self.process is None else self.process.wait()
-            how = "did not start" if exit_code is None else how_it_ended(exit_code)
+            how = "did not start" if exit_code is None else describe_exit(exit_code)
             if by_memory := exit_code == KILLED:
                 how += "; free memory or choose a smaller model"
             raise WorkerLost(f"the process that loads the model {how}", by_memory) from None
         if failure is not None:
-            raise restored(*failure)
+            raise restore_error(*failure)
         self.channel = here
 
     def _open(self, there: Connection) -> None:
@@ -231,7 +231,9 @@ class ForkServer:
         # 0, 1 and 2 may be free in this process; in the other one they are not
         fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         there.close()
-        program = PROGRAM.format(path=list(map(str, sys.path)), fd=fd, parent=os.getpid())
+        program = FORK_SERVER_PROGRAM.format(
+            path=list(map(str, sys.path)), fd=fd, parent=os.getpid()
+        )
         self._starting = self._thread.submit(
             subprocess.Popen,
             [sys.executable, "-c", program],
@@ -244,7 +246,7 @@ class ForkServer:
         try:
             self.process = self._starting.result()
         except OSError as error:
-            raise cannot_start(error) from None
+            raise start_error(error) from None
 
     def fork(self, place: int) -> tuple[int, Connection]:
         """A new worker: its process id, and a pipe to it.  Starts the process if need be."""
@@ -258,7 +260,7 @@ class ForkServer:
                 return answer, here
             here.close()
             if isinstance(answer, OSError):
-                raise cannot_start(answer)
+                raise start_error(answer)
 
     def end(self, pid: int) -> int | None:
         """Kill a worker if it still lives; return its exit code, -N for signal N, if known."""
@@ -304,7 +306,7 @@ def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
-        raise cannot_start(error) from None
+        raise start_error(error) from None
     if patience is not None:
         timeval = struct.pack("@ll", int(patience), int(patience % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -312,18 +314,18 @@ def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
     return Connection(ours.detach()), Connection(theirs.detach())
 
 
-def cannot_start(error: OSError) -> WorkerLost:
+def start_error(error: OSError) -> WorkerLost:
     problem = f"cannot start a process: {error.strerror}; give fewer workers"
     return WorkerLost(problem, error.errno == errno.ENOMEM)
 
 
-def restored(error: Exception, traceback: str) -> Exception:
+def restore_error(error: Exception, traceback: str) -> Exception:
     """An error of another process; with a `traceback` if it is a defect."""
     error.__cause__ = RuntimeError(traceback) if traceback else None
     return error
 
 
-def how_it_ended(exit_code: int | None) -> str:
+def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "was lost with the process that forked it"
     if exit_code >= 0:

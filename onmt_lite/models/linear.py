@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.kernels import bindings as kernels
-from onmt_lite.system.processor import PACKED, processor_words
+from onmt_lite.system.processor import ONEDNN_PROCESSORS, read_cpu_flags
 
 C_KERNELS = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
 
@@ -156,7 +156,7 @@ def choose_kernel(precision: str, is_wide: bool) -> str:
         return "int8" if have else "rounded"
     if have:
         return "fp32"
-    gains = is_wide and any(processor_words() >= words for words in PACKED)
+    gains = is_wide and any(read_cpu_flags() >= words for words in ONEDNN_PROCESSORS)
     return "packed" if gains and OneDnnKernel.exists() else ""
 
 

@@ -13,10 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
-from onmt_lite.jobs.dispatcher import Crew, Event, Hand, TaskSource
+from onmt_lite.jobs.dispatcher import Dispatcher, Event, TaskSource, WorkerHandle
 from onmt_lite.jobs.progress import log_machine
-from onmt_lite.jobs.store import differences, fingerprint
-from onmt_lite.jobs.tasks import Done, InProcess, Task
+from onmt_lite.jobs.store import compute_fingerprint, list_differences
+from onmt_lite.jobs.tasks import BucketResult, InProcessEngine, Task
 from onmt_lite.ray.options import ClusterOptions
 from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import ROOT, prepare_environment
@@ -25,7 +25,7 @@ from onmt_lite.system.terminal import Interrupted, stop_on_signals
 OBJECT_STORE = 256 << 20  # bytes of a Ray of ours: tasks are small, and text never gets there
 
 
-class Cluster(Crew):
+class Cluster(Dispatcher):
     """The engine of a job on Ray."""
 
     one, many = "an actor", "actors"
@@ -38,8 +38,8 @@ class Cluster(Crew):
         super().__init__(n_buckets, read_ahead=n_buckets)
         self.ray, self.cluster = ray, cluster
         self._closing = contextlib.ExitStack()
-        self._actors: dict[Hand, Any] = {}
-        self._promised: dict[Future[Any], Hand] = {}  # who does what Ray has promised
+        self._actors: dict[WorkerHandle, Any] = {}
+        self._promised: dict[Future[Any], WorkerHandle] = {}  # who does what Ray has promised
         self._said: set[str] = set()  # notes, of which each actor has the same
 
     def __enter__(self) -> "Cluster":
@@ -49,7 +49,7 @@ class Cluster(Crew):
             nothing = open(os.devnull, "w", encoding="utf-8", newline="")
             stack.enter_context(nothing)
             stack.enter_context(contextlib.redirect_stdout(nothing))
-            own = stack.enter_context(running(self.ray, self.cluster))
+            own = stack.enter_context(connect(self.ray, self.cluster))
             self.n = choose_actors(self.ray, self.cluster, self.n, own)
             for place in range(self.n):
                 self.start(place)
@@ -60,17 +60,17 @@ class Cluster(Crew):
         self._closing.close()
 
     def start(self, place: int) -> None:
-        hand = Hand(place)
+        hand = WorkerHandle(place)
         actor = self.ray.remote(TranslateBucket).options(
             num_cpus=self.cluster.cpus_per_actor,
             num_gpus=self.cluster.gpus_per_actor,
-            **where_we_are(),
+            **build_actor_environment(),
         )
         self._actors[hand] = actor.remote()
         self._promised[self._actors[hand].begin.remote().future()] = hand
         self.hands.append(hand)
 
-    def give(self, hand: Hand) -> None:
+    def give(self, hand: WorkerHandle) -> None:
         self._promised[self._actors[hand].do.remote(hand.task).future()] = hand
 
     def listen(self, source: TaskSource | None) -> Iterator[Event]:
@@ -90,9 +90,11 @@ class Cluster(Crew):
                 yield hand, "ready", None
             else:
                 yield from self._taken(hand, *found)
-        yield Hand(0), "progress", (0, 0)  # time passes
+        yield WorkerHandle(0), "progress", (0, 0)  # time passes
 
-    def _taken(self, hand: Hand, done: Any, notes: list[str], machine: Any) -> Iterator[Event]:
+    def _taken(
+        self, hand: WorkerHandle, done: Any, notes: list[str], machine: Any
+    ) -> Iterator[Event]:
         """The result of a task, or its error."""
         if isinstance(done, OnmtLiteError):
             yield hand, "failed", done
@@ -109,7 +111,7 @@ class Cluster(Crew):
 
 
 @contextlib.contextmanager
-def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
+def connect(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
     """Connected to a cluster; whether it is one of this job alone, which ends with it."""
     address = cluster.address or os.environ.get("RAY_ADDRESS")
     more: dict[str, Any] = {}
@@ -118,8 +120,8 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         more = dict(num_cpus=n_cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
     try:
         if address:
-            knock(address)
-        with silent_stderr():
+            check_reachable(address)
+        with silence_stderr():
             ray.init(address or "local", logging_level="error", log_to_driver=False, **more)
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray on this machine"
@@ -134,7 +136,7 @@ def running(ray: Any, cluster: ClusterOptions) -> Iterator[bool]:
         ray.shutdown()
 
 
-def knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """OSError if nobody listens at HOST:PORT; Ray would try for an hour."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
@@ -142,7 +144,7 @@ def knock(address: str) -> None:
 
 
 @contextlib.contextmanager
-def silent_stderr() -> Iterator[None]:
+def silence_stderr() -> Iterator[None]:
     """While Ray begins, the one thing that it says is how little it will say."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # closed by the shell
@@ -176,24 +178,26 @@ class TranslateBucket:
     """
 
     def __init__(self) -> None:
-        self.engine: InProcess | None = None
+        self.engine: InProcessEngine | None = None
 
     def begin(self) -> None:
         """It runs."""
 
-    def do(self, task: Task) -> tuple[Done | OnmtLiteError, list[str], dict[str, str] | None]:
+    def do(
+        self, task: Task
+    ) -> tuple[BucketResult | OnmtLiteError, list[str], dict[str, str] | None]:
         """The result of a task, or the error that ends the job; notes on the options; what the
         model runs on."""
         try:
             if self.engine is None:
-                self.engine = load(task)
+                self.engine = load_engine(task)
             done = task.do(self.engine, lambda *added: None)
             return done, self.engine.notes, self.engine.machine
         except OnmtLiteError as error:
             return error, [], None
 
 
-def where_we_are() -> dict[str, Any]:
+def build_actor_environment() -> dict[str, Any]:
     """What Ray must be told so that actors find this package: of a checkout, to look at the same
     path."""
     if not os.path.exists(os.path.join(ROOT, "translate.py")):
@@ -202,19 +206,19 @@ def where_we_are() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
 
 
-def load(task: Task) -> InProcess:
+def load_engine(task: Task) -> InProcessEngine:
     """The engine of this actor.  CheckpointError if this machine has other files or versions than
     the one that began, OptionError if it computes otherwise."""
     prepare_environment()
     assert task.parts is not None
     began = task.parts.job
-    here = fingerprint(task.options, {})
+    here = compute_fingerprint(task.options, {})
     here["files"] = {**began["files"], **here["files"]}  # inputs are read as the ranges say
-    if found := differences(began, here):
+    if found := list_differences(began, here):
         raise CheckpointError(
             f"{socket.gethostname()} is not like the machine of the job ({'; '.join(found)}); "
             "install and copy the same there"
         )
-    engine = InProcess(task.options).__enter__()
+    engine = InProcessEngine(task.options).__enter__()
     task.parts.settle(engine.pipeline.machine)
     return engine

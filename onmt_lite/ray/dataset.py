@@ -11,11 +11,11 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
 from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Hypothesis
 from onmt_lite.jobs.inputs import BUCKET_LINES
-from onmt_lite.ray.cluster import where_we_are
-from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, of_actors
+from onmt_lite.ray.cluster import build_actor_environment
+from onmt_lite.ray.options import SHARED_NAMES, ClusterOptions, adapt_to_actors
 from onmt_lite.text.lines import Line, decode_line, truncate_line
 
-MADE = {  # columns that a translation adds
+NEW_COLUMNS = {  # columns that a translation adds
     "translation": pyarrow.string(),
     "score": pyarrow.float64(),
     "notes": pyarrow.list_(pyarrow.string()),
@@ -62,10 +62,10 @@ def translate_dataset(
         num_cpus=cpus_per_actor,
         num_gpus=gpus_per_actor,
         fn_constructor_kwargs={
-            "options": of_actors(given.with_models(), cluster),
+            "options": adapt_to_actors(given.with_models(), cluster),
             "column": column,
         },
-        **where_we_are(),
+        **build_actor_environment(),
     )
 
 
@@ -80,7 +80,7 @@ class TranslateRows:
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         check_columns(table.schema, self.column)
-        made = self.pipeline.translate_lines(lines_of(table, self.column), None, self.options)
+        made = self.pipeline.translate_lines(make_lines(table, self.column), None, self.options)
         best = [
             translation.hyps[0] if translation.hyps else EMPTY_HYPOTHESIS for translation in made
         ]
@@ -89,7 +89,7 @@ class TranslateRows:
             "score": [hyp.score if is_scored(hyp) else None for hyp in best],
             "notes": [list(translation.notes) for translation in made],
         }
-        for name, kind in MADE.items():
+        for name, kind in NEW_COLUMNS.items():
             table = table.append_column(name, pyarrow.array(values[name], kind))
         return table
 
@@ -106,7 +106,7 @@ def check_columns(columns: pyarrow.Schema, column: str) -> None:
         raise OptionError(
             f"column: the dataset has no column of text {column}; its columns are {shown}"
         )
-    if clash := [made for made in MADE if made in columns.names]:
+    if clash := [made for made in NEW_COLUMNS if made in columns.names]:
         raise OptionError(
             f"the dataset has a column {clash[0]} already, which would hold the {clash[0]} of a "
             "translation; rename the column first"
@@ -120,7 +120,7 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def lines_of(table: pyarrow.Table, column: str) -> list[Line]:
+def make_lines(table: pyarrow.Table, column: str) -> list[Line]:
     """Make a line of each row, numbered from 0; a row without a text is an empty line."""
     texts = table[column]
     if pyarrow.types.is_dictionary(texts.type):

@@ -20,20 +20,20 @@ from onmt_lite.errors import (
     hint_for_path,
     wrap_os_errors,
 )
-from onmt_lite.jobs.job import Run, files_read, files_written, why_not_resumed
-from onmt_lite.jobs.progress import logging_to
-from onmt_lite.jobs.tasks import Engine, is_packed
+from onmt_lite.jobs.job import Run, find_resume_obstacle, list_read_files, list_written_files
+from onmt_lite.jobs.progress import configure_logging
+from onmt_lite.jobs.tasks import Engine, is_gzip
 from onmt_lite.ray.cluster import Cluster
 from onmt_lite.ray.options import RayOptions
 
-Kind = Literal["text", "jsonl"]  # of inputs and outputs
+Format = Literal["text", "jsonl"]  # of inputs and outputs
 
 
 def run_job(options: RayOptions) -> None:
     """Translate the inputs to -output.  Raises an OnmtLiteError, or Interrupted."""
     ray = find_ray()
     paths, data = find_files(options.src), options.translation.data
-    kind = kind_of_files(paths, data.input_format)
+    kind = detect_input_format(paths, data.input_format)
     if data.output_format == "auto" and not format_from_path(data.output):
         data = replace(data, output_format=kind)
     translation = replace(options.translation, data=replace(data, src=paths[0]))
@@ -42,7 +42,7 @@ def run_job(options: RayOptions) -> None:
     def choose(_: TranslateOptions, n_buckets: int | None) -> Engine:
         return Cluster(ray, options.cluster, n_buckets) if n_buckets else Engine()
 
-    with logging_to(translation.jobs):
+    with configure_logging(translation.jobs):
         summary = Run(translation, paths, resumable=True).translate(choose)
     summary.check()
 
@@ -63,10 +63,10 @@ def find_ray() -> Any:
 
 def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     """Raise an OnmtLiteError if names or first bytes tell what cannot be read or written."""
-    read = [("src", path) for path in paths] + list(files_read(options))[1:]
-    check_distinct(read, files_written(options))
-    check_directories(files_written(options))
-    if why := why_not_resumed(options):
+    read = [("src", path) for path in paths] + list(list_read_files(options))[1:]
+    check_distinct(read, list_written_files(options))
+    check_directories(list_written_files(options))
+    if why := find_resume_obstacle(options):
         raise OptionError(why)
     for model in get_model_paths(map(download_config_files, options.model.model)):
         if not find_model(model).exists():
@@ -74,7 +74,7 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
                 f"no model at {model}: {describe_missing_path(model)}; check the path"
             )
     for path in paths:
-        if is_packed(path):
+        if is_gzip(path):
             remedy = f"unpack it first: gunzip {path}"
             raise DataError(f"{path} is gzip data, which cannot be cut into buckets; {remedy}")
 
@@ -93,10 +93,10 @@ def find_files(words: Sequence[str]) -> list[str]:
         FileError: for what is not there or cannot be read.
         OptionError: for what is no file.
     """
-    return [os.path.abspath(path) for word in words for path in _files_of(word)]
+    return [os.path.abspath(path) for word in words for path in _expand(word)]
 
 
-def _files_of(word: str) -> list[str]:
+def _expand(word: str) -> list[str]:
     found = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))
     if not found:
         raise FileError(
@@ -104,7 +104,7 @@ def _files_of(word: str) -> list[str]:
         )
     # A pattern such as text/** finds folders besides the files in them
     files = [path for path in found if not os.path.isdir(path)]
-    files = files or [file for folder in found for file in _in_folder(folder)]
+    files = files or [file for folder in found for file in _list_directory(folder)]
     for path in files:
         with wrap_os_errors(f"read {path}"):
             mode = os.stat(path).st_mode
@@ -115,7 +115,7 @@ def _files_of(word: str) -> list[str]:
     return files
 
 
-def _in_folder(folder: str) -> list[str]:
+def _list_directory(folder: str) -> list[str]:
     with wrap_os_errors(f"read {folder}"):
         names = sorted(os.listdir(folder))
     paths = [os.path.join(folder, n) for n in names if n[0] not in "._"]
@@ -131,11 +131,11 @@ def _in_folder(folder: str) -> list[str]:
     return paths
 
 
-def kind_of_files(paths: Sequence[str], asked: Kind | Literal["auto"]) -> Kind:
+def detect_input_format(paths: Sequence[str], asked: Format | Literal["auto"]) -> Format:
     """Return the kind that -input_format or all suffixes say.  OptionError if suffixes differ."""
     if asked != "auto":
         return asked
-    kinds: dict[Kind, str] = {}  # the first file of each
+    kinds: dict[Format, str] = {}  # the first file of each
     for path in paths:
         kinds.setdefault("jsonl" if path.lower().endswith(".jsonl") else "text", path)
     if len(kinds) > 1:

@@ -55,9 +55,16 @@ class RayOptions:
     translation: TranslateOptions
 
 
-SHARED = (ModelOptions, TextOptions, SearchOptions, SamplingOptions, SpeedOptions, JobOptions)
-LACKING = ("gpu", "workers", "shard")
-SHARED_NAMES = [f.name for g in SHARED for f in fields(g) if f.name not in LACKING]
+SHARED_GROUPS = (
+    ModelOptions,
+    TextOptions,
+    SearchOptions,
+    SamplingOptions,
+    SpeedOptions,
+    JobOptions,
+)
+UNSUPPORTED = ("gpu", "workers", "shard")
+SHARED_NAMES = [f.name for g in SHARED_GROUPS for f in fields(g) if f.name not in UNSUPPORTED]
 FILES = ("output", "input_format", "output_format", "text_field")
 HELP = ("ray",)  # the section of help.yaml
 OPTIONS: dict[str, Option] = {
@@ -74,7 +81,7 @@ OPTIONS: dict[str, Option] = {
         TRANSLATE["device"], sections=HELP, pattern=("auto|cpu|cuda", "auto, cpu or cuda")
     ),
 }
-NOT_HERE = {
+UNSUPPORTED_HINTS = {
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
     "workers": "here it is actors",
@@ -89,15 +96,15 @@ RULES = (
             f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
         ),
     ),
-    reject_all(lambda v: problems_of_translation(translation_values(v))),
+    reject_all(lambda v: find_translation_problems(build_translation_values(v))),
 )
 
 
-def problems_of_translation(values: dict[str, Any]) -> list[str]:
+def find_translation_problems(values: dict[str, Any]) -> list[str]:
     return [] if TRANSLATION.awaits_model(values) else find_errors(TRANSLATION.rules, values)
 
 
-def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def build_translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of all options of translate.py: defaults for those that Ray lacks or has otherwise."""
     shared = {name: values[name] for name in (*SHARED_NAMES, *FILES, "config")}
     shared["output_format"] = values["output_format"] or "auto"
@@ -105,35 +112,40 @@ def translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_ray_options(resolved: Resolved) -> RayOptions:
-    cluster, values = resolved.build(ClusterOptions), translation_values(resolved.values)
+    cluster, values = resolved.build(ClusterOptions), build_translation_values(resolved.values)
     origins = {name: resolved.origins.get(name, "default") for name in TRANSLATE} | {
         "src": "default"
     }
     completed = TRANSLATION.complete(Resolved(values, origins, resolved.notices))
-    translation = of_actors(build_options(completed), cluster)
+    translation = adapt_to_actors(build_options(completed), cluster)
     return RayOptions(resolved.values["src"], cluster, translation)
 
 
-def of_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
+def adapt_to_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
     """On the device that an actor has, with paths that do not depend on where it runs."""
     speed = replace(
         options.speed,
         device="cuda" if cluster.gpus_per_actor else "cpu",
         threads=options.speed.threads or cluster.cpus_per_actor,
     )
-    return replace(options, model=placed(options.model), text=placed(options.text), speed=speed)
+    return replace(
+        options,
+        model=make_paths_absolute(options.model),
+        text=make_paths_absolute(options.text),
+        speed=speed,
+    )
 
 
-def placed(group: T) -> T:
+def make_paths_absolute(group: T) -> T:
     """With absolute paths."""
     paths = {name: v for name, v in vars(group).items() if TRANSLATE[name].is_path}
-    return replace(group, **{name: whole(v) for name, v in paths.items() if v})
+    return replace(group, **{name: to_absolute(v) for name, v in paths.items() if v})
 
 
-def whole(paths: Any) -> Any:
+def to_absolute(paths: Any) -> Any:
     """Absolute paths of what exists; other names may be those of shipped models or of the hub."""
     if isinstance(paths, tuple):
-        return tuple(map(whole, paths))
+        return tuple(map(to_absolute, paths))
     return os.path.abspath(paths) if os.path.lexists(paths) else paths
 
 
@@ -146,7 +158,7 @@ PROGRAM = Program(
     build=build_ray_options,
     shared_options=SHARED_OPTIONS,
     foreign_options=load_opennmt_options,
-    hint=lambda name: NOT_HERE.get(name) or find_hint(name, OPTIONS),
+    hint=lambda name: UNSUPPORTED_HINTS.get(name) or find_hint(name, OPTIONS),
     defaults=find_defaults,
     ignores_quotes=True,
 )

@@ -22,10 +22,10 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         for name, data in files.items():
             with wrap_os_errors(f"write {folder / name}"):
-                asides[name] = write_aside(str(folder / name), data)
+                asides[name] = write_temporary(str(folder / name), data)
         for name in files:
             with wrap_os_errors(f"write {folder / name}"):
-                put_in_place(asides[name], str(folder / name))
+                rename_and_sync(asides[name], str(folder / name))
                 del asides[name]
     finally:
         for aside in asides.values():
@@ -33,33 +33,33 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
                 os.unlink(aside)
 
 
-def write_whole(target: str, data: bytes) -> None:
+def replace_file(target: str, data: bytes) -> None:
     """Replace a file, or leave the old one; a link is replaced itself.  Raises OSError."""
-    aside = write_aside(target, data)
-    with removed_on_error(aside):
-        put_in_place(aside, target)
+    aside = write_temporary(target, data)
+    with remove_on_error(aside):
+        rename_and_sync(aside, target)
 
 
-def write_aside(target: str, data: bytes) -> str:
+def write_temporary(target: str, data: bytes) -> str:
     """Write the replacement of `target` to the disk; return its path.  Raises OSError."""
     folder, name = os.path.split(target)
     aside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
-    fd = create(aside, target)
+    fd = create_temporary(aside, target)
     try:
-        with removed_on_error(aside):
+        with remove_on_error(aside):
             write_all(fd, data)
-            make_ready(fd, target)
+            copy_mode_and_sync(fd, target)
     finally:
         os.close(fd)
     return aside
 
 
-def create(aside: str, target: str) -> int:
+def create_temporary(aside: str, target: str) -> int:
     """Open a new file that is to replace `target`, and is as private until then."""
     return os.open(aside, NEW, 0o600 if os.path.exists(target) else 0o666)
 
 
-def make_ready(fd: int, target: str) -> None:
+def copy_mode_and_sync(fd: int, target: str) -> None:
     """Give a file the mode, owner and group of `target`, which it is to replace, if that is
     permitted and the file system has them, and sync it to the disk."""
     with contextlib.suppress(FileNotFoundError):
@@ -72,7 +72,7 @@ def make_ready(fd: int, target: str) -> None:
     os.fsync(fd)
 
 
-def put_in_place(aside: str, target: str) -> None:
+def rename_and_sync(aside: str, target: str) -> None:
     """Rename a file; the new name outlasts a power cut, if the file system can."""
     os.replace(aside, target)
     with contextlib.suppress(PermissionError):  # a folder to write, not to read
@@ -99,7 +99,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def removed_on_error(path: str) -> Iterator[None]:
+def remove_on_error(path: str) -> Iterator[None]:
     """Remove a file that is not in its place yet if an error comes."""
     try:
         yield

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from onmt_lite.errors import DataError, FileError, explain_os_error
-from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
+from onmt_lite.system.file_types import HEAD_BYTES, detect_file_type
 
 GZIP = b"\x1f\x8b"
 STANDARD_INPUT = "standard input"
@@ -28,13 +28,13 @@ class ByteStream:
         self._seen, self._over = b"", False
 
     def peek(self) -> bytes:
-        """The next LOOKED_AT bytes, fewer if the input ends or pauses before."""
-        while not self._over and len(self._seen) < LOOKED_AT:
+        """The next HEAD_BYTES bytes, fewer if the input ends or pauses before."""
+        while not self._over and len(self._seen) < HEAD_BYTES:
             if not (self._seen in (b"", GZIP[:1]) or self._waits()):
                 break
-            more = self._read(LOOKED_AT)
+            more = self._read(HEAD_BYTES)
             self._seen, self._over = self._seen + more, not more
-        return self._seen[:LOOKED_AT]
+        return self._seen[:HEAD_BYTES]
 
     def read(self, size: int) -> bytes:
         """Read at least one byte and at most `size`; b"" at the end."""
@@ -47,7 +47,7 @@ class ByteStream:
         return bool(self._seen) or self._waits()
 
 
-def text_stream(fd: int, name: str) -> ByteStream:
+def open_text_stream(fd: int, name: str) -> ByteStream:
     """Bytes of a file descriptor, unpacked if they are gzip data.
 
     Raises FileError if reading fails, DataError for data that is not text.  `name` is the name

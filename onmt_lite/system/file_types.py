@@ -9,12 +9,12 @@ from typing import NamedTuple
 import yaml
 
 DATA = Path(__file__).with_name("file_types.yaml")
-LOOKED_AT = 4096  # bytes
+HEAD_BYTES = 4096  # bytes
 # Control characters that no text has
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 NO_CONTROLS = bytes(set(range(256)) - set(CONTROLS))
-VARIED = 6  # different control characters that binary data has at least
-FILTER = r"((?:iconv|zstd|xz|bzip2|lz4|lzip|lzop) [^:]*|zcat) {}$"  # reads a pipe, too
+MIN_CONTROL_KINDS = 6  # different control characters that binary data has at least
+FILTER_COMMAND = r"((?:iconv|zstd|xz|bzip2|lz4|lzip|lzop) [^:]*|zcat) {}$"  # reads a pipe, too
 
 
 class FileType(NamedTuple):
@@ -25,12 +25,12 @@ class FileType(NamedTuple):
 
     def remedy_for(self, name: str, packed: bool = False) -> str:
         """Return how to make text of a file; `packed`: the file is gzip data that contains it."""
-        text = re.sub(FILTER, r"zcat {} | \1", self.remedy) if packed else self.remedy
+        text = re.sub(FILTER_COMMAND, r"zcat {} | \1", self.remedy) if packed else self.remedy
         return text.replace("{}", name)
 
 
 @lru_cache
-def known_types() -> list[tuple[re.Pattern[bytes], FileType]]:
+def load_file_types() -> list[tuple[re.Pattern[bytes], FileType]]:
     """Load the patterns of first bytes from file_types.yaml."""
     types = yaml.safe_load(DATA.read_bytes()).items()
     return [
@@ -46,17 +46,17 @@ def detect_file_type(head: bytes) -> FileType | None:
     character, which a NUL is too, in 32 bytes; or that many of several different ones and is not
     UTF-8.
     """
-    for pattern, file_type in known_types():
+    for pattern, file_type in load_file_types():
         if pattern.match(head):
             return file_type
     controls = head.translate(None, NO_CONTROLS)
     has_many = len(controls) >= max(8, len(head) / 32)
     if b"\0" not in head:
         # Fields of a text may be separated by a few control characters
-        if has_many and len({*controls}) >= VARIED and not is_utf8(head):
+        if has_many and len({*controls}) >= MIN_CONTROL_KINDS and not is_utf8(head):
             return FileType("binary data, with control characters", "give lines of text")
         return None
-    encoding = utf16_encoding(head)
+    encoding = detect_utf16(head)
     if encoding:
         name = "UTF-16" if encoding == "utf-16" else "UTF-16 without a byte order mark"
         return FileType(name, f"convert it: iconv -f {encoding} -t utf-8 {{}}")
@@ -65,7 +65,7 @@ def detect_file_type(head: bytes) -> FileType | None:
     return None
 
 
-def utf16_encoding(head: bytes) -> str:
+def detect_utf16(head: bytes) -> str:
     """Return the name of the encoding if data with NUL bytes is UTF-16, otherwise ""."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"

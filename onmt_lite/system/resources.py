@@ -19,7 +19,7 @@ from onmt_lite.errors import MemoryExhausted
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-LEAST_MEMORY = 700 << 20  # bytes of addresses that torch and a small model take
+MIN_MEMORY = 700 << 20  # bytes of addresses that torch and a small model take
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 WORKER_BYTES = 512 << 20  # of its own: 60 to 250 MB were seen, with room for a large vocabulary
 # A GPU shows as one of these: of NVIDIA, of AMD, of Windows
@@ -41,17 +41,17 @@ def prepare_environment(*modules: str) -> None:
     # hold each other up; the short spin costs nothing where a program is alone
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from onmt_lite.system.processor import processor_words
+    from onmt_lite.system.processor import read_cpu_flags
 
-    if {"GenuineIntel", "avx512f", "avx512bw"} <= processor_words():
+    if {"GenuineIntel", "avx512f", "avx512bw"} <= read_cpu_flags():
         # The results of matrix products depend neither on the number of threads nor on that of
         # rows, at the same speed (shipped model, 800 lines: 1.005 times the processor time);
         # without AVX-512 they took 1.5 times as long
         os.environ.setdefault("MKL_CBWR", "AVX512,STRICT")
-    keep_memory()
+    keep_freed_memory()
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation.  A search allocates logits of 41 MB at
     each step, whose fresh pages took a quarter of the processor's time (6 layers of 512, 32,000
     words, int8).  If MALLOC_... variables are set, they alone count."""
@@ -64,7 +64,7 @@ def keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
-def give_back_memory() -> None:
+def release_freed_memory() -> None:
     """Give freed memory back to the system, before a fork whose pages would all count."""
     getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: 0)(0)
 
@@ -73,15 +73,15 @@ def check_memory() -> None:
     """Raise MemoryExhausted if `ulimit -v` has no room for torch, whose loading would then end the
     process."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < LEAST_MEMORY:
+    if limit != resource.RLIM_INFINITY and limit < MIN_MEMORY:
         raise MemoryExhausted(
             f"out of memory: a process may take {limit >> 20} MiB (ulimit -v), and torch alone "
-            f"takes {LEAST_MEMORY >> 20}; raise the limit"
+            f"takes {MIN_MEMORY >> 20}; raise the limit"
         )
 
 
 @contextlib.contextmanager
-def importing():
+def speed_up_imports():
     """Import modules within for good: the garbage collector ignores their many objects, and all
     that the program made before.  Saves a fifth of the time that torch takes, 1.2 s of processor
     time."""
@@ -105,36 +105,38 @@ def _problem(modules: tuple[str, ...]) -> str:
 # -- cores and memory; a control group may grant less than the machine has ------------------------
 
 
-def usable_cores(root: Path = Path("/")) -> int:
+def count_usable_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may keep busy: its affinity, within the quota of its
     control groups, rounded up.  `root` holds /proc and /sys."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, math.ceil(min([own or 1, *cpu_quotas(root)])))
+    return max(1, math.ceil(min([own or 1, *read_cpu_quotas(root)])))
 
 
-def threads_wanted() -> float:
+def get_omp_threads() -> float:
     """Return how many threads OMP_NUM_THREADS allows, read as torch reads it."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else math.inf
 
 
-def worker_room(root: Path = Path("/")) -> int:
+def count_workers_in_memory(root: Path = Path("/")) -> int:
     """Return how many workers main memory has room for, at least 1."""
-    limits = [limit for limit, _ in memory_limits(root)] + available_memory(root)
+    limits = [limit for limit, _ in read_memory_limits(root)] + get_available_memory(root)
     return max(1, min(limits) // WORKER_BYTES) if limits else 1
 
 
-def free_memory(root: Path = Path("/")) -> int | None:
+def get_free_memory(root: Path = Path("/")) -> int | None:
     """Return how many bytes of main memory the machine and the control groups of this process have
     left; None if unknown."""
-    left = [max(0, limit - used) for limit, used in memory_limits(root)] + available_memory(root)
+    left = [
+        max(0, limit - used) for limit, used in read_memory_limits(root)
+    ] + get_available_memory(root)
     return min(left, default=None)
 
 
-def available_memory(root: Path) -> list[int]:
+def get_available_memory(root: Path) -> list[int]:
     """Return how many bytes the machine has left; an empty list if the kernel does not say."""
     with suppress(OSError, ValueError):
-        found = re.search(r"(?m)^MemAvailable: *(\d+)", read(root / "proc/meminfo"))
+        found = re.search(r"(?m)^MemAvailable: *(\d+)", read_ascii(root / "proc/meminfo"))
         return [int(found[1]) << 10] if found else []
     return []
 
@@ -143,37 +145,37 @@ def may_have_gpu() -> bool:
     return any(map(os.path.exists, GPU_FILES))
 
 
-def cpu_quotas(root: Path) -> Iterator[float]:
+def read_cpu_quotas(root: Path) -> Iterator[float]:
     """Yield the CPU seconds per second that control groups grant."""
-    for folder in control_groups(root):
+    for folder in list_control_groups(root):
         with suppress(OSError, ValueError):  # "max 100000" is no limit
-            quota, period = map(int, read(folder / "cpu.max").split())
+            quota, period = map(int, read_ascii(folder / "cpu.max").split())
             yield quota / period
 
 
-def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+def read_memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the bytes of main memory that control groups grant, and the bytes in use, without
     cached files, which the kernel takes back."""
-    for folder in control_groups(root):
+    for folder in list_control_groups(root):
         with suppress(OSError, ValueError):  # "max" is no limit
-            granted, used = int(read(folder / "memory.max")), 0
+            granted, used = int(read_ascii(folder / "memory.max")), 0
             with suppress(OSError, ValueError):
-                used = int(read(folder / "memory.current"))
-                stat = read(folder / "memory.stat").strip().split("\n")
+                used = int(read_ascii(folder / "memory.current"))
+                stat = read_ascii(folder / "memory.stat").strip().split("\n")
                 used -= int(dict(line.split() for line in stat).get("inactive_file", 0))
             yield granted, used
 
 
-def control_groups(root: Path) -> Iterator[Path]:
+def list_control_groups(root: Path) -> Iterator[Path]:
     """Yield the directories of this process's control group (version 2) and of the groups above
     it, because in a container only the upper ones may be mounted."""
     with suppress(OSError, ValueError):
-        for line in read(root / "proc/self/cgroup").split("\n"):
+        for line in read_ascii(root / "proc/self/cgroup").split("\n"):
             if line.startswith("0::/"):
                 group = Path(line.removeprefix("0::/"))
                 for part in (group, *group.parents):
                     yield root / "sys/fs/cgroup" / part
 
 
-def read(path: Path) -> str:
+def read_ascii(path: Path) -> str:
     return path.read_text(encoding="ascii")

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 # Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
-NO_SCALAR = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
+SCALAR_ERRORS = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 
 def parse_json(data: bytes | str, unique: bool = True, max_depth: int = 0) -> Any:
@@ -54,7 +54,7 @@ def parse_yaml(data: bytes) -> Any:
     """Parse YAML of plain values.  Raises ValueError for anything else."""
     try:
         return PlainLoader(data).get_single_data()
-    except (yaml.YAMLError, RecursionError, *NO_SCALAR):
+    except (yaml.YAMLError, RecursionError, *SCALAR_ERRORS):
         raise ValueError("not YAML that is understood") from None
 
 

@@ -40,7 +40,7 @@ class Console:
 CONSOLE = Console()
 
 
-def is_text(words: Sequence[str]) -> bool:
+def looks_like_text(words: Sequence[str]) -> bool:
     """Return whether words of the command line read as text rather than as the name of a file."""
     text = " ".join(words)
     named = any(map(os.path.lexists, (text, *words[:1])))
@@ -48,18 +48,18 @@ def is_text(words: Sequence[str]) -> bool:
     return not named and not is_name and re.search(r"[^\W\d]", text) is not None
 
 
-def line_that_works(words: Sequence[str]) -> str:
+def suggest_command(words: Sequence[str]) -> str:
     """Return what to type to translate what was given to no option: text, or a file."""
-    if not is_text(words):
+    if not looks_like_text(words):
         output = len(words) == 2 and not os.path.lexists(words[1])
         src = shlex.join([words[0], *(["-output", words[1]] if output else [])])
-        return f"to translate a file: {started_as()} -src {src}"
+        return f"to translate a file: {get_program_command()} -src {src}"
     text = " ".join(words)
     quoted = shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
-    return f"to translate text: echo {quoted} | {started_as()}"
+    return f"to translate text: echo {quoted} | {get_program_command()}"
 
 
-def started_as() -> str:
+def get_program_command() -> str:
     """Return the words that started this program, up to its first argument, as they were typed."""
     path = Path(sys.argv[0])
     if path.name == "translate.py" or path.parent.name == "onmt_lite":
@@ -83,18 +83,18 @@ class Interrupted(BaseException):
         self.can_resume = False  # whether the same command with -resume goes on from there
 
 
-pending: list[int] = []  # the signal that was raised and has not been answered yet
+pending_signals: list[int] = []  # the signal that was raised and has not been answered yet
 
 
 def stop_on_signals() -> None:
     """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
     arrived: list[int] = []
-    pending.clear()  # of a program that ran in this process before
+    pending_signals.clear()  # of a program that ran in this process before
 
     def stop(signum: int, frame: object) -> None:
         arrived.append(signum)
         if len(arrived) == 1:  # a second one must not break into the clean-up after the first
-            pending.append(signum)
+            pending_signals.append(signum)
             raise Interrupted(signum)
 
     handle_signals(stop)
@@ -116,8 +116,8 @@ def raise_pending() -> None:
     Python drops what a handler raises while it happens to run a finalizer or a callback of the
     import system ("Exception ignored in ..."); a loop that did not ask would run for ever.
     """
-    if pending:
-        raise Interrupted(pending[0])
+    if pending_signals:
+        raise Interrupted(pending_signals[0])
 
 
 def ignore_signals() -> None:
@@ -128,7 +128,7 @@ def ignore_signals() -> None:
 
 
 @contextlib.contextmanager
-def noted_signals(note: Callable[[int], None]) -> Iterator[None]:
+def stop_after_signal(note: Callable[[int], None]) -> Iterator[None]:
     """Pass a first signal to `note`; a second one ends the process at once."""
     arrived: list[int] = []
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onmt_lite.system.byte_stream import ByteStream, text_stream
+from onmt_lite.system.byte_stream import ByteStream, open_text_stream
 from onmt_lite.system.safe_parse import parse_json
 
 CHUNK = 1 << 16
@@ -93,7 +93,7 @@ class LineReader:
 
     def _parse_lines(self, fd: int) -> Iterator[tuple[Line | None, int]]:
         """Yield each line and its size in bytes; (None, 0) at a pause of the input."""
-        for raw, is_truncated in iter_raw_lines(text_stream(fd, self.name)):
+        for raw, is_truncated in iter_raw_lines(open_text_stream(fd, self.name)):
             if raw is None:
                 yield None, 0
                 continue

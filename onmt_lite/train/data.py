@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onmt_lite.errors import DataError, OptionError, wrap_os_errors
-from onmt_lite.system.byte_stream import text_stream
+from onmt_lite.system.byte_stream import open_text_stream
 from onmt_lite.train.options import DataOptions
 
 Pair = tuple[str, str]  # a source line and its translation
@@ -134,7 +134,7 @@ def read_lines(path: Path | str) -> list[str]:
     with wrap_os_errors(f"read {path}"):
         file = open(path, "rb")
     with file:
-        stream = text_stream(file.fileno(), str(path))
+        stream = open_text_stream(file.fileno(), str(path))
         data = b"".join(iter(lambda: stream.read(2**20), b""))
     try:
         lines = data.decode("utf-8-sig").split("\n")

@@ -3,15 +3,15 @@
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError, MemoryExhausted
 from onmt_lite.inference.runtime import is_out_of_memory
-from onmt_lite.jobs.progress import logging_to
+from onmt_lite.jobs.progress import configure_logging
 from onmt_lite.system.log import LOG
-from onmt_lite.system.terminal import Interrupted, noted_signals
+from onmt_lite.system.terminal import Interrupted, stop_after_signal
 from onmt_lite.train import data, run_directory
 from onmt_lite.train.options import TrainOptions
 from onmt_lite.train.trainer import Trainer
 
 
-@logging_to(JobOptions())
+@configure_logging(JobOptions())
 def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     """Train a model, or continue an interrupted run.
 
@@ -35,7 +35,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
         )
     else:
         try:
-            with noted_signals(trainer.stop), run_directory.lock_directory(out):
+            with stop_after_signal(trainer.stop), run_directory.lock_directory(out):
                 trainer.run()
         except FileError as error:
             advice = run_directory.format_resume_hint(out, "free disk space and continue with")

@@ -12,7 +12,7 @@ import yaml
 
 from onmt_lite import OptionError, Translator
 from onmt_lite.jobs.job import Output
-from onmt_lite.jobs.progress import times
+from onmt_lite.jobs.progress import format_times
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.system import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
@@ -130,10 +130,10 @@ def test_averages_are_those_of_the_scores_in_the_output(main, src, tmp_path):
 
 
 def test_times_are_per_line_and_per_token():
-    total, *averages = times(2.5, 10, 400)
+    total, *averages = format_times(2.5, 10, 400)
     assert total == "Total translation time (s): 2.5"
     assert averages == ["Average translation time (ms): 250.0", "Tokens per second: 160.0"]
-    assert times(0.01, 0, 0)[1:] == [
+    assert format_times(0.01, 0, 0)[1:] == [
         "Average translation time (ms): 10.0",
         "Tokens per second: 0.0",
     ]

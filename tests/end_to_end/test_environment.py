@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from onmt_lite.jobs.workers import PROGRAM
+from onmt_lite.jobs.workers import FORK_SERVER_PROGRAM
 from onmt_lite.system import resources
-from onmt_lite.system.resources import importing
+from onmt_lite.system.resources import speed_up_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = "torch, sentencepiece, PyYAML, tqdm"
@@ -161,7 +161,7 @@ def test_no_garbage_is_looked_for_while_modules_are_imported(error):
     gc.collect()
     try:
         before = gc.get_freeze_count()
-        with contextlib.suppress(ImportError), importing():
+        with contextlib.suppress(ImportError), speed_up_imports():
             assert not gc.isenabled()
             kept = [[i] for i in range(1000)]
             if error:
@@ -203,7 +203,7 @@ def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, g
     with monkeypatch.context() as patch:
         patch.setattr(resources.ctypes, "CDLL", lambda name: library)
         patch.setattr(sys, "platform", platform)
-        resources.keep_memory()
+        resources.keep_freed_memory()
     assert settings == taken
 
 
@@ -228,7 +228,7 @@ print(pages())
 @pytest.mark.parametrize(
     "start",
     [
-        PROGRAM.split("with importing")[0].format(path=[str(ROOT), *sys.path]),
+        FORK_SERVER_PROGRAM.split("with importing")[0].format(path=[str(ROOT), *sys.path]),
         "from onmt_lite import Translator; Translator.from_pretrained(device='cpu')",
     ],
     ids=["workers", "Python"],

@@ -19,7 +19,7 @@ from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs import tasks
 from onmt_lite.jobs.job import run_job
-from onmt_lite.jobs.tasks import InProcess
+from onmt_lite.jobs.tasks import InProcessEngine
 from tests.support.files import DATA
 
 LINES = b"one\ntwo\n\nodd\n"  # of the fixture src
@@ -169,7 +169,7 @@ def job(tmp_path):
 
     def run(progress):
         with pytest.raises(FileError) as caught:
-            run_job(options, InProcess(options, pipeline), progress)
+            run_job(options, InProcessEngine(options, pipeline), progress)
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
@@ -208,7 +208,7 @@ def test_an_input_that_changes_before_it_is_read(main, job, tmp_path, meanwhile)
 
     meanwhile(tasks, "check_phrases", both)  # after the lines are counted
     assert "src was changed while it was read" in job(None)
-    meanwhile(job_module, "look_at_inputs", lambda: CHANGES["grows"](tmp_path / "stdin"))
+    meanwhile(job_module, "scan_inputs", lambda: CHANGES["grows"](tmp_path / "stdin"))
     main("-output", "out", stdin=b"one\n" * 3).failed(
         5,
         "standard input was changed while it was read; put it back as it was, or translate it "

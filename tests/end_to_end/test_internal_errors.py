@@ -14,7 +14,7 @@ from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
-from onmt_lite.jobs.tasks import Done
+from onmt_lite.jobs.tasks import BucketResult
 from tests.end_to_end.conftest import ROOT
 
 LINE = "onmt_lite: error: a defect of the program ({}); please report the traceback below\n"
@@ -85,7 +85,7 @@ def test_an_error_inside_counts_more_than_one_of_closing(tmp_path, name):
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(ValueError, match="a bug"), Output(str(path)) as out:
         out.begin({}, [], {})
-        out.append(Done(0, 1, b"", Summary()))
+        out.append(BucketResult(0, 1, b"", Summary()))
         (sink,) = out.sinks
         os.close(sink._fd if name == "out" else sink.file.fileno())
         raise ValueError("a bug")

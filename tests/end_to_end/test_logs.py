@@ -12,7 +12,7 @@ import pytest
 
 from onmt_lite import __version__
 from onmt_lite.config.job_options import JobOptions
-from onmt_lite.jobs.progress import add_log_file, logging_to
+from onmt_lite.jobs.progress import add_log_file, configure_logging
 from onmt_lite.system.log import LOG
 from tests.end_to_end.conftest import SCRIPT
 from tests.support.sweeps import swept
@@ -79,7 +79,7 @@ def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
     handler.emit = records.append
     LOG.addHandler(handler)
     try:
-        with logging_to(JobOptions(quiet=True, log_file=str(tmp_path / "log"))):
+        with configure_logging(JobOptions(quiet=True, log_file=str(tmp_path / "log"))):
             add_log_file(str(tmp_path / "second"))
             LOG.info("inside")
         LOG.warning("outside")

@@ -16,7 +16,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, DataError, OptionError, OptionWarning
-from onmt_lite.jobs.engine import part_size
+from onmt_lite.jobs.engine import choose_call_size
 from tests.support import tiny
 from tests.unit.jobs.test_workers import alive, children, family, wait_until
 
@@ -201,7 +201,7 @@ def test_closing():
 @pytest.mark.parametrize(("n", "n_workers"), [(0, 2), (1, 2), (2, 2), (128, 2), (5000, 2), (99, 8)])
 def test_parts(n, n_workers):
     """Work for all, full batches, and not more than a bucket at once."""
-    size = part_size(n, n_workers)
+    size = choose_call_size(n, n_workers)
     parts = -(-n // size)
     assert 1 <= size <= 1024 and parts >= min(n, n_workers)
     assert parts <= n_workers or size >= min(64, n // n_workers)

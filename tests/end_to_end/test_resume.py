@@ -20,7 +20,7 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.inference import loading
 from onmt_lite.jobs import job as job_module
-from onmt_lite.jobs.store import EXEMPT, differences, fingerprint, unsealed
+from onmt_lite.jobs.store import IGNORED_OPTIONS, compute_fingerprint, list_differences, read_sealed
 from onmt_lite.system.terminal import Interrupted
 from tests.end_to_end.conftest import ROOT, SCRIPT, names
 from tests.support.stop_signals import stopped_before_part
@@ -45,7 +45,7 @@ def state(folder):
 def parts(folder):
     """What the parts of `out` hold."""
     paths = sorted((folder / "out.parts").glob("0*"))
-    return [unsealed(str(path))[1] for path in paths]
+    return [read_sealed(str(path))[1] for path in paths]
 
 
 @pytest.fixture
@@ -300,24 +300,24 @@ def test_a_stop_while_modules_or_the_model_are_loaded(main, lines, tmp_path, mon
 
 def test_every_option_is_compared_or_exempt_for_a_reason():
     options = TranslateOptions.of()
-    compared = fingerprint(options, {})["options"]
-    assert set(compared).isdisjoint(EXEMPT) and all(EXEMPT.values())
-    assert set(compared) | set(EXEMPT) == set(OPTIONS) - set(META_NAMES)
+    compared = compute_fingerprint(options, {})["options"]
+    assert set(compared).isdisjoint(IGNORED_OPTIONS) and all(IGNORED_OPTIONS.values())
+    assert set(compared) | set(IGNORED_OPTIONS) == set(OPTIONS) - set(META_NAMES)
 
 
 def test_each_option_that_is_compared_makes_another_job():
     """Whatever the value: options are set without the checks that combinations have."""
     options = TranslateOptions.of()
-    job = {**fingerprint(options, {}), "files": {}}
+    job = {**compute_fingerprint(options, {}), "files": {}}
     for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):
         values = getattr(options, group)
         for field in dataclasses.fields(values):
             was = getattr(values, field.name)
             now = not was if isinstance(was, bool) else ("x",) if was == () else f"{was}x"
             changed = dataclasses.replace(values, **{field.name: now})
-            other = fingerprint(dataclasses.replace(options, **{group: changed}), {})
-            found = differences(job, {**other, "files": {}})
-            assert bool(found) == (field.name not in EXEMPT), field.name
+            other = compute_fingerprint(dataclasses.replace(options, **{group: changed}), {})
+            found = list_differences(job, {**other, "files": {}})
+            assert bool(found) == (field.name not in IGNORED_OPTIONS), field.name
             assert all(text.startswith(f"{field.name} was ") for text in found)
 
 
@@ -333,7 +333,7 @@ def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
 
     def files(*models):
         paths = [str(tmp_path / model) for model in models]
-        return set(fingerprint(TranslateOptions.of(model=paths), {})["files"])
+        return set(compute_fingerprint(TranslateOptions.of(model=paths), {})["files"])
 
     assert files("model") == {f"{name} of model" for name in folder}
     assert files("m.pt", "n.npz") == {

@@ -16,7 +16,7 @@ from onmt_lite.jobs.inputs import open_input
 from onmt_lite.jobs.job import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
-from onmt_lite.jobs.tasks import Done
+from onmt_lite.jobs.tasks import BucketResult
 from onmt_lite.text.lines import LineReader
 
 JOB_LIMIT = 60  # seconds, after which a job hangs
@@ -81,7 +81,7 @@ def test_an_input_with_a_large_number(tmp_path):
 def write(path, text):
     with Output(str(path)) as out:
         out.begin({}, [], {})
-        out.append(Done(0, 1, text, Summary()))
+        out.append(BucketResult(0, 1, text, Summary()))
         out.place()
 
 

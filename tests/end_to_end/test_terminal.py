@@ -12,7 +12,7 @@ import pytest
 import tqdm
 
 from onmt_lite.jobs import progress as module
-from onmt_lite.jobs.progress import Meter, counted
+from onmt_lite.jobs.progress import JobProgress, format_line_count
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 END = r"4 lines -> {} \(\d+\.\d s\)\n"
@@ -127,7 +127,7 @@ def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
     monkeypatch.setattr(module, "CONSOLE", Screen())
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    with Meter(200, quiet=False, typed=False) as meter:
+    with JobProgress(200, quiet=False, typed=False) as meter:
         for n_left in range(190, -1, -10):
             now[0] += 10.0
             meter.add(10, 20)
@@ -139,7 +139,7 @@ def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
 def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
     """The bar must not learn from the first batch to wait for another one of that size."""
     monkeypatch.setattr(module, "CONSOLE", Screen())
-    with Meter(400, quiet=False, typed=False) as meter:
+    with JobProgress(400, quiet=False, typed=False) as meter:
         meter.bar.mininterval = 0
         for n, done in [(300, 300), (1, 301), (9, 310), (90, 400)]:
             meter.add(n, 10)
@@ -167,11 +167,15 @@ class TestWithoutATerminal:
     def test_little_is_said_about_a_short_job(self, main, src):
         said = main("-src", src, "-output", "out").err
         assert said == "line 3: the input is blank, so the output is too [empty]\n"
-        assert [counted(n) for n in (0, 1, 12345)] == ["0 lines", "1 line", "12,345 lines"]
+        assert [format_line_count(n) for n in (0, 1, 12345)] == [
+            "0 lines",
+            "1 line",
+            "12,345 lines",
+        ]
 
     def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
         """At every batch, as no time passes between two lines."""
-        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
         done = main("-src", src, "-output", "out", *argv)
         said = done.err.split("line 3: ")
@@ -183,7 +187,7 @@ class TestWithoutATerminal:
         assert re.sub(f"(?m)^({details}).*\n", "", logged) == done.err
 
     def test_of_an_unknown_number_of_lines(self, main, monkeypatch):
-        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         ours, theirs = os.pipe()
         os.write(theirs, b"one\n")
         os.close(theirs)
@@ -201,7 +205,7 @@ class TestWithoutATerminal:
         assert "3/3" in screen.read()
 
     def test_quiet_keeps_them_to_the_log_file(self, main, src, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "SECONDS_BETWEEN", 0.0)
+        monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         done = main("-src", src, "-quiet", "-log_file", "log")
         assert (done.code, done.out, done.err) == (0, OUT, "")
         logged = (tmp_path / "log").read_text()

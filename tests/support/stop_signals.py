@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from onmt_lite.jobs.store import Parts
+from onmt_lite.jobs.store import ResultParts
 from onmt_lite.system.terminal import SIGNALS, Interrupted
 
 
@@ -19,7 +19,7 @@ def heed_signals():
 @contextlib.contextmanager
 def stopped_before_part(n, error=None):
     """Within, a job of one process is stopped when n of its parts are written."""
-    put, written = Parts.put, []
+    put, written = ResultParts.put, []
 
     def until(self, *given):
         if len(written) == n:
@@ -28,5 +28,5 @@ def stopped_before_part(n, error=None):
         written.append(given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "put", until)
+        patch.setattr(ResultParts, "put", until)
         yield

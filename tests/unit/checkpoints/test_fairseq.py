@@ -13,8 +13,8 @@ from onmt_lite.config.files import check_distinct
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.loading import read_checkpoint
-from onmt_lite.jobs.job import files_read, files_written
-from onmt_lite.jobs.store import describe, files_of_models
+from onmt_lite.jobs.job import list_read_files, list_written_files
+from onmt_lite.jobs.store import fingerprint_file, list_all_model_files
 from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
 
 SWITCHES = DATA / "switches"
@@ -273,9 +273,9 @@ class TestFiles:
     def test_resume_detects_changed_dictionary(self, published, tmp_path):
         file = published / "model1.pt"
         options = TranslateOptions.of(model=str(file))
-        before = {name: describe(path) for name, path in files_of_models(options)}
+        before = {name: fingerprint_file(path) for name, path in list_all_model_files(options)}
         (published / "dict.aa.txt").write_text("changed")
-        after = {name: describe(path) for name, path in files_of_models(options)}
+        after = {name: fingerprint_file(path) for name, path in list_all_model_files(options)}
         changed = {name for name in before if before[name] != after[name]}
         assert changed == {"dict.aa.txt of model"}
 
@@ -283,4 +283,4 @@ class TestFiles:
         output = str(published / "dict.aa.txt")
         options = TranslateOptions.of(model=str(published / "model1.pt"), output=output)
         with pytest.raises(OptionError, match="dict.aa.txt"):
-            check_distinct([*files_read(options)], files_written(options))
+            check_distinct([*list_read_files(options)], list_written_files(options))

@@ -139,6 +139,6 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
 def test_workers_share_the_free_memory(monkeypatch):
     monkeypatch.setattr(worker, "load_files", lambda *args, **more: None)
     for free, share in ((6 * GIB, 2 * GIB), (None, None)):
-        monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
-        shared = worker.load(TranslateOptions.of(device="cpu"), 3)
+        monkeypatch.setattr(worker, "get_free_memory", lambda free=free: free)
+        shared = worker.load_shared(TranslateOptions.of(device="cpu"), 3)
         assert shared.free == share and len(shared.machines) == 3

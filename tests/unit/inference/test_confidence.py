@@ -21,7 +21,7 @@ from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.checkpoints.loading import load_checkpoints
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import quoted, to_jsonl
+from onmt_lite.jobs.reports import format_jsonl, quote
 from onmt_lite.text.lines import Line
 from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.train.calibrate import (
@@ -148,7 +148,7 @@ def test_marks_that_hardly_any_line_has():
 def test_jsonl(calibrated, value, told):
     """Absent without a curve, null where the model made nothing."""
     translation = Translation(0, "a", [hyp(-1.0)], confidence=value, calibrated=calibrated)
-    assert json.loads(to_jsonl(translation)).get("confidence", "absent") == told
+    assert json.loads(format_jsonl(translation)).get("confidence", "absent") == told
 
 
 def test_what_a_calibrated_model_says(model, tmp_path, capfd):
@@ -176,7 +176,7 @@ def test_what_a_calibrated_model_says(model, tmp_path, capfd):
     assert [i for i, r in enumerate(records) if "unsure" in r["notes"]] == unsure
     shown = [str(i + 1) for i in unsure[:5]] + [f"{len(unsure) - 5} more"] * (len(unsure) > 5)
     shown = f"lines {', '.join(shown[:-1])} and {shown[-1]}: the model is unsure"
-    quotes = [(i + 1, lines[i], quoted(records[i]["hyps"][0]["text"])) for i in unsure[:3]]
+    quotes = [(i + 1, lines[i], quote(records[i]["hyps"][0]["text"])) for i in unsure[:3]]
     first = "".join(f"    {number}: {src} -> {text}\n" for number, src, text in quotes)
     assert f"{shown}; the translation may be wrong [unsure]\n{first}" in err
     assert translate.main([*argv, "-quiet"]) == 0

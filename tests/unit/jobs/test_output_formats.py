@@ -106,7 +106,7 @@ def test_what_a_limit_cuts_off_is_counted_and_marked(run):
 
 def test_options_name_the_formats_that_there_are():
     assert set(DECLARED["output_format"].choices) == {"auto", *reports.FORMATS}
-    assert set(SCORE_FORMATS) == set(reports.OF_REFERENCES)
+    assert set(SCORE_FORMATS) == set(reports.REFERENCE_FORMATS)
 
 
 def test_tabs_and_line_ends_in_a_text_do_not_move_columns():

@@ -11,7 +11,7 @@ import pytest
 import sacrebleu
 
 import translate
-from onmt_lite.jobs.reports import STATISTICS
+from onmt_lite.jobs.reports import SACREBLEU_METHODS
 from tests.support.stop_signals import stopped_before_part
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]
@@ -103,7 +103,7 @@ def test_without_the_package_a_line_says_so(run, tmp_path, monkeypatch, version)
     assert "sacrebleu 2 or newer is not installed" in line and "pip install sacrebleu" in line
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", SACREBLEU_METHODS)
 def test_report_bleu_with_a_sacrebleu_without_statistics_scores_nothing(run, monkeypatch, name):
     for metric in (sacrebleu.metrics.base.Metric, sacrebleu.BLEU, sacrebleu.CHRF):
         monkeypatch.delattr(metric, name, raising=False)

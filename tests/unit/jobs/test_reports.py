@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from onmt_lite.config.text_options import DataOptions
 from onmt_lite.inference import postprocess
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import SENTENCES, Summary, averages, build_writer, sentence_log
+from onmt_lite.jobs.reports import (
+    WARNING_TEXTS,
+    Summary,
+    build_writer,
+    format_averages,
+    format_sentence_log,
+)
 from onmt_lite.system.log import LOG
 
 # Everything that some reader takes for the end of a line: str.splitlines and \r
@@ -141,7 +147,7 @@ def test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl():
 
 def test_verbose_log_in_opennmts_form():
     translation = Translation(4, "x y", [hyp("a b", -0.25), hyp("c", -1.5)], (), -2.5, True)
-    assert sentence_log(translation, "the reference", verbose=True) == [
+    assert format_sentence_log(translation, "the reference", verbose=True) == [
         "",
         "SENT 5: ['x', 'y']",
         "PRED 5: a b",
@@ -168,11 +174,11 @@ def test_verbose_log_in_opennmts_form():
     ],
 )  # fmt: skip
 def test_log_of_one_hypothesis_and_of_references(translation, reference, verbose, log):
-    assert sentence_log(translation, reference, verbose) == log
+    assert format_sentence_log(translation, reference, verbose) == log
 
 
 def test_verbose_log_of_nothing():
-    log = sentence_log(Translation(0, "", [NOTHING]), None, verbose=True)
+    log = format_sentence_log(Translation(0, "", [NOTHING]), None, verbose=True)
     assert log[:2] == ["", "SENT 1: []"]
     assert "BEST HYP:" not in log
 
@@ -196,11 +202,11 @@ def test_summary_averages_over_sentences_and_words(log):
 
 
 def test_averages_without_tokens_without_sentences_and_beyond_numbers():
-    assert averages("PRED", 0.0, 0, 0) == []
+    assert format_averages("PRED", 0.0, 0, 0) == []
     only = "PRED SCORE: -1.0000, PRED PPL: 2.72 NB SENTENCES: 1"
-    assert averages("PRED", -1.0, 0, 1) == [only]
+    assert format_averages("PRED", -1.0, 0, 1) == [only]
     for total in (-1e5, -math.inf):
-        assert [line.split("PPL: ")[1] for line in averages("GOLD", total, 2, 1)] == [
+        assert [line.split("PPL: ")[1] for line in format_averages("GOLD", total, 2, 1)] == [
             "inf",
             "inf NB SENTENCES: 1",
         ]
@@ -256,7 +262,7 @@ def test_summary_of_one_unknown_token_is_singular(log):
 def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
     rows = re.findall(r"^  of .*: (.*)$", postprocess.__doc__ or "", re.M)
     notes = [note for row in rows for note in row.split(", ")]
-    assert sorted(notes) == sorted(SENTENCES), "each note needs its sentence in warnings.yaml"
+    assert sorted(notes) == sorted(WARNING_TEXTS), "each note needs its sentence in warnings.yaml"
     for note in notes:
         log.clear()
         Summary.of([Translation(4, "x", [hyp()], (note,))]).log(scores=False)

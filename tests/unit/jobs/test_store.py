@@ -19,9 +19,9 @@ from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
 from onmt_lite.jobs.inputs import Range, Span
 from onmt_lite.jobs.job import Output
-from onmt_lite.jobs.reports import Noted, Summary
-from onmt_lite.jobs.store import FOLDER_MODE, LABEL, Parts, Store
-from onmt_lite.jobs.tasks import Done
+from onmt_lite.jobs.reports import FlaggedLines, Summary
+from onmt_lite.jobs.store import DIRECTORY_MODE, LABEL, ResultParts, Store
+from onmt_lite.jobs.tasks import BucketResult
 from onmt_lite.system import atomic_files as whole_module
 from onmt_lite.system.terminal import Interrupted
 
@@ -31,9 +31,11 @@ OLDER = b"older\n"
 
 
 def bucket(i):
-    notes = {"empty": Noted(1, 0, [3 * i + 1])}
+    notes = {"empty": FlaggedLines(1, 0, [3 * i + 1])}
     data = f"a line of bucket {i} ü\n".encode() * 3
-    return Done(i, 3, data, Summary(3, score=-i / 3, notes=notes), b'{"id": %d}\n' % (3 * i))
+    return BucketResult(
+        i, 3, data, Summary(3, score=-i / 3, notes=notes), b'{"id": %d}\n' % (3 * i)
+    )
 
 
 BUCKETS = [bucket(i) for i in range(3)]
@@ -282,7 +284,7 @@ def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
             (folder / "out").unlink()
             for path, data in state:
                 if data is None:
-                    os.mkdir(path, FOLDER_MODE)
+                    os.mkdir(path, DIRECTORY_MODE)
                 else:
                     Path(path).write_bytes(data)
             check_and_resume(folder, k)
@@ -324,7 +326,7 @@ def damages(data):
 BITS, SIZES = st.integers(0, 7), st.integers(1, 4096)
 
 
-@given(st.data(), st.sampled_from([FOLDER_MODE, 0o755]))
+@given(st.data(), st.sampled_from([DIRECTORY_MODE, 0o755]))
 @settings(max_examples=300)
 def test_damaged_stores(halfway, data, mode):
     """The output is the right one, whatever file of the store is damaged.  A store that was copied,
@@ -338,7 +340,7 @@ def test_damaged_stores(halfway, data, mode):
         for file, content in {**halfway, name: damaged}.items():
             if content is not None:
                 (Path(folder) / file).write_bytes(content)
-        if mode != FOLDER_MODE and name.endswith("manifest.json"):
+        if mode != DIRECTORY_MODE and name.endswith("manifest.json"):
             before = found(Path(folder))
             with pytest.raises(FileError, match="is there already and is no file of onmt_lite"):
                 run(Path(folder), resume=True)
@@ -354,7 +356,7 @@ def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick, n):
     folder = fresh(tmp_path)
     if n < 3:
         stopped_after(folder, n)
-        parts = Parts(str(folder / "out"), JOB)
+        parts = ResultParts(str(folder / "out"), JOB)
         kept = [part and part.data for part in map(parts.read, range(3))]
         assert kept == [done.data if done.number < n else None for done in BUCKETS]
     else:
@@ -419,8 +421,8 @@ def test_parts_of_another_job_do_not_count(tmp_path, quick):
     folder = fresh(tmp_path)
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
         out.begin(JOB, RANGES, MACHINE)
-        late = Parts(str(folder / "out"), {"options": {"beam_size": 4}})
-        late.put(Done(0, 1, b"another\n", Summary(1)))
+        late = ResultParts(str(folder / "out"), {"options": {"beam_size": 4}})
+        late.put(BucketResult(0, 1, b"another\n", Summary(1)))
         assert out.parts.read(0) is None
         raised = pytest.raises(Interrupted)
         with raised:

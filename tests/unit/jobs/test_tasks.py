@@ -19,8 +19,8 @@ from onmt_lite.api import Translator
 from onmt_lite.checkpoints.shipped import DATA
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError
-from onmt_lite.jobs.inputs import cut, look_at_inputs, survey
-from onmt_lite.jobs.tasks import Reader
+from onmt_lite.jobs.inputs import scan_file, scan_inputs, split_spans
+from onmt_lite.jobs.tasks import RangeReader
 from onmt_lite.text import lines as of_lines
 from onmt_lite.text.lines import LineReader
 
@@ -32,8 +32,8 @@ def read(path, bucket_lines, shard=None, tgt=None):
     options = TranslateOptions.of(
         src=str(path), tgt=tgt, shard=shard, bucket_lines=bucket_lines, device="cpu"
     )
-    inputs = look_at_inputs(options, [str(path)])
-    with contextlib.closing(Reader()) as reader:
+    inputs = scan_inputs(options, [str(path)])
+    with contextlib.closing(RangeReader()) as reader:
         return [reader.bucket(each, options.data) for each in inputs.ranges], inputs.n_lines
 
 
@@ -97,7 +97,7 @@ class TestCutting:
     def test_spans_hold_all_bytes_and_so_many_lines(self, chunks, bucket_lines):
         chunks = [b"".join(chunk) for chunk in chunks]
         data = b"".join(chunks)
-        spans = list(cut("a", chunks, repeat(bucket_lines)))
+        spans = list(split_spans("a", chunks, repeat(bucket_lines)))
         pieces = [data[span.start : span.start + span.n_bytes] for span in spans]
         assert b"".join(pieces) == data
         assert [zlib.crc32(piece) for piece in pieces] == [span.crc for span in spans]
@@ -125,11 +125,11 @@ class TestCutting:
         for i, data in enumerate(files):
             (tmp_path / str(i)).write_bytes(data)
         options = TranslateOptions.of(bucket_lines=2)
-        inputs = look_at_inputs(options, [str(tmp_path / str(i)) for i in range(4)])
+        inputs = scan_inputs(options, [str(tmp_path / str(i)) for i in range(4)])
         spans = [(each.spans["src"].path[-1], each.first, each.n_lines) for each in inputs.ranges]
         assert spans == [("0", 0, 2), ("0", 2, 1), ("2", 3, 1), ("3", 4, 2), ("3", 6, 1)]
         assert list(inputs.files) == ["src 1", "src 2", "src 3", "src 4"]
-        with contextlib.closing(Reader()) as reader:
+        with contextlib.closing(RangeReader()) as reader:
             lines = [x for each in inputs.ranges for x in reader.bucket(each, options.data).lines]
         assert [(line.id, line.text) for line in lines] == list(enumerate([*"abcd", "", "", ""]))
 
@@ -145,17 +145,17 @@ class TestCutting:
         path = tmp_path / "a.txt"
         path.write_bytes(pack(b"a\nb\nc\nd\n"))
         options = TranslateOptions.of(src=str(path), bucket_lines=2)
-        _, second = look_at_inputs(options, [str(path)]).ranges
+        _, second = scan_inputs(options, [str(path)]).ranges
         path.write_bytes(pack(after))
         with pytest.raises(FileError, match="was changed while it was read"):
-            with contextlib.closing(Reader()) as reader:
+            with contextlib.closing(RangeReader()) as reader:
                 reader.bucket(second, options.data)
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
     def test_size_and_sha256_of_the_text(self, tmp_path, pack):
         data = b"some text\n" * 600_000
         (tmp_path / "a").write_bytes(pack(data))
-        found = survey(str(tmp_path / "a"), repeat(5))
+        found = scan_file(str(tmp_path / "a"), repeat(5))
         assert (found.n_bytes, found.sha256) == (len(data), hashlib.sha256(data).hexdigest())
         assert (found.n_lines, len(found.spans)) == (600_000, 120_000)
 
@@ -164,7 +164,7 @@ def test_what_is_packed_is_unpacked_once(tmp_path, monkeypatch):
     """Ranges are read in order, as a rule; one that was lost is read again."""
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"0123456\n" * 100_000))
     options = TranslateOptions.of(src=str(tmp_path / "a.gz"), bucket_lines=1000)
-    found = look_at_inputs(options, [options.data.src]).ranges
+    found = scan_inputs(options, [options.data.src]).ranges
     n_bytes, read = 0, gzip.GzipFile.read
 
     def counted(self, size=-1):
@@ -173,7 +173,7 @@ def test_what_is_packed_is_unpacked_once(tmp_path, monkeypatch):
         return read(self, size)
 
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
-    with contextlib.closing(Reader()) as reader:
+    with contextlib.closing(RangeReader()) as reader:
         for each in [*found[::2], found[1]]:
             assert len(reader.bucket(each, options.data).lines) == 1000
     assert n_bytes <= 2 * 800_000

@@ -21,14 +21,14 @@ from onmt_lite.errors import DataError, MemoryExhausted, OptionError, WorkerLost
 from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import worker as worker_module
 from onmt_lite.jobs import workers as workers_module
-from onmt_lite.jobs.dispatcher import MAX_DEATHS, MAX_OPEN, READ_AHEAD
-from onmt_lite.jobs.inputs import bucket_lines, look_at_inputs
-from onmt_lite.jobs.store import fingerprint
-from onmt_lite.jobs.tasks import Bucket, Done, InProcess, Task
-from onmt_lite.jobs.worker import load, pipeline_of, portable
+from onmt_lite.jobs.dispatcher import MAX_DEATHS, MAX_OPEN_TASKS, READ_AHEAD
+from onmt_lite.jobs.inputs import choose_bucket_lines, scan_inputs
+from onmt_lite.jobs.store import compute_fingerprint
+from onmt_lite.jobs.tasks import Bucket, BucketResult, InProcessEngine, Task
+from onmt_lite.jobs.worker import build_pipeline, load_shared, make_picklable
 from onmt_lite.jobs.workers import Workers
 from onmt_lite.system.log import LOG
-from onmt_lite.system.resources import usable_cores
+from onmt_lite.system.resources import count_usable_cores
 from onmt_lite.text.lines import Line
 from tests.support.injected_faults import Acting
 from tests.support.stop_signals import heed_signals
@@ -50,24 +50,24 @@ def make_tasks(first: int, n: int, n_lines: int = 3) -> list[Task]:
     return [Acting(bucket, OPTIONS) for bucket in buckets]
 
 
-def in_process(tasks: list[Task]) -> list[Done]:
-    with InProcess(OPTIONS) as engine:
+def in_process(tasks: list[Task]) -> list[BucketResult]:
+    with InProcessEngine(OPTIONS) as engine:
         tasks = [Task(task.work, task.options) for task in tasks]
         return list(engine.run(tasks, lambda *added: None))
 
 
-def run(engine, tasks, seen: list | None = None) -> list[Done]:
+def run(engine, tasks, seen: list | None = None) -> list[BucketResult]:
     """What the tasks return; what progress is told goes into `seen`."""
     return list(engine.run(tasks, lambda *batch: None if seen is None else seen.append(batch)))
 
 
-def told(results: Iterable[Done]) -> list[tuple]:
+def told(results: Iterable[BucketResult]) -> list[tuple]:
     """What is the same on every run."""
     results = sorted(results, key=lambda result: result.number)
     return [(r.number, r.n_lines, r.data, r.report, r.log, vars(r.summary)) for r in results]
 
 
-def assert_done(results: Iterable[Done], tasks: list[Task]) -> None:
+def assert_done(results: Iterable[BucketResult], tasks: list[Task]) -> None:
     assert told(results) == told(in_process(tasks))
 
 
@@ -135,7 +135,7 @@ def test_results_are_those_of_one_process(shared):
     large = make_tasks(100, 2, n_lines=1500)  # of more bytes than a pipe holds, both ways
     assert_done(run(engine, large), large)
     assert run(engine, []) == []
-    with InProcess(OPTIONS) as alone:
+    with InProcessEngine(OPTIONS) as alone:
         assert (engine.notes, engine.machine) == (alone.notes, alone.machine)
 
 
@@ -184,7 +184,7 @@ def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
             n_read += 1
             yield bucket
 
-    most = MAX_OPEN * engine.n
+    most = MAX_OPEN_TASKS * engine.n
     done = []
 
     def look_and_go_on():
@@ -256,7 +256,7 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
     ],
 )
 def test_errors_travel(error, kind):
-    found, traceback = pickle.loads(pickle.dumps(portable(error)))
+    found, traceback = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(found) is kind and str(error) in str(found)
     assert bool(traceback) is (kind in (RuntimeError, KeyError))
     for name in ("exit_code", "problems"):
@@ -278,7 +278,7 @@ def test_killed_workers_end_the_job_with_the_exit_code_of_memory(tmp_path, deeds
 
 
 def test_killed_fork_server_ends_loading_with_the_exit_code_of_memory(monkeypatch):
-    monkeypatch.setattr(workers_module, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(workers_module, "FORK_SERVER_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WorkerLost, match=r"was killed \(SIGKILL\), .*; free memory") as caught:
         Workers(OPTIONS, 2).__enter__()
     assert caught.value.exit_code == MEMORY
@@ -297,7 +297,7 @@ def test_killed_search_for_gpus_ends_loading_with_the_exit_code_of_memory(monkey
     kill = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch.setattr(worker_module, "resolve_device", kill)
     with pytest.raises(WorkerLost, match="looks for GPUs was killed") as caught:
-        worker_module.choose_machines(OPTIONS)
+        worker_module.resolve_machines(OPTIONS)
     assert caught.value.exit_code == MEMORY
 
 
@@ -333,21 +333,21 @@ def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
         (dict(gpu=[2]), ["cuda:2"] * 2),
         (dict(gpu=[2, 0]), ["cuda:2", "cuda:0"]),
     ):
-        shared = load(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2)
+        shared = load_shared(TranslateOptions.of(model=str(tiny_checkpoint), **given), 2)
         assert [str(device) for device, _ in shared.machines[:2]] == devices
         assert {precision for _, precision in shared.machines} == {"bf16"}
         weights = list(shared.parts[0].model.parameters())
         assert {(w.device.type, w.dtype) for w in weights} == {("cpu", torch.bfloat16)}
     assert str(os.getpid()) not in machine.read_text("utf-8").split()
     with pytest.raises(OptionError, match="gpu 5: this machine has 3 usable GPUs"):
-        load(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2)
+        load_shared(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2)
 
 
 def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
     options = dict(model=str(tiny_checkpoint), device="cpu")
     for n, given, threads in ((2, {}, 4), (3, {}, 2), (20, {}, 1), (2, dict(threads=5), 5)):
-        shared = load(TranslateOptions.of(**options, **given), n)
-        translator = pipeline_of(shared, n - 1)
+        shared = load_shared(TranslateOptions.of(**options, **given), n)
+        translator = build_pipeline(shared, n - 1)
         assert shared.options.speed.threads == threads
         assert translator.model is shared.parts[0].model
 
@@ -460,7 +460,8 @@ def eight_cores(monkeypatch):
     """A machine of eight cores without a GPU; eight_cores(**limits) -> with other ones."""
 
     def limited(platform="linux", has_gpu=False, **limits):
-        for name, value in {"usable_cores": 8, "worker_room": 99, **limits}.items():
+        defaults = {"count_usable_cores": 8, "count_workers_in_memory": 99}
+        for name, value in {**defaults, **limits}.items():
             monkeypatch.setattr(engine_module, name, lambda value=value: value)
         monkeypatch.setattr(sys, "platform", platform)
         monkeypatch.setattr(options_module, "may_have_gpu", lambda: has_gpu)
@@ -497,11 +498,13 @@ def test_workers_that_pay(eight_cores, tmp_path, given, n_lines, expected):
     assert options.n_workers is None
     n_buckets = None
     if n_lines is not None:
-        n_buckets = len(look_at_inputs(options, [str(tmp_path / "src")]).ranges)
-    assert engine_module.workers_that_pay(options, n_buckets) == expected
+        n_buckets = len(scan_inputs(options, [str(tmp_path / "src")]).ranges)
+    assert engine_module.choose_worker_count(options, n_buckets) == expected
 
 
-@pytest.mark.parametrize("scarce", ["usable_cores", "worker_room", "threads_wanted"])
+@pytest.mark.parametrize(
+    "scarce", ["count_usable_cores", "count_workers_in_memory", "get_omp_threads"]
+)
 def test_what_is_scarce_limits_the_workers(eight_cores, scarce):
     options, on_cpu = TranslateOptions.of(model=TOY), TranslateOptions.of(model=TOY, device="cpu")
     for where, which, expected in (
@@ -510,8 +513,8 @@ def test_what_is_scarce_limits_the_workers(eight_cores, scarce):
         (dict(has_gpu=True), on_cpu, 3),
         (dict(has_gpu=True, platform="darwin"), on_cpu, 1),
     ):
-        eight_cores(**{"threads_wanted": 8, scarce: 3}, **where)
-        assert engine_module.workers_that_pay(which, 10) == expected
+        eight_cores(**{"get_omp_threads": 8, scarce: 3}, **where)
+        assert engine_module.choose_worker_count(which, 10) == expected
 
 
 def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
@@ -519,8 +522,8 @@ def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
     (tmp_path / "src").write_text("katze\n" * 500, "utf-8")
     src = str(tmp_path / "src")
     jobs = [TranslateOptions.of(model=TOY, src=src, workers=n) for n in (None, 1, 7)]
-    inputs = [look_at_inputs(options, [src]) for options in jobs]
-    found = [fingerprint(options, each.files) for options, each in zip(jobs, inputs)]
+    inputs = [scan_inputs(options, [src]) for options in jobs]
+    found = [compute_fingerprint(options, each.files) for options, each in zip(jobs, inputs)]
     assert len(set(map(str, found))) == 1 and inputs == [inputs[0]] * 3
     assert [each.n_lines for each in inputs[0].ranges] == [128, 128, 128, 116]
 
@@ -531,21 +534,21 @@ def test_shards_made_with_a_gpu_and_without_fit_together(tmp_path, n_lines):
     src, joined = str(tmp_path / "src"), []
     for part, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
         options = TranslateOptions.of(model=TOY, src=src, shard=f"{part}/3", device=device)
-        joined += look_at_inputs(options, [src]).ranges
+        joined += scan_inputs(options, [src]).ranges
     whole = TranslateOptions.of(model=TOY, src=src, device="cpu")
-    assert joined == look_at_inputs(whole, [src]).ranges
+    assert joined == scan_inputs(whole, [src]).ranges
 
 
 @pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])
 def test_small_files_have_buckets_for_several_workers(n_lines):
     """At least two of 32 lines or more; large ones those of always, and so has a stream."""
-    size = bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), n_lines)
+    size = choose_bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), n_lines)
     n = math.ceil(n_lines / size)
     assert 32 <= size <= 1024
     assert (n == 1) if n_lines < 64 else n >= 2
     assert (size == 1024) == (n_lines < 64 or n_lines > 4 * 1023)
-    assert bucket_lines(TranslateOptions.of(model=TOY, device="cuda"), n_lines) == 8192
-    assert bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), None) == 1024
+    assert choose_bucket_lines(TranslateOptions.of(model=TOY, device="cuda"), n_lines) == 8192
+    assert choose_bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), None) == 1024
 
 
 def test_the_default(tmp_path):
@@ -564,7 +567,7 @@ def test_the_default(tmp_path):
             text=True,
             check=True,
         )
-        n = min(usable_cores(), 2) if i == 0 else 1
+        n = min(count_usable_cores(), 2) if i == 0 else 1
         note = f"NOTE: {n} workers, of one thread each; -workers 1 is one process\n"
         assert (note in (tmp_path / f"{i}.log").read_text("utf-8")) == (n > 1)
         assert "workers" not in done.stderr

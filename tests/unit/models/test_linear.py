@@ -108,7 +108,7 @@ class TestChoice:
     @pytest.fixture
     def without(self, monkeypatch):
         monkeypatch.setattr(kernels, "get_library", lambda: None)
-        monkeypatch.setattr(linear, "processor_words", lambda: XEON)
+        monkeypatch.setattr(linear, "read_cpu_flags", lambda: XEON)
 
     @in_c
     def test_in_c(self):
@@ -123,11 +123,11 @@ class TestChoice:
             chosen = {p: choose_kernel(p, is_wide) for p in ("auto", *runtime.DTYPES)}
             expected = {"auto": "", "fp32": "", "int8": "rounded", "bf16": "", "fp16": ""}
             assert chosen == expected
-        monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
+        monkeypatch.setattr(linear, "read_cpu_flags", lambda: ZEN_5)
         assert [choose_kernel("auto", wide) for wide in (True, False)] == ["packed", ""]
 
     def test_torch_without_private_operators_computes_as_plain_torch(self, without, monkeypatch):
-        monkeypatch.setattr(linear, "processor_words", lambda: ZEN_5)
+        monkeypatch.setattr(linear, "read_cpu_flags", lambda: ZEN_5)
         model, x = tiny.make_model(d_model=128), torch.tensor([[4, 5, 6]])
         expected = model.encode(x, torch.tensor([3])).bank
         assert runtime.kernels_of(runtime.move_to(model, CPU, "auto")) == "packed"
@@ -159,7 +159,7 @@ class TestChoice:
                 monkeypatch.setattr(time, name, lambda *_: pytest.fail("a clock was read"))
         chosen = []
         for _ in range(2):
-            processor.processor_words.cache_clear()
+            processor.read_cpu_flags.cache_clear()
             models = (tiny.make_model(d_model=256, heads=4) for _ in range(3))
             moved = [runtime.move_to(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
             chosen.append([*map(runtime.kernels_of, moved)])

@@ -14,7 +14,7 @@ import pytest
 import translate
 from onmt_lite.errors import FileError, OptionError
 from onmt_lite.ray.__main__ import main
-from onmt_lite.ray.job import find_files, kind_of_files
+from onmt_lite.ray.job import detect_input_format, find_files
 from onmt_lite.ray.options import load_ray_options
 from tests.support.stop_signals import stopped_before_part
 
@@ -150,9 +150,9 @@ class TestWhichFiles:
             (["a.jsonl", "b.JSONL"], "auto", "jsonl"),
             (["a.jsonl", "b.txt"], "text", "text"),
         ):
-            assert kind_of_files(files, asked) == kind
+            assert detect_input_format(files, asked) == kind
         with pytest.raises(OptionError, match=r"a.txt is text, b.jsonl is jsonl"):
-            kind_of_files(["a.txt", "b.jsonl", "c.txt"], "auto")
+            detect_input_format(["a.txt", "b.jsonl", "c.txt"], "auto")
 
 
 class TestRefusals:

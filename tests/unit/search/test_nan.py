@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Hypothesis, Translation
-from onmt_lite.jobs.reports import to_jsonl
+from onmt_lite.jobs.reports import format_jsonl
 from onmt_lite.models.table_model import TableModel, TableSource
 from onmt_lite.search.beam import NOT_A_NUMBER, SEARCH_EMPTY
 from onmt_lite.search.beam_search import decode
@@ -288,7 +288,7 @@ class TestReferences:
 @given(st.lists(st.floats(), min_size=1, max_size=3), st.floats(), st.floats(), st.floats())
 def test_json_has_numbers_and_null_alone(log_probs, score, log_prob, gold):
     hyp = Hypothesis("a", ["a"], score, log_prob, log_probs, True)
-    text = to_jsonl(Translation(0, "x", [hyp], (), gold, True))
+    text = format_jsonl(Translation(0, "x", [hyp], (), gold, True))
     record = json.loads(text, parse_constant=pytest.fail)
     found = record["hyps"][0]
     read = [found["score"], found["log_prob"], *found["token_log_probs"], record["gold_log_prob"]]

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onmt_lite.system.file_types import LOOKED_AT, detect_file_type
+from onmt_lite.system.file_types import HEAD_BYTES, detect_file_type
 
 TEXT = "Grüße aus München.\nDas Haus ist groß, der Garten schön.\n"
 
@@ -130,7 +130,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_files_that_are_no_text(name):
     data, what = KINDS[name]
-    found = detect_file_type(data[:LOOKED_AT])
+    found = detect_file_type(data[:HEAD_BYTES])
     assert found is not None and found.name.startswith(what)
     assert "\n" not in found.name + found.remedy
 
@@ -147,13 +147,13 @@ def test_files_that_are_no_text(name):
     ],
 )
 def test_the_command_that_makes_text_of_it(data, plain, packed):
-    kind = detect_file_type(data[:LOOKED_AT])
+    kind = detect_file_type(data[:HEAD_BYTES])
     assert kind.remedy_for("F").endswith(f": {plain}")
     assert kind.remedy_for("F", packed=True).endswith(f": {packed}")
 
 
 def test_database_is_not_text(tmp_path):
-    assert detect_file_type(database(tmp_path / "db")[:LOOKED_AT]).name == "an SQLite database"
+    assert detect_file_type(database(tmp_path / "db")[:HEAD_BYTES]).name == "an SQLite database"
 
 
 @pytest.mark.parametrize("command", ["zstd", "xz", "bzip2", "lz4", "xz --format=lzma"])
@@ -186,7 +186,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("order", ["le", "be"])
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("end", [LOOKED_AT, 101])
+@pytest.mark.parametrize("end", [HEAD_BYTES, 101])
 def test_wide_characters(name, order, end):
     """With a byte order mark; Western text without one too.  Cut through a character."""
     encoding = f"utf-16{order}"
@@ -198,7 +198,7 @@ def test_wide_characters(name, order, end):
         assert found.remedy == f"convert it: iconv -f {encoding} -t utf-8 {{}}"
 
 
-@given(st.integers(32, LOOKED_AT), st.randoms(use_true_random=False))
+@given(st.integers(32, HEAD_BYTES), st.randoms(use_true_random=False))
 def test_a_quarter_of_nuls_is_no_text(size, random):
     nuls = set(random.sample(range(size), -(-size // 4)))
     data = bytes(0 if i in nuls else random.choice(b"aeiou \n\xfc") for i in range(size))
@@ -219,7 +219,7 @@ Não há razão para ações.""".split("\n")
 def test_text_in_other_encodings_is_text(sample):
     name, encoding = sample.split()
     data = SAMPLES[name].encode(encoding)
-    assert detect_file_type(data[:LOOKED_AT]) is None
+    assert detect_file_type(data[:HEAD_BYTES]) is None
 
 
 @pytest.mark.parametrize("text", WESTERN)
@@ -257,10 +257,10 @@ ODD = [
 
 @pytest.mark.parametrize("data", ODD, ids=range(len(ODD)))
 def test_odd_text_is_text(data):
-    assert detect_file_type(data[:LOOKED_AT]) is None
+    assert detect_file_type(data[:HEAD_BYTES]) is None
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))).map("\n".join))
 def test_nothing_without_nul_is_taken_for_wide_characters(text):
-    found = detect_file_type(text.encode("utf-8")[:LOOKED_AT])
+    found = detect_file_type(text.encode("utf-8")[:HEAD_BYTES])
     assert found is None or "UTF" not in found.name

@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from onmt_lite.system.resources import free_memory, threads_wanted, usable_cores, worker_room
+from onmt_lite.system.resources import (
+    count_usable_cores,
+    count_workers_in_memory,
+    get_free_memory,
+    get_omp_threads,
+)
 
 MIB = 1 << 20
 
@@ -46,7 +51,7 @@ def machine(tmp_path, monkeypatch):
     ],
 )
 def test_a_quota_limits_the_cores(machine, groups, files, expected):
-    assert usable_cores(machine(files | ({"groups": groups} if groups else {}))) == expected
+    assert count_usable_cores(machine(files | ({"groups": groups} if groups else {}))) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,9 @@ def test_a_quota_limits_the_cores(machine, groups, files, expected):
 )
 def test_memory_limits_the_workers(machine, groups, available, limit, expected):
     meminfo = f"MemTotal: 1 kB\nMemAvailable:  {available >> 10} kB\nSwapFree: 0 kB\n"
-    assert worker_room(machine(limit | {"groups": groups, "meminfo": meminfo})) == expected
+    assert (
+        count_workers_in_memory(machine(limit | {"groups": groups, "meminfo": meminfo})) == expected
+    )
 
 
 GROUP = {
@@ -84,17 +91,17 @@ GROUP = {
     ],
 )
 def test_what_the_machine_and_the_groups_have_left(machine, groups, expected):
-    assert free_memory(machine(GROUP | {"groups": groups})) == expected
+    assert get_free_memory(machine(GROUP | {"groups": groups})) == expected
 
 
 def test_memory_that_nobody_knows(machine):
-    assert free_memory(machine({})) is None and worker_room(machine({})) == 1
+    assert get_free_memory(machine({})) is None and count_workers_in_memory(machine({})) == 1
 
 
 def test_the_affinity_of_this_process():
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("a system without")
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= count_usable_cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -102,4 +109,4 @@ def test_the_affinity_of_this_process():
 )
 def test_threads_that_the_environment_wants(monkeypatch, text, expected):
     monkeypatch.setenv("OMP_NUM_THREADS", text)
-    assert threads_wanted() == expected
+    assert get_omp_threads() == expected

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.records import Translation
-from onmt_lite.jobs.inputs import look_at_inputs
-from onmt_lite.jobs.reports import to_jsonl
-from onmt_lite.jobs.tasks import Reader
+from onmt_lite.jobs.inputs import scan_inputs
+from onmt_lite.jobs.reports import format_jsonl
+from onmt_lite.jobs.tasks import RangeReader
 from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text.lines import MAX_DEPTH, Line, line_from_json
 from tests.unit.text.test_lines import broken
@@ -120,7 +120,7 @@ def test_other_fields_are_written_as_json_writes_them(fields, written):
 @given(OBJECTS)
 def test_the_record_has_the_other_fields(text):
     line = line_from_json(text.encode("utf-8", "replace"), 7)
-    written = to_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
+    written = format_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
     assert written.splitlines(keepends=True) == [written]
     _, record = parse(written)
     assert record.pop("fields") == parse(line.fields)[1]
@@ -150,8 +150,8 @@ def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(data)
     options = TranslateOptions.of(src=str(path), bucket_lines=2)
-    ranges = look_at_inputs(options, [str(path)]).ranges
-    with contextlib.closing(Reader()) as reader:
+    ranges = scan_inputs(options, [str(path)]).ranges
+    with contextlib.closing(RangeReader()) as reader:
         found = [line for each in ranges for line in reader.bucket(each, options.data).lines]
     lines = lines[:-1] if lines and not lines[-1] else lines
     assert found == [line_from_json(line, i) for i, line in enumerate(lines)]

@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onmt_lite.errors import FileError
-from onmt_lite.jobs.inputs import open_input, survey
+from onmt_lite.jobs.inputs import open_input, scan_file
 from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text import lines as lines_module
 from onmt_lite.text.lines import (
@@ -126,7 +126,7 @@ def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
     assert flat(windows) == naive(data)
     assert all(len(window) == window_lines for window in windows[:-1])
     assert all(len(window) <= window_lines for window in windows)
-    assert survey(str(path), [math.inf]).n_lines == len(naive(data))
+    assert scan_file(str(path), [math.inf]).n_lines == len(naive(data))
 
 
 @settings(max_examples=100)
@@ -259,4 +259,4 @@ def test_notes_and_numbers_of_to_line():
 def test_reading_errors_name_the_file(tmp_path):
     for path in (tmp_path, tmp_path / "none"):  # a directory can be opened, not read
         with pytest.raises(FileError, match=str(path)):
-            survey(str(path), [math.inf])
+            scan_file(str(path), [math.inf])

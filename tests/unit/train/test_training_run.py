@@ -32,7 +32,7 @@ from onmt_lite.errors import (
     OnmtLiteError,
     OptionError,
 )
-from onmt_lite.jobs.progress import logging_to
+from onmt_lite.jobs.progress import configure_logging
 from onmt_lite.train import calibrate, chart, data, validation
 from onmt_lite.train import options as training_options
 from onmt_lite.train import trainer as trainer_module
@@ -132,7 +132,7 @@ def test_valid_not_given_holds_out_training_pairs(tmp_path, options):
     path.write_text("".join(f"satz {n}\tsentence {n}\n" for n in range(200)), encoding="utf-8")
     given = options("-train", path, "-vocab_size", 24)
     given = replace(given, data=replace(given.data, valid=()))
-    with logging_to(JobOptions()):
+    with configure_logging(JobOptions()):
         trainer = Trainer(given)
     assert sum(len(batch.src) for batch in trainer.valid[0]) == len(trainer.bleu_pairs) == 4
     assert len(trainer.text.pairs) == 196 and not set(trainer.bleu_pairs) & set(trainer.text.pairs)
