@@ -1,11 +1,10 @@
-"""Records what OpenNMT-py 3.5.1 writes for whole configurations, as users have them.
+"""Stores the output of OpenNMT-py 3.5.1 for complete, realistic configurations.
 
     python -m tests.exactness.peers.make_configurations      (OpenNMT-py 3.5.1)
 
-Writes `tests/data/opennmt/configurations.json` and the models that it names, which
-`tests/unit/config/test_opennmt_yaml.py` reads.  Each line is translated in a batch by
-itself: in 3.5.1 the longest line of a batch limits the output of all its lines.  A recent
-torch needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
+Writes `tests/data/opennmt/configurations.json` and its models for
+`tests/unit/config/test_opennmt_yaml.py`. The batch size is 1, because in 3.5.1 the longest line of
+a batch limits the output of all lines. A recent torch needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
 """
 
 import json
@@ -26,7 +25,7 @@ from onmt.utils.parse import ArgumentParser
 ROOT = Path(__file__).resolve().parents[2] / "data"
 HERE = ROOT / "opennmt"
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
-NEVER = -50.0  # added to the logit of what no model says
+BANNED = -50.0  # logit offset of tokens that must not be predicted
 SIZE = "-hidden_size 8 -word_vec_size 8 -transformer_ff 12 -dropout 0"
 DEEP = "-heads 4 -enc_layers 1 -dec_layers 5 -max_relative_positions 4"
 LINES = {
@@ -36,8 +35,8 @@ LINES = {
 }
 PREFIXES = {"s": ["t1", "t2 t3", "t0", "t4", "t5 t5"], "w": ["w10 w20", "w10", "w5", "w6 w7"]}
 PREFIXES["text"] = ["the", "a", "the old", "dogs"]
-# Options that 3.5.1 has no longer, or that make it start processes or fail
-GONE = "fast dynamic_dict shard_size report_bleu world_size gpu_ranks with_score".split()
+# Options that 3.5.1 removed, or that make it start processes or fail
+REMOVED = "fast dynamic_dict shard_size report_bleu world_size gpu_ranks with_score".split()
 NLLB = """
 transforms: [sentencepiece, prefix, suffix]
 src_subword_model: "src.model"
@@ -59,7 +58,7 @@ SUMMARY = (
     "-batch_size 20 -beam_size 5 -min_length 3 -verbose -stepwise_penalty "
     "-coverage_penalty summary -beta 5 -length_penalty wu -alpha 0.9 -block_ngram_repeat 3 "
 )
-# model, words of a command line, YAML, options that notes name
+# model, command line, YAML, options that warnings name
 CASES = [
     ("trained", "-replace_unk -verbose", "", ""),
     ("trained", "--beam_size 10 --n_best 10 --batch_size 64", "", "batch_size"),
@@ -84,7 +83,7 @@ CASES = [
     ("deep", "-ban_unk_token -min_length 4 -block_ngram_repeat 2", "", ""),
     ("deep", "-tgt begin.txt -gold_align -report_align -min_length 2", "", ""),
     ("align", "-report_align -min_length 3 -block_ngram_repeat 4", "", ""),
-    # The start token is a part of n-grams
+    # The start token is part of n-grams
     ("starts", "-block_ngram_repeat 2 -n_best 3 -min_length 4", "", ""),
     ("starts", "-block_ngram_repeat 3 -min_length 5", "", ""),
     ("deep align", "-n_best 2 -max_length 6", "", ""),
@@ -109,15 +108,25 @@ MODELS = {"trained": "w", "deep": "s", "align": "s", "starts": "s", "langs": "te
 
 
 def append(self, example, suffix, append=SuffixTransform._append):
-    """Without the unknown token that an empty suffix is to it."""
+    """Skip empty suffixes, which OpenNMT-py would append as an unknown token."""
     return append(self, example, {side: words for side, words in suffix.items() if words})
 
 
 SuffixTransform._append = append
 
 
-def build(name, flags, src, tgt, seed, start="<s>", says_start=NEVER):
-    """A model of random weights, saved as their trainer saves it."""
+def build(name, flags, src, tgt, seed, start="<s>", start_bias=BANNED):
+    """Build a model with random weights and save it like the trainer.
+
+    Args:
+        name: stem of the file.
+        flags: model options.
+        src: source vocabulary.
+        tgt: target vocabulary.
+        seed: random seed.
+        start: decoder start token.
+        start_bias: logit offset of `<s>`.
+    """
     parser = ArgumentParser()
     opts.model_opts(parser)
     opts._add_train_general_opts(parser)
@@ -135,14 +144,14 @@ def build(name, flags, src, tgt, seed, start="<s>", says_start=NEVER):
     model = model_builder.build_base_model(opt, dict_to_vocabs(stored))
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    # Some unknown tokens, and ends
-    model.generator.bias.data[:4] += torch.tensor([3.0, NEVER, says_start, 4.0])
-    if start == "</s>":  # words begin with a mark: it takes a forced one off with what follows
+    # Make unknown tokens and EOS frequent
+    model.generator.bias.data[:4] += torch.tensor([3.0, BANNED, start_bias, 4.0])
+    if start == "</s>":  # only word-initial subwords after a forced prefix
         odd = [i for i, token in enumerate(tgt) if i > 3 and not token.startswith("▁")]
-        model.generator.bias.data[odd] += NEVER
+        model.generator.bias.data[odd] += BANNED
     weights = {n: w for n, w in model.state_dict().items() if "generator" not in n}
-    root = dict(model=weights, generator=model.generator.state_dict(), vocab=stored, opt=opt)
-    torch.save(root, HERE / f"{name}.pt")
+    content = dict(model=weights, generator=model.generator.state_dict(), vocab=stored, opt=opt)
+    torch.save(content, HERE / f"{name}.pt")
 
 
 def build_all():
@@ -152,44 +161,50 @@ def build_all():
     flags = f"{DEEP} -alignment_layer 1 -alignment_heads 2 -lambda_align 0.05"
     build("align", flags, src, tgt, 4)
     flags = "-heads 2 -layers 1 -max_relative_positions 4"
-    build("starts", flags, src, tgt, 6, says_start=4.0)
+    build("starts", flags, src, tgt, 6, start_bias=4.0)
     langs = ["deu_Latn", "eng_Latn", "fra_Latn"]
     sides = []
     for side in ("src", "tgt"):
-        pieces = sentencepiece.SentencePieceProcessor(str(ROOT / "transforms" / f"{side}.model"))
-        known = [pieces.id_to_piece(i) for i in range(len(pieces))]
+        subwords = sentencepiece.SentencePieceProcessor(str(ROOT / "transforms" / f"{side}.model"))
+        known = [subwords.id_to_piece(i) for i in range(len(subwords))]
         sides.append([*SPECIAL, *(p for p in known if p not in SPECIAL), *langs])
     build("langs", "-heads 2 -layers 2 -max_relative_positions 4", *sides, 5, "</s>")
 
 
-def written(model, words, text):
-    """What 3.5.1 writes, in a folder that holds everything."""
-    lines = [line for line in text.split("\n") if line.partition(":")[0] not in GONE]
+def translate_lines(model, words, text):
+    """Run OpenNMT-py in the current directory and return its output lines.
+
+    Args:
+        model: model names, separated by spaces.
+        words: the command line.
+        text: the YAML configuration.
+    """
+    lines = [line for line in text.split("\n") if line.partition(":")[0] not in REMOVED]
     text = "\n".join(["verbose: false", *lines])
     Path("a.yaml").write_text(text, encoding="utf-8")
-    argv = [word for word in shlex.split(words) if word.lstrip("-") not in GONE and word != "32"]
-    places = [*("-model", *(f"{name}.pt" for name in model.split())), "-src", "src.txt"]
-    alone = ["-batch_size", "1", "-batch_type", "sents", "-output", "out.txt"]
-    translate(_get_parser().parse_args(["-config", "a.yaml", *places, *argv, *alone]))
+    argv = [word for word in shlex.split(words) if word.lstrip("-") not in REMOVED and word != "32"]
+    paths = [*("-model", *(f"{name}.pt" for name in model.split())), "-src", "src.txt"]
+    batching = ["-batch_size", "1", "-batch_type", "sents", "-output", "out.txt"]
+    translate(_get_parser().parse_args(["-config", "a.yaml", *paths, *argv, *batching]))
     return Path("out.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def main():
     build_all()
     cases = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
         for path in [*(ROOT / "transforms").iterdir(), *HERE.glob("*.pt")]:
-            shutil.copy(path, folder)
+            shutil.copy(path, directory)
         shutil.copy(ROOT / "checkpoints" / "onmt351_transformer.pt", "trained.pt")
         Path("phrases.txt").write_text("s1|||eins\ns3|||drei\n", encoding="utf-8")
         for model, words, text, notes in CASES:
-            kind = MODELS[model.split()[0]]
-            Path("src.txt").write_text("\n".join(LINES[kind]) + "\n", encoding="utf-8")
-            Path("begin.txt").write_text("\n".join(PREFIXES[kind]) + "\n", encoding="utf-8")
+            data = MODELS[model.split()[0]]
+            Path("src.txt").write_text("\n".join(LINES[data]) + "\n", encoding="utf-8")
+            Path("begin.txt").write_text("\n".join(PREFIXES[data]) + "\n", encoding="utf-8")
             case = dict(model=model, words=words, yaml=text, notes=notes)
-            files = dict(src=LINES[kind], begin=PREFIXES[kind])
-            cases.append(case | files | {"lines": written(model, words, text)})
+            files = dict(src=LINES[data], begin=PREFIXES[data])
+            cases.append(case | files | {"lines": translate_lines(model, words, text)})
     text = json.dumps(cases, ensure_ascii=False, indent=1)
     (HERE / "configurations.json").write_text(text + "\n", encoding="utf-8")
 

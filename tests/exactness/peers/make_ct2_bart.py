@@ -1,9 +1,8 @@
-"""Converts a small BART and a small Pegasus with CTranslate2, and records what that returns.
+"""Converts a small BART and a small Pegasus to CTranslate2 and stores its n-best lists.
 
     python -m tests.exactness.peers.make_ct2_bart      (ctranslate2 4.8.5, transformers 5.24.0)
 
-The converter needs switches in config.json that published models have and transformers 5 does not
-write.
+The converter needs config.json settings of published models that transformers 5 does not write.
 """
 
 import json
@@ -27,48 +26,48 @@ LINES = {
 }
 
 
-def made(name, path):
-    """Save the model and its words, with the switches of the published directories."""
-    deep = name == "pegasus"
+def save_model(name, path):
+    """Save model and vocabulary with the settings of the published directories."""
+    is_pegasus = name == "pegasus"
     config, model = {
         "bart": (hf.BartConfig, hf.BartForConditionalGeneration),
         "pegasus": (hf.PegasusConfig, hf.PegasusForConditionalGeneration),
     }[name]
-    if deep:
+    if is_pegasus:
         shutil.copy(DATA / "families" / "t5" / "spiece.model", path)
     else:
         words = ["<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>"]
         (path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
         (path / "merges.txt").write_text("#version: 0.2\n")
-    kind = dict(tokenizer_class=f"{name.capitalize()}Tokenizer")
-    (path / "tokenizer_config.json").write_text(json.dumps(kind))
+    tokenizer = dict(tokenizer_class=f"{name.capitalize()}Tokenizer")
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     size = len(hf.AutoTokenizer.from_pretrained(path))
     torch.manual_seed(3)
-    found = model(config(vocab_size=size, **SIZES))
-    for weight in found.parameters():
+    network = model(config(vocab_size=size, **SIZES))
+    for weight in network.parameters():
         weight.data.normal_(std=0.5)
-    found.save_pretrained(path)
-    switches = dict(normalize_before=deep, normalize_embedding=not deep)
-    switches |= dict(add_final_layer_norm=deep, static_position_embeddings=deep)
-    table = json.loads((path / "config.json").read_text()) | switches | kind
+    network.save_pretrained(path)
+    settings = dict(normalize_before=is_pegasus, normalize_embedding=not is_pegasus)
+    settings |= dict(add_final_layer_norm=is_pegasus, static_position_embeddings=is_pegasus)
+    table = json.loads((path / "config.json").read_text()) | settings | tokenizer
     (path / "config.json").write_text(json.dumps(table))
 
 
 def main():
     OUT.mkdir(exist_ok=True)
-    found = {}
+    reference = {}
     for name, lines in LINES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            made(name, Path(folder))
-            converter = ctranslate2.converters.TransformersConverter(folder)
+        with tempfile.TemporaryDirectory() as directory:
+            save_model(name, Path(directory))
+            converter = ctranslate2.converters.TransformersConverter(directory)
             converter.convert(str(OUT / name), force=True)
         model = ctranslate2.Translator(str(OUT / name), intra_threads=1)
         rows = model.translate_batch(
             lines, beam_size=3, num_hypotheses=3, return_scores=True, max_decoding_length=8
         )
         hyps = [[*zip(row.hypotheses, row.scores)] for row in rows]
-        found[name] = dict(lines=lines, rows=hyps)
-    (OUT / "reference.json").write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
+        reference[name] = dict(lines=lines, rows=hyps)
+    (OUT / "reference.json").write_text(json.dumps(reference, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Converts the mBART-50 of tests/data/families with CTranslate2, and records what that says.
+"""Converts the mBART-50 of tests/data/families to CTranslate2 and stores its n-best lists.
 
 python -m tests.exactness.peers.make_ct2_mbart50      (ctranslate2 4.8.5, transformers 4.46.3)
 """
@@ -28,17 +28,17 @@ def change(path, **values):
 
 
 def main():
-    found = transformers.PreTrainedModel.from_pretrained.__func__
+    original = transformers.PreTrainedModel.from_pretrained.__func__
 
-    def from_pretrained(cls, *args, dtype=None, **kwargs):  # the name that version 5 gave it
-        return found(cls, *args, torch_dtype=dtype, **kwargs)
+    def from_pretrained(cls, *args, dtype=None, **kwargs):  # `dtype` is the name in transformers 5
+        return original(cls, *args, torch_dtype=dtype, **kwargs)
 
     transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(DATA / "families" / "mbart50", Path(folder) / "hf"))
-        # As the published directories say
-        switches = dict(normalize_before=True, normalize_embedding=True)
-        change(path / "config.json", tokenizer_class="MBart50Tokenizer", **switches)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(shutil.copytree(DATA / "families" / "mbart50", Path(directory) / "hf"))
+        # As in the published directories
+        settings = dict(normalize_before=True, normalize_embedding=True)
+        change(path / "config.json", tokenizer_class="MBart50Tokenizer", **settings)
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             change(path / name, bos_token="<s>")
         converter = ctranslate2.converters.TransformersConverter(str(path))

@@ -1,4 +1,4 @@
-"""Random Transformers saved by CTranslate2: its n-best lists and scores, and ours, alike."""
+"""Random Transformers saved by CTranslate2: n-best lists and scores equal CTranslate2."""
 
 import pytest
 
@@ -14,7 +14,7 @@ ATOL = 5e-5
 LINES = ["w1 w2 w3", "w7", "w4 w4 w9 w10 w11 w2 w0", "w13 w5 zzz w8 w12", "w3 w2 w1 w0 w1 w2 w3 w4"]
 TARGETS = ["w1 w2", "w9 w8 w7", "w0 w0 w0", "w5", "w6 w7"]
 Activation = common_spec.Activation
-# Theirs of a search, ours
+# CTranslate2 search options, and our equivalents
 GRID = [
     (dict(beam_size=1), dict(beam_size=1)),
     (dict(beam_size=2, num_hypotheses=2), dict(beam_size=2, n_best=2)),
@@ -37,64 +37,65 @@ GRID = [
 ]
 
 
-class Filler:
-    """Random numbers for the weights of a specification."""
+class RandomWeights:
+    """Fills a model specification with random weights."""
 
-    def __init__(self, seed, kv=HEADS, width=D // HEADS, bias=True, own_values=False):
+    def __init__(self, seed, kv=HEADS, width=D // HEADS, bias=True, has_relative_values=False):
         self.random, self.kv, self.width = np.random.default_rng(seed), kv, width
-        self.bias, self.own_values = bias, own_values
+        self.bias, self.has_relative_values = bias, has_relative_values
 
-    def numbers(self, *shape, scale=0.35):
+    def sample(self, *shape, scale=0.35):
         return (self.random.standard_normal(shape) * scale).astype(np.float32)
 
-    def linear(self, spec, rows, columns):
-        spec.weight = self.numbers(rows, columns, scale=1.3 * columns**-0.5)
+    def fill_linear(self, spec, rows, columns):
+        spec.weight = self.sample(rows, columns, scale=1.3 * columns**-0.5)
         if self.bias:
-            spec.bias = self.numbers(rows, scale=0.1)
+            spec.bias = self.sample(rows, scale=0.1)
 
-    def norm(self, spec):
-        spec.gamma = 1 + self.numbers(D, scale=0.2)
+    def fill_norm(self, spec):
+        spec.gamma = 1 + self.sample(D, scale=0.2)
         if hasattr(spec, "beta"):
-            spec.beta = self.numbers(D, scale=0.1)
+            spec.beta = self.sample(D, scale=0.1)
 
-    def attention(self, spec, sizes):
+    def fill_attention(self, spec, sizes):
         for linear, rows in zip(spec.linear, sizes):
-            self.linear(linear, rows * self.width, D)
-        self.linear(spec.linear[-1], D, HEADS * self.width)
-        self.norm(spec.layer_norm)
+            self.fill_linear(linear, rows * self.width, D)
+        self.fill_linear(spec.linear[-1], D, HEADS * self.width)
+        self.fill_norm(spec.layer_norm)
         if hasattr(spec, "relative_position_keys"):
-            keys = spec.relative_position_keys = self.numbers(7, self.width)
-            own = self.numbers(7, self.width) if self.own_values else keys
-            spec.relative_position_values = own
+            keys = spec.relative_position_keys = self.sample(7, self.width)
+            values = self.sample(7, self.width) if self.has_relative_values else keys
+            spec.relative_position_values = values
         if hasattr(spec, "relative_attention_bias"):
-            spec.relative_attention_bias = self.numbers(8, HEADS, scale=1)
+            spec.relative_attention_bias = self.sample(8, HEADS, scale=1)
             spec.relative_attention_max_distance = np.int32(16)
 
     def fill(self, spec, tied=True, positions=True):
-        table = self.numbers(ROWS, D, scale=0.5)
+        table = self.sample(ROWS, D, scale=0.5)
         for side in (spec.encoder, spec.decoder):
-            one = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
-            one.weight = table if tied else self.numbers(ROWS, D, scale=0.5)
+            embedding = side.embeddings
+            embedding = embedding[0] if isinstance(embedding, list) else embedding
+            embedding.weight = table if tied else self.sample(ROWS, D, scale=0.5)
             if hasattr(side, "position_encodings") and positions:
-                side.position_encodings.encodings = self.numbers(POSITIONS, D)
+                side.position_encodings.encodings = self.sample(POSITIONS, D)
             for name in ("layer_norm", "layernorm_embedding"):
                 if hasattr(side, name):
-                    self.norm(getattr(side, name))
+                    self.fill_norm(getattr(side, name))
             for layer in side.layer:
-                self.attention(layer.self_attention, [HEADS + 2 * self.kv])
+                self.fill_attention(layer.self_attention, [HEADS + 2 * self.kv])
                 if hasattr(layer, "attention"):
-                    self.attention(layer.attention, [HEADS, 2 * self.kv])
-                self.linear(layer.ffn.linear_0, FF, D)
-                self.linear(layer.ffn.linear_1, D, FF)
+                    self.fill_attention(layer.attention, [HEADS, 2 * self.kv])
+                self.fill_linear(layer.ffn.linear_0, FF, D)
+                self.fill_linear(layer.ffn.linear_1, D, FF)
                 if hasattr(layer.ffn, "linear_0_noact"):
-                    self.linear(layer.ffn.linear_0_noact, FF, D)
-                self.norm(layer.ffn.layer_norm)
-        spec.decoder.projection.weight = table if tied else self.numbers(ROWS, D)
-        spec.decoder.projection.bias = self.numbers(ROWS)
+                    self.fill_linear(layer.ffn.linear_0_noact, FF, D)
+                self.fill_norm(layer.ffn.layer_norm)
+        spec.decoder.projection.weight = table if tied else self.sample(ROWS, D)
+        spec.decoder.projection.bias = self.sample(ROWS)
 
 
-def decoder(**values):
-    """Switches of the decoder alone."""
+def set_in_decoder(**values):
+    """Return a function that sets attributes of the decoder."""
 
     def edit(spec):
         for name, value in values.items():
@@ -103,7 +104,9 @@ def decoder(**values):
     return edit
 
 
-def both(**values):
+def set_in_both(**values):
+    """Return a function that sets attributes of encoder and decoder."""
+
     def edit(spec):
         for name, value in values.items():
             setattr(spec.encoder, name, value)
@@ -112,54 +115,58 @@ def both(**values):
     return edit
 
 
-def queries(spec):
+def scale_queries(spec):
     for layer in (*spec.encoder.layer, *spec.decoder.layer):
         layer.self_attention.queries_scale = 0.8
         if hasattr(layer, "attention"):
             layer.attention.queries_scale = 1.0
 
 
-# The specification's switches, the filler's, the model's, and an edit
+# Arguments of the specification, of RandomWeights and of its method fill, and a final edit
 CASES = {
     "plain": {},
     "post_norm": dict(spec=dict(pre_norm=False)),
     **{a.name: dict(spec=dict(activation=a)) for a in Activation if a != Activation.Sigmoid},
     "shaw": dict(spec=dict(with_relative_position=True)),
-    "shaw_values": dict(spec=dict(with_relative_position=True), filler=dict(own_values=True)),
+    "shaw_values": dict(
+        spec=dict(with_relative_position=True), weights=dict(has_relative_values=True)
+    ),
     "buckets": dict(spec=dict(relative_attention_bias=True)),
     "gated_rms": dict(spec=dict(ffn_glu=True, rms_norm=True)),
-    "multi_query": dict(spec=dict(multi_query_attention=True), filler=dict(kv=1)),
+    "multi_query": dict(spec=dict(multi_query_attention=True), weights=dict(kv=1)),
     "t5": dict(
         spec=dict(relative_attention_bias=True, rms_norm=True, ffn_glu=True),
-        filler=dict(bias=False),
-        edit=both(scale_embeddings=False),
+        weights=dict(bias=False),
+        edit=set_in_both(scale_embeddings=False),
     ),
     "embedding_norm": dict(spec=dict(layernorm_embedding=True)),
     "no_final_norm": dict(spec=dict(no_final_norm=True)),
-    "computed_positions": dict(model=dict(positions=False)),
-    "scale_embeddings": dict(edit=both(scale_embeddings=3.0)),
-    "untied": dict(model=dict(tied=False)),
+    "computed_positions": dict(fill=dict(positions=False)),
+    "scale_embeddings": dict(edit=set_in_both(scale_embeddings=3.0)),
+    "untied": dict(fill=dict(tied=False)),
     "uneven_depth": dict(layers=(3, 1)),
-    "zero_start": dict(edit=decoder(start_from_zero_embedding=True)),
-    "zero_start_untied": dict(edit=decoder(start_from_zero_embedding=True), model=dict(tied=False)),
-    "scale_outputs": dict(edit=decoder(scale_outputs=0.25)),
-    "scale_outputs_post": dict(edit=decoder(scale_outputs=0.25), spec=dict(pre_norm=False)),
-    "queries_scale": dict(edit=queries),
-    "first_layer_aligns": dict(edit=decoder(alignment_layer=np.int16(0))),
-    "three_heads_align": dict(edit=decoder(alignment_heads=np.int16(3))),
-    "all_heads_align": dict(edit=decoder(alignment_heads=np.int16(0))),
+    "zero_start": dict(edit=set_in_decoder(start_from_zero_embedding=True)),
+    "zero_start_untied": dict(
+        edit=set_in_decoder(start_from_zero_embedding=True), fill=dict(tied=False)
+    ),
+    "scale_outputs": dict(edit=set_in_decoder(scale_outputs=0.25)),
+    "scale_outputs_post": dict(edit=set_in_decoder(scale_outputs=0.25), spec=dict(pre_norm=False)),
+    "queries_scale": dict(edit=scale_queries),
+    "first_layer_aligns": dict(edit=set_in_decoder(alignment_layer=np.int16(0))),
+    "three_heads_align": dict(edit=set_in_decoder(alignment_heads=np.int16(3))),
+    "all_heads_align": dict(edit=set_in_decoder(alignment_heads=np.int16(0))),
     "epsilon": dict(config=dict(layer_norm_epsilon=0.01)),
     "source_end": dict(config=dict(add_source_eos=True)),
     "source_start": dict(config=dict(add_source_bos=True, add_source_eos=True)),
     "decoder_start": dict(config=dict(decoder_start_token="</s>")),
     **{
-        kind: dict(kind=kind)
-        for kind in ("int8", "int16", "float16", "bfloat16", "int8_float16", "int8_bfloat16")
+        name: dict(quantization=name)
+        for name in ("int8", "int16", "float16", "bfloat16", "int8_float16", "int8_bfloat16")
     },
 }
 
 
-def save(path, spec, config=None, kind=None, words=None):
+def save_model(path, spec, config=None, quantization=None, words=None):
     path.mkdir(exist_ok=True)
     words = words or ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(ROWS - 3))]
     spec.register_source_vocabulary(words)
@@ -167,107 +174,110 @@ def save(path, spec, config=None, kind=None, words=None):
     for name, value in (config or {}).items():
         setattr(spec.config, name, value)
     spec.validate()
-    spec.optimize(kind)
+    spec.optimize(quantization)
     spec.save(str(path))
 
 
-def assert_alike(path, converted=None, lines=LINES):
-    theirs = ctranslate2.Translator(str(converted or path), compute_type="float32", intra_threads=1)
-    ours = Translator.from_pretrained(
+def assert_equals_ctranslate2(path, converted=None, lines=LINES):
+    reference = ctranslate2.Translator(
+        str(converted or path), compute_type="float32", intra_threads=1
+    )
+    translator = Translator.from_pretrained(
         path, device="cpu", precision="fp32", tokenizer="space", search="ctranslate2", threads=1
     )
     tokens = [line.split() for line in lines]
     for settings, options in GRID:
-        expected = theirs.translate_batch(  # one at a time: coverage depends on the batch there
-            tokens, return_scores=True, max_batch_size=1, max_decoding_length=20, **settings
+        expected = (
+            reference.translate_batch(  # one line each, because coverage depends on the batch
+                tokens, return_scores=True, max_batch_size=1, max_decoding_length=20, **settings
+            )
         )
-        found = ours.translate(lines, max_length=20, **options)
+        found = translator.translate(lines, max_length=20, **options)
         for e, f in zip(expected, found, strict=True):
             assert [h.tokens for h in f.hyps] == e.hypotheses
             assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
-    scores = theirs.score_batch(tokens, [target.split() for target in TARGETS])
-    found = ours.score(lines, TARGETS)
+    scores = reference.score_batch(tokens, [target.split() for target in TARGETS])
+    found = translator.score(lines, TARGETS)
     assert found == pytest.approx([sum(s.log_probs) for s in scores], abs=ATOL)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_specifications(case, tmp_path):
+def test_n_best_and_scores_equal_ctranslate2(case, tmp_path):
     spec = transformer_spec.TransformerSpec.from_config(
         case.get("layers", (2, 2)), HEADS, **case.get("spec", {})
     )
-    Filler(1, **case.get("filler", {})).fill(spec, **case.get("model", {}))
+    RandomWeights(1, **case.get("weights", {})).fill(spec, **case.get("fill", {}))
     case.get("edit", lambda spec: None)(spec)
-    save(tmp_path, spec, case.get("config"), case.get("kind"))
-    assert_alike(tmp_path)
+    save_model(tmp_path, spec, case.get("config"), case.get("quantization"))
+    assert_equals_ctranslate2(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "switches",
+    "rotary",
     [dict(rotary_dim=0), dict(rotary_dim=2, rotary_interleave=False, rotary_base=100.0)],
     ids=str,
 )
-def test_rotary_positions(switches, tmp_path):
-    encoder = transformer_spec.TransformerEncoderSpec(2, HEADS, **switches)
+def test_rotary_positions_equal_ctranslate2(rotary, tmp_path):
+    encoder = transformer_spec.TransformerEncoderSpec(2, HEADS, **rotary)
     delattr(encoder, "position_encodings")
     spec = transformer_spec.TransformerSpec(
-        encoder, transformer_spec.TransformerDecoderSpec(2, HEADS, **switches)
+        encoder, transformer_spec.TransformerDecoderSpec(2, HEADS, **rotary)
     )
-    Filler(2).fill(spec)
-    save(tmp_path, spec)
-    assert_alike(tmp_path)
+    RandomWeights(2).fill(spec)
+    save_model(tmp_path, spec)
+    assert_equals_ctranslate2(tmp_path)
 
 
-def test_what_nobody_converts_to_is_refused(tmp_path):
+def test_load_alibi_is_rejected(tmp_path):
     from onmt_lite.errors import CheckpointError
 
     spec = transformer_spec.TransformerSpec(
         transformer_spec.TransformerEncoderSpec(1, HEADS),
         transformer_spec.TransformerDecoderSpec(1, HEADS, alibi=True),
     )
-    Filler(3).fill(spec)
-    save(tmp_path, spec)
+    RandomWeights(3).fill(spec)
+    save_model(tmp_path, spec)
     with pytest.raises(CheckpointError, match="alibi"):
         Translator.from_pretrained(tmp_path)
 
 
-def test_target_language(tmp_path):
-    """The target prefix is free, and an end right behind the prefix counts only as the best."""
+def test_target_language_equals_ctranslate2_target_prefix(tmp_path):
+    """The prefix has no cost. EOS directly after it only counts as the best candidate."""
     words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(ROWS - 7))]
     words += ["deu_Latn", "eng_Latn", "fra_Latn"]
     for seed in range(4):
         spec = transformer_spec.TransformerSpec.from_config((1, 1), HEADS)
-        Filler(seed).fill(spec)
+        RandomWeights(seed).fill(spec)
         spec.decoder.projection.bias[2] += 1.5  # ends early
-        save(tmp_path / str(seed), spec, dict(decoder_start_token="</s>"), words=words)
-        theirs = ctranslate2.Translator(
+        save_model(tmp_path / str(seed), spec, dict(decoder_start_token="</s>"), words=words)
+        reference = ctranslate2.Translator(
             str(tmp_path / str(seed)), compute_type="float32", intra_threads=1
         )
-        ours = Translator.from_pretrained(
+        translator = Translator.from_pretrained(
             tmp_path / str(seed),
             **dict(device="cpu", precision="fp32", tokenizer="space", search="ctranslate2"),
             **dict(src_lang="deu_Latn", tgt_lang="eng_Latn", threads=1),
         )
         tokens = [["deu_Latn", *line.split(), "</s>"] for line in LINES]
         for settings, options in GRID:
-            expected = theirs.translate_batch(
+            expected = reference.translate_batch(
                 tokens,
                 target_prefix=[["eng_Latn"]] * len(LINES),
                 **dict(return_scores=True, max_batch_size=1, max_decoding_length=12),
                 **settings,
             )
-            found = ours.translate(LINES, max_length=12, **options)
+            found = translator.translate(LINES, max_length=12, **options)
             for e, f in zip(expected, found, strict=True):
                 assert [h.tokens for h in f.hyps] == [tokens[1:] for tokens in e.hypotheses]
                 assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
 
 
 @pytest.mark.parametrize("name", ["opus", "student"])
-def test_conversions_of_marian(name, tmp_path):
-    """The conversion of Marian's own files translates as the files do."""
+def test_marian_files_equal_ctranslate2_conversion(name, tmp_path):
     from tests.unit.checkpoints.test_marian import NPZ
 
     converter = ctranslate2.converters.OpusMTConverter(str(NPZ / name))
     converter.convert(str(tmp_path / "ct2"), quantization="int8" if name == "opus" else None)
-    assert_alike(tmp_path / "ct2")
+    assert_equals_ctranslate2(tmp_path / "ct2")
     if name == "student":
-        assert_alike(NPZ / name, tmp_path / "ct2")
+        assert_equals_ctranslate2(NPZ / name, tmp_path / "ct2")

@@ -1,6 +1,6 @@
-"""OpenNMT-py 3 builds and runs what we write for it, with the same numbers and outputs.
+"""OpenNMT-py 3 loads our exported models and computes the same logits and translations.
 
-It is old: it needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 with a torch of today.
+With a recent torch, OpenNMT-py needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ATOL = 1e-5
 STEPS = 8
 SRC, LENGTHS = torch.tensor([[5, 6, 7, 3], [9, 3, 1, 1]]), torch.tensor([4, 2])
 TGT = torch.tensor([[2, 8, 9, 10], [2, 5, 7, 4]])
-SWITCHES = [
+CONFIGS = [
     dict(),
     dict(share_embeddings=False, tie_output=False, output_bias=False),
     dict(activation="gelu", attn_bias=False),
@@ -38,20 +38,20 @@ SWITCHES = [
 ]
 
 
-@pytest.fixture(params=SWITCHES, ids=str)
-def written(request, tmp_path, tiny_pieces):
-    """A model of ours exported, with every weight random."""
-    (tmp_path / "own").mkdir()
+@pytest.fixture(params=CONFIGS, ids=str)
+def exported(request, tmp_path, tiny_pieces):
+    """Export a native model with random weights to OpenNMT-py."""
+    (tmp_path / "native").mkdir()
     model = tiny.make_model(seed=3, **request.param)
-    native.save(tmp_path / "own", model, tiny_pieces)
-    export(ExportOptions(str(tmp_path / "own"), "opennmt-py", str(tmp_path / "x.pt")))
+    native.save(tmp_path / "native", model, tiny_pieces)
+    export(ExportOptions(str(tmp_path / "native"), "opennmt-py", str(tmp_path / "x.pt")))
     return tmp_path / "x.pt"
 
 
-def theirs(path):
-    """Vocabularies and model, as its own loader gives them."""
-    kind = load_checkpoint(path).model.cfg.dec_self_attn
-    attention = "scaled-dot" if kind == "dot" else "average"
+def load_in_opennmt(path):
+    """Load vocabularies and model with OpenNMT-py."""
+    self_attention = load_checkpoint(path).model.cfg.dec_self_attn
+    attention = "scaled-dot" if self_attention == "dot" else "average"
     opt = argparse.Namespace(
         world_size=1, parallel_mode="data_parallel", gpu=-1, gpu_ranks=[], precision="fp32"
     )
@@ -61,19 +61,26 @@ def theirs(path):
 
 
 @torch.no_grad()
-def test_logits(written):
-    _, model = theirs(written)
-    last = torch.zeros(2, 1, dtype=torch.long)  # it leaves the last target token out
+def test_export_logits_equal_opennmt(exported):
+    _, model = load_in_opennmt(exported)
+    last = torch.zeros(2, 1, dtype=torch.long)  # OpenNMT-py drops the last target token
     target = torch.cat([TGT, last], 1)[..., None]
     hidden, _ = model(SRC[..., None], target, LENGTHS)
-    ours = load_checkpoint(written).model
+    ours = load_checkpoint(exported).model
     expected = ours.forward(ours.encode(SRC, LENGTHS), TGT)
     torch.testing.assert_close(model.generator(hidden), expected, atol=ATOL, rtol=0)
 
 
 @torch.no_grad()
-def their_search(model, src, beams, steps):
-    """Token ids of the n-best list of one line, by its BeamSearch on its model."""
+def search_in_opennmt(model, src, beams, steps):
+    """Return the n-best token ids of OpenNMT-py's BeamSearch.
+
+    Args:
+        model: the OpenNMT-py model.
+        src: source token ids.
+        beams: beam size and n-best size.
+        steps: maximum number of tokens.
+    """
     lengths = torch.tensor([len(src)])
     memory, final, _ = model.encoder(torch.tensor(src)[None, :, None], lengths)
     model.decoder.init_state(torch.tensor(src)[None, :, None], memory, final)
@@ -99,16 +106,16 @@ def their_search(model, src, beams, steps):
 
 
 @pytest.mark.parametrize("beams", [2, 4])
-def test_search(written, beams):
+def test_export_beam_search_equals_opennmt(exported, beams):
     found = Translator.from_pretrained(
-        written, device="cpu", tokenizer="space", search="opennmt-3"
+        exported, device="cpu", tokenizer="space", search="opennmt-3"
     ).translate(
         ["▁d e r", "▁a ▁d"], beam_size=beams, n_best=beams, max_length=STEPS, max_length_ratio=0
     )
-    vocabs, model = theirs(written)
+    vocabs, model = load_in_opennmt(exported)
     for translation in found:
         src = vocabs["src"](translation.src.split()) + [tiny.EOS]
-        expected = their_search(model, src, beams, STEPS)
+        expected = search_in_opennmt(model, src, beams, STEPS)
         texts = [" ".join(vocabs["tgt"].ids_to_tokens[i] for i in ids) for ids in expected]
         texts = [text.removesuffix("</s>").strip() for text in texts]
         assert [h.text for h in translation.hyps] == texts

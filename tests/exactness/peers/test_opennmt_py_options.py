@@ -1,7 +1,7 @@
-"""Models of OpenNMT-py over its options: what it saves, we read, with the numbers it computes.
+"""OpenNMT-py models over all model options: log-probabilities equal OpenNMT-py.
 
-Runs with OpenNMT-py 3.5, 2.3 or 1.2, whichever is installed.  It is old: with a torch of today it
-needs TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
+Runs with the installed OpenNMT-py (3.5, 2.3 or 1.2). With a recent torch, it needs
+TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.
 """
 
 import itertools
@@ -17,8 +17,8 @@ onmt = pytest.importorskip("onmt")
 from onmt import model_builder, opts  # noqa: E402
 from onmt.utils.parse import ArgumentParser  # noqa: E402
 
-NEW = onmt.__version__.startswith("3")
-FIRST = onmt.__version__.startswith("1")
+IS_V3 = onmt.__version__.startswith("3")
+IS_V1 = onmt.__version__.startswith("1")
 ATOL = 2e-5
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
 SIDES = {
@@ -27,7 +27,7 @@ SIDES = {
 }
 SRC, LENGTHS = torch.tensor([[5, 6, 7, 9, 5], [9, 4, 1, 1, 1], [8, 1, 1, 1, 1]]), [5, 2, 1]
 TGT = torch.tensor([[2, 8, 9, 10, 4], [2, 5, 7, 4, 4], [2, 4, 4, 0, 6]])
-SIZE = "-hidden_size 16 -word_vec_size 16" if NEW else "-rnn_size 16 -word_vec_size 16"
+SIZE = "-hidden_size 16 -word_vec_size 16" if IS_V3 else "-rnn_size 16 -word_vec_size 16"
 TRANSFORMER = "-encoder_type transformer -decoder_type transformer -heads 4 -transformer_ff 24"
 TRANSFORMERS = [
     "-layers 2 -position_encoding",
@@ -62,8 +62,8 @@ TRANSFORMERS_3 = [
 RNN = "-decoder_type rnn -layers 2"
 CELLS = ["-encoder_type rnn -rnn_type LSTM", "-encoder_type brnn -rnn_type GRU"]
 RNNS = [
-    *(f"-global_attention {kind} -input_feed {n}"
-      for kind, n in itertools.product(["dot", "general", "mlp"], [0, 1])),
+    *(f"-global_attention {score} -input_feed {n}"
+      for score, n in itertools.product(["dot", "general", "mlp"], [0, 1])),
     "-bridge",
     "-bridge -input_feed 0 -share_decoder_embeddings",
     "-context_gate source",
@@ -80,16 +80,16 @@ RNNS = [
 ]  # fmt: skip
 CNNS = ["-layers 1 -cnn_kernel_width 3", "-layers 3 -cnn_kernel_width 5 -position_encoding"]
 GRID = [f"{TRANSFORMER} {flags}" for flags in TRANSFORMERS]
-GRID += [f"{TRANSFORMER} {flags}" for flags in TRANSFORMERS_2 * (not FIRST and not NEW)]
-GRID += [f"{TRANSFORMER} {flags}" for flags in TRANSFORMERS_3 * NEW]
+GRID += [f"{TRANSFORMER} {flags}" for flags in TRANSFORMERS_2 * (not IS_V1 and not IS_V3)]
+GRID += [f"{TRANSFORMER} {flags}" for flags in TRANSFORMERS_3 * IS_V3]
 GRID += [f"{RNN} {cell} {flags}" for flags, cell in itertools.product(RNNS, CELLS)]
 GRID += [f"-encoder_type cnn -decoder_type cnn {flags}" for flags in CNNS]
 
 
-def parse(flags):
+def parse_options(flags):
     parser = ArgumentParser()
     opts.model_opts(parser)
-    if NEW:
+    if IS_V3:
         opts._add_train_general_opts(parser)
     opt, _ = parser.parse_known_args(f"{SIZE} {flags} -dropout 0".split())
     opt.gpu, opt.gpu_ranks, opt.world_size, opt.parallel_mode = -1, [], 1, "data_parallel"
@@ -104,9 +104,9 @@ def parse(flags):
     return opt
 
 
-def vocabularies():
-    """What the model is built from, and what its file says of it."""
-    if NEW:
+def make_vocabularies():
+    """Return the vocabularies for the model builder and for the checkpoint file."""
+    if IS_V3:
         from onmt.inputters.inputter import dict_to_vocabs
 
         stored = {**SIDES, "data_task": "seq2seq", "decoder_start_token": "<s>"}
@@ -130,80 +130,95 @@ def vocabularies():
     return fields, fields
 
 
-def build(flags, path):
-    """Their model, every weight random, saved as their trainer saves it."""
-    opt = parse(flags)
-    known, stored = vocabularies()
+def build_model(flags, path):
+    """Build an OpenNMT-py model with random weights and save it like the trainer."""
+    opt = parse_options(flags)
+    vocabs, stored = make_vocabularies()
     torch.manual_seed(1)
-    if NEW:
-        model = model_builder.build_base_model(opt, known)
+    if IS_V3:
+        model = model_builder.build_base_model(opt, vocabs)
     else:
-        model = model_builder.build_base_model(opt, known, gpu=False)
+        model = model_builder.build_base_model(opt, vocabs, gpu=False)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.4)
     averages = dict(model.named_buffers())
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if f"{name}_avg" in averages:  # it goes on averaging while it translates
+        if f"{name}_avg" in averages:  # OpenNMT-py continues to average during translation
             averages[f"{name}_avg"].copy_(weight.detach())
     model.eval()
     weights = {name: w for name, w in model.state_dict().items() if "generator" not in name}
-    root = dict(model=weights, generator=model.generator.state_dict(), vocab=stored, opt=opt)
-    torch.save(root | {"optim": {}}, path)
+    content = dict(model=weights, generator=model.generator.state_dict(), vocab=stored, opt=opt)
+    torch.save(content | {"optim": {}}, path)
     return model
 
 
 @torch.no_grad()
-def their_log_probs(model, opt):
-    """(B, T, V): of the sentences one by one, since some models mix those of a batch."""
+def compute_opennmt_log_probs(model, opt):
+    """Return log-probabilities (B, T, V), one sentence at a time.
+
+    Some models mix the sentences of a batch.
+    """
     rows = []
     for i, n in enumerate(LENGTHS):
         src, tgt, n_src = SRC[i, None, :n, None], TGT[i, None, :, None], torch.tensor([n])
-        # The last target token is left out
+        # OpenNMT-py drops the last target token
         tgt = torch.cat([tgt, torch.ones(1, 1, 1, dtype=torch.long)], 1)
-        if NEW:
+        if IS_V3:
             hidden, attns = model(src, tgt, n_src)
         else:
             hidden, attns = model(src.transpose(0, 1), tgt.transpose(0, 1), n_src)
             hidden = hidden.transpose(0, 1)
         if not opt.copy_attn:
             scores = model.generator(hidden)
-            rows.append(scores.log_softmax(-1) if NEW else scores)
+            rows.append(scores.log_softmax(-1) if IS_V3 else scores)
             continue
-        rows.append(copied(model, hidden[0], attns["copy"].reshape(-1, n), SRC[i, :n]))
+        rows.append(
+            compute_copy_log_probs(model, hidden[0], attns["copy"].reshape(-1, n), SRC[i, :n])
+        )
     return torch.cat(rows)
 
 
-def copied(model, hidden, attn, src):
-    """(1, T, V) of a copying model: what is copied counts as the target word that it is."""
-    places = torch.eye(src.size(0))  # each token of the source is a word of its own
-    out = model.generator(hidden, attn, places[None] if NEW else places[:, None])
+def compute_copy_log_probs(model, hidden, attn, src):
+    """Add the copy probabilities to those of the target vocabulary.
+
+    Args:
+        model: the OpenNMT-py model.
+        hidden: decoder states (T, D).
+        attn: copy attention (T, S).
+        src: source ids (S,).
+
+    Returns:
+        Log-probabilities (1, T, V).
+    """
+    src_map = torch.eye(src.size(0))  # each source position is a separate copy target
+    out = model.generator(hidden, attn, src_map[None] if IS_V3 else src_map[:, None])
     words = SIDES["tgt"]
-    probs, slots = out[:, : len(words)].clone(), out[:, len(words) :]
+    probs, copy_probs = out[:, : len(words)].clone(), out[:, len(words) :]
     for i, token in enumerate(src.tolist()):
         if (word := SIDES["src"][token]) in words:
-            probs[:, words.index(word)] += slots[:, i]
+            probs[:, words.index(word)] += copy_probs[:, i]
     return probs.log()[None]
 
 
 @torch.no_grad()
-def our_log_probs(model):
+def compute_our_log_probs(model):
     memory = model.encode(SRC, torch.tensor(LENGTHS))
     return model.forward(memory, TGT)[..., : len(SIDES["tgt"])].log_softmax(-1)
 
 
 @pytest.mark.parametrize("flags", GRID)
-def test_log_probs(flags, tmp_path):
-    theirs = build(flags, tmp_path / "m.pt")
-    opt = parse(flags)
+def test_log_probs_equal_opennmt(flags, tmp_path):
+    opennmt_model = build_model(flags, tmp_path / "m.pt")
+    opt = parse_options(flags)
     checkpoint = load_checkpoint(tmp_path / "m.pt")
     if opt.copy_attn:
         memory = checkpoint.model.encode(SRC, torch.tensor(LENGTHS))
         ours = checkpoint.model.forward(memory, TGT)[..., : len(SIDES["tgt"])]
     else:
-        ours = our_log_probs(checkpoint.model)
-    expected = their_log_probs(theirs, opt)
-    kept = expected.exp() > 1e-9  # what can be copied alone has a floor of its own
-    kept[..., 0] &= not opt.copy_attn  # unknown words have places of their own there
+        ours = compute_our_log_probs(checkpoint.model)
+    expected = compute_opennmt_log_probs(opennmt_model, opt)
+    kept = expected.exp() > 1e-9  # OpenNMT-py clamps words that can only be copied
+    kept[..., 0] &= not opt.copy_attn  # its copy generator has no probability for <unk>
     torch.testing.assert_close(ours[kept], expected[kept], atol=ATOL, rtol=1e-4)
 
 
@@ -211,15 +226,15 @@ LINES = ["s1 s2 s3 s5 s1", "s5 s0", "s4", "s9 s8 s7 s6 s5 s4 s3 s2 s1", "s3 s3 s
 
 
 @pytest.mark.parametrize("flags", GRID)
-def test_batches_do_not_matter(flags, tmp_path):
-    build(flags, tmp_path / "m.pt")
+def test_translations_do_not_depend_on_batch_size(flags, tmp_path):
+    build_model(flags, tmp_path / "m.pt")
     translator = Translator.from_pretrained(tmp_path / "m.pt", device="cpu", threads=1)
     found = []
     for size in (1, 3, 64):
         options = dict(batch_type="sents", batch_size=size, max_length=8, beam_size=3, n_best=3)
         translations = translator.translate(LINES, **options)
         found.append([hyp for t in translations for hyp in t.hyps])
-    alone = found[0]
-    for together in found[1:]:
-        assert [h.text for h in together] == [h.text for h in alone]
-        assert [h.score for h in together] == pytest.approx([h.score for h in alone], abs=1e-4)
+    single = found[0]
+    for batched in found[1:]:
+        assert [h.text for h in batched] == [h.text for h in single]
+        assert [h.score for h in batched] == pytest.approx([h.score for h in single], abs=1e-4)
