@@ -1,7 +1,7 @@
-"""The convolutional encoder-decoder (Gehring et al. 2017), as fairseq and OpenNMT-py have it.
+"""The convolutional encoder-decoder (Gehring et al. 2017), as in fairseq and OpenNMT-py.
 
-Letters: B sentences of K rows, R = B*K, S source tokens, T target tokens, E width of embeddings, D
-of a layer, A of the attention.  Not for training: there is no dropout.
+Shapes: B sentences of K hypotheses, R = B * K rows, S source tokens, T target tokens, E embedding
+width, D layer width, A attention width.  For inference only: there is no dropout.
 """
 
 import math
@@ -18,26 +18,27 @@ from onmt_lite.models.base import Selection
 from onmt_lite.models.positions import Embedding
 from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqModel, padding_mask
 
-SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
+SQRT_HALF = math.sqrt(0.5)  # keeps the variance when two values are added
 NO_LIMIT = 100_000
 
 
 @dataclass(frozen=True)
 class ConvLayer:
-    """A convolution."""
+    """Configuration of a convolutional layer."""
 
-    d: int  # of its output
-    kernel: int
-    has_attention: bool = False  # whether attention follows it (decoder)
+    d: int  # width of the output
+    kernel: int  # width of the kernel, in tokens
+    has_attention: bool = False  # True if attention follows (decoder)
 
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
-    """All that decides the computation and the names of the weights.
+    """Everything that determines the computation and the names of the weights.
 
-    bottleneck  True, fairseq: attention has the width of the embeddings, with a layer into and out
-                of it, its context is scaled by the root of the source length, and a layer of width
-                d_out precedes the output.  False, OpenNMT-py: attention has the layers' width.
+    bottleneck  True (fairseq): attention has the width of the embeddings, with projections before
+                and after it; its context is scaled by the square root of the source length; a layer
+                of width d_out precedes the output layer.  False (OpenNMT-py): attention has the
+                width of the layers.
     """
 
     src_vocab_size: int
@@ -48,9 +49,9 @@ class ConvolutionConfig:
     decoder: tuple[ConvLayer, ...]
     bottleneck: bool = True
     d_out: int = 0
-    src_positions: int = 0  # rows of the position table; 0: positions are not embedded
+    src_positions: int = 0  # rows of the position table; 0: no position embeddings
     tgt_positions: int = 0
-    position_offset: int = 0  # index of the first position (fairseq: 2)
+    position_offset: int = 0  # row of the first position (fairseq: 2)
     scale_embedding: bool = False  # multiply embeddings by sqrt(E)
 
     @property
@@ -66,35 +67,42 @@ class ConvolutionConfig:
         return max(layer.d for layer in self.decoder)
 
     def __post_init__(self) -> None:
-        """ValueError for what cannot be built, whoever wrote it."""
+        """Raise ValueError if such a model cannot be built."""
         if not self.encoder or not any(layer.has_attention for layer in self.decoder):
-            raise ValueError("config: needs a layer in the encoder and attention in the decoder")
+            raise ValueError("config: the encoder needs a layer, and the decoder needs attention")
         if not self.bottleneck and {layer.d for layer in self.decoder} != {self.encoder[-1].d}:
-            raise ValueError("config: without a bottleneck all layers are of one width")
+            raise ValueError("config: without a bottleneck all layers must have the same width")
 
 
 @dataclass
 class ConvolutionMemory(Memory):
-    """The bank holds the keys of the attention."""
+    """An encoded batch; the bank holds the attention keys."""
 
-    values: Tensor  # (B, S, A), of the attention
-    scale: Tensor  # (B, 1, 1), factor of the context
+    values: Tensor  # (B, S, A): attention values
+    scale: Tensor  # (B, 1, 1): factor of the context
 
 
 class ConvolutionState(DecoderState[ConvolutionMemory]):
-    """buffers: each layer's last inputs of each row (R, kernel-1, D), 0 before the start."""
+    """Decoder state: the last inputs of each layer."""
 
     def __init__(self, memory: ConvolutionMemory, buffers: list[Tensor]):
+        """Initialize the state.
+
+        Args:
+            memory: the encoded batch
+            buffers: last inputs of each layer (R, kernel - 1, D), 0 before the start
+        """
         super().__init__(memory)
         self.buffers = buffers
 
     def select_rows(self, selection: Selection, fresh: "ConvolutionState | None") -> None:
-        joining = fresh.buffers if fresh else [None] * len(self.buffers)
-        self.buffers = [selection.gather_rows(*pair) for pair in zip(self.buffers, joining)]
+        """Apply a selection to the buffers."""
+        fresh_buffers = fresh.buffers if fresh else [None] * len(self.buffers)
+        self.buffers = [selection.gather_rows(*pair) for pair in zip(self.buffers, fresh_buffers)]
 
 
 class GatedConvolution(nn.Module):
-    """A convolution over positions and the gated linear unit of Dauphin et al. 2017."""
+    """Convolution over positions with gated linear units (Dauphin et al. 2017)."""
 
     def __init__(self, d_in: int, layer: ConvLayer):
         super().__init__()
@@ -103,8 +111,8 @@ class GatedConvolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2 * layer.d))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, T + kernel-1, d_in), padded already -> (N, T, D)."""
-        if x.size(1) == self.kernel:  # one position: a linear layer, as in fairseq's decoding
+        """Convolve x (N, T + kernel - 1, d_in), already padded, to (N, T, D)."""
+        if x.size(1) == self.kernel:  # one position: a linear layer, as in fairseq
             out = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, None]  # (N, 1, 2D)
         else:
             weight = self.weight.transpose(1, 2)  # (2D, d_in, kernel)
@@ -113,9 +121,16 @@ class GatedConvolution(nn.Module):
 
 
 class MultiStepAttention(nn.Module):
-    """Attention of one decoder layer (Gehring et al. 2017, section 3.3)."""
+    """Attention of a decoder layer (Gehring et al. 2017, section 3.3)."""
 
     def __init__(self, d: int, d_attention: int, cfg: ConvolutionConfig):
+        """Initialize the attention.
+
+        Args:
+            d: width of the layer
+            d_attention: width of the attention, A
+            cfg: the model config
+        """
         super().__init__()
         self.inward = nn.Linear(d, d_attention)
         self.outward = nn.Linear(d_attention, d) if cfg.bottleneck else nn.Identity()
@@ -123,7 +138,16 @@ class MultiStepAttention(nn.Module):
     def forward(
         self, x: Tensor, target: Tensor, memory: ConvolutionMemory
     ) -> tuple[Tensor, Tensor]:
-        """ConvLayer's output x (B, T, D), target (B, T, A) -> x with context, weights (B, T, S)."""
+        """Attend to the memory.
+
+        Args:
+            x: output of the layer (B, T, D)
+            target: embedded target tokens (B, T, A)
+            memory: the encoded batch
+
+        Returns:
+            x with the context added (B, T, D), and weights (B, T, S).
+        """
         query = (self.inward(x) + target) * SQRT_HALF  # (B, T, A)
         scores = query @ memory.bank.transpose(1, 2)  # (B, T, S)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
@@ -132,12 +156,20 @@ class MultiStepAttention(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embeddings and gated convolutions of one side."""
+    """Embeddings and gated convolutions of the encoder or the decoder."""
 
     def __init__(
         self, cfg: ConvolutionConfig, layers: Sequence[ConvLayer], vocab_size: int, e: int, n: int
     ):
-        """e: width of the embeddings; n: rows of the position table."""
+        """Initialize the stack.
+
+        Args:
+            cfg: the model config
+            layers: configuration of the layers
+            vocab_size: number of tokens
+            e: embedding width, E
+            n: rows of the position table, or 0
+        """
         super().__init__()
         self.bottleneck = cfg.bottleneck
         table = nn.Parameter(torch.zeros(n, e)) if n else None
@@ -151,22 +183,25 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
+    """Convolutional encoder."""
+
     def __init__(self, cfg: ConvolutionConfig):
         e = cfg.d_src_embedding
         super().__init__(cfg, cfg.encoder, cfg.src_vocab_size, e, cfg.src_positions)
         self.outward = nn.Linear(self.widths[-1], e) if cfg.bottleneck else nn.Identity()
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
+        """Encode source ids (B, S) with lengths (B,), both int64."""
         mask = padding_mask(src_lengths, src.size(1))
-        inside = mask.transpose(1, 2) == 0  # (B, S, 1)
+        is_token = mask.transpose(1, 2) == 0  # (B, S, 1)
         embedded = self.embedding(src)
         first = x = self.inward(embedded)
-        for conv, around in zip(self.convolutions, self.residuals):
-            # A convolution sees 0 after a sentence's end, padded or not.  OpenNMT-py lets it see
-            # vectors of padding, by which a sentence depends on its batch
-            seen = x * inside
+        for conv, residual in zip(self.convolutions, self.residuals):
+            # The input is 0 after the end of a sentence.  In OpenNMT-py it contains embeddings of
+            # padding, so that results depend on the batch
+            inputs = x * is_token
             k = cast(GatedConvolution, conv).kernel
-            x = (conv(F.pad(seen, (0, 0, (k - 1) // 2, k // 2))) + around(x)) * SQRT_HALF
+            x = (conv(F.pad(inputs, (0, 0, (k - 1) // 2, k // 2))) + residual(x)) * SQRT_HALF
         keys = self.outward(x)
         values = (keys + (embedded if self.bottleneck else first)) * SQRT_HALF
         scale = src_lengths.sqrt() if self.bottleneck else torch.ones_like(src_lengths)
@@ -175,10 +210,12 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
+    """Convolutional decoder with multi-step attention."""
+
     def __init__(self, cfg: ConvolutionConfig):
         e = cfg.d_tgt_embedding
         super().__init__(cfg, cfg.decoder, cfg.tgt_vocab_size, e, cfg.tgt_positions)
-        self.attentions = nn.ModuleDict()  # by the numbers of their layers
+        self.attentions = nn.ModuleDict()  # by layer index
         for i, layer in enumerate(cfg.decoder):
             if layer.has_attention:
                 width = e if cfg.bottleneck else layer.d
@@ -188,34 +225,40 @@ class Decoder(Stack):
     def forward(
         self, tokens: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Decoder input (B, T) -> what the head reads (B, T, D), attention (B, T, S).
+        """Run the decoder.
 
-        With `state`, which advances: the newest tokens, T being the K hypotheses of a sentence.
+        Args:
+            tokens: decoder input (B, T), int64; with a state, the last tokens of K hypotheses
+            memory: the encoded batch
+            state: the decoder state in step-by-step decoding, updated in place
+
+        Returns:
+            Hidden states (B, T, D) and attention (B, T, S).
         """
         embedded = self.embedding(tokens, None if state is None else state.positions)
         first = x = self.inward(embedded)  # (B, T, D)
         target = embedded if self.bottleneck else first  # (B, T, A)
         weights = []
-        for i, (conv, around) in enumerate(zip(self.convolutions, self.residuals)):
+        for i, (conv, residual) in enumerate(zip(self.convolutions, self.residuals)):
             if state is None:
                 n_before = cast(GatedConvolution, conv).kernel - 1
-                seen = F.pad(x, (0, 0, n_before, 0))  # (B, kernel-1 + T, D)
+                inputs = F.pad(x, (0, 0, n_before, 0))  # (B, kernel-1 + T, D)
             else:
                 newest = x.reshape(-1, 1, x.size(-1))  # (R, 1, D)
-                seen = torch.cat([state.buffers[i], newest], 1)  # (R, kernel, D)
-                state.buffers[i] = seen[:, 1:]
-            out = conv(seen).view(*x.shape[:2], -1)  # (B, T, D)
+                inputs = torch.cat([state.buffers[i], newest], 1)  # (R, kernel, D)
+                state.buffers[i] = inputs[:, 1:]
+            out = conv(inputs).view(*x.shape[:2], -1)  # (B, T, D)
             if str(i) in self.attentions:
                 out, attn = self.attentions[str(i)](out, target, memory)
                 weights.append(attn)
-            x = (out + around(x)) * SQRT_HALF
-        # As the originals report it: the mean of all layers, or the last one's
+            x = (out + residual(x)) * SQRT_HALF
+        # As in the original systems: the mean of all layers (fairseq), or the last layer's
         attn = torch.stack(weights).mean(0) if self.bottleneck else weights[-1]
         return self.outward(x), attn
 
 
 class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):
-    """Encoder, decoder and head."""
+    """A convolutional encoder-decoder."""
 
     def __init__(self, cfg: ConvolutionConfig):
         super().__init__()
@@ -224,14 +267,16 @@ class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
         d_out = cfg.d_out if cfg.bottleneck else cfg.decoder[-1].d
         self.output = OutputLayer(d_out, cfg.tgt_vocab_size)
-        sides = self.encoder.embedding, self.decoder.embedding
-        tables = [side.position for side in sides if side.position is not None]
+        embeddings = self.encoder.embedding, self.decoder.embedding
+        tables = [e.position for e in embeddings if e.position is not None]
         self.max_positions = min([NO_LIMIT, *(len(t) - cfg.position_offset for t in tables)])
 
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
+        """Encode source ids (B, S) with lengths (B,), both int64."""
         return self.encoder(src, src_lengths)
 
     def init_state(self, memory: ConvolutionMemory) -> ConvolutionState:
+        """Return the initial state."""
         n = memory.bank.size(0)
         buffers = [
             memory.bank.new_zeros(n, layer.kernel - 1, d)
@@ -240,7 +285,9 @@ class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):
         return ConvolutionState(memory, buffers)
 
     def decode_step(self, tokens: Tensor, state: ConvolutionState) -> tuple[Tensor, Tensor]:
+        """Decode one step; see `Seq2SeqModel.decode_step`."""
         return self.decoder(tokens, state.memory, state)
 
     def decode_all(self, tgt: Tensor, memory: ConvolutionMemory) -> tuple[Tensor, Tensor]:
+        """Decode all positions; see `Seq2SeqModel.decode_all`."""
         return self.decoder(tgt, memory)

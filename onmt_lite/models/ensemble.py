@@ -1,6 +1,6 @@
-"""Several models as one: they read the same line, and their predictions are averaged.
+"""Ensembles: several models read the same sentence, and their predictions are averaged.
 
-Letters as in `onmt_lite.models.base`.
+Shapes as in `onmt_lite.models.base`.
 """
 
 import math
@@ -16,7 +16,7 @@ from onmt_lite.models.seq2seq import CopyGenerator, Seq2SeqModel
 
 
 class EnsembleState:
-    """The members' own states, whose rows move together."""
+    """The decoder states of all members, whose rows are selected together."""
 
     logit_stats = None
 
@@ -28,17 +28,19 @@ class EnsembleState:
         return self.members[0].positions
 
     def select(self, selection: Selection, fresh: "EnsembleState | None" = None) -> "EnsembleState":
-        joining = fresh.members if fresh else [None] * len(self.members)
-        self.members = [own.select(selection, new) for own, new in zip(self.members, joining)]
+        """Tile, reorder, drop and add rows; see `onmt_lite.models.base.State.select`."""
+        fresh_members = fresh.members if fresh else [None] * len(self.members)
+        self.members = [m.select(selection, new) for m, new in zip(self.members, fresh_members)]
         return self
 
 
 class Ensemble(nn.Module):
-    """Models of any families with one target vocabulary: an `onmt_lite.models.base.EncoderDecoder`.
+    """An ensemble of models that share a target vocabulary.
 
-    Returns the members' weighted mean log-probabilities, as OpenNMT-py and Marian, not normalised
-    again unless a search does so; or, if `avg_raw_probs`, the logarithms of mean probabilities, as
-    fairseq.  A memory is the list of the members' memories.
+    Implements `onmt_lite.models.base.EncoderDecoder`.  Returns the weighted mean of the members'
+    log-probabilities, as OpenNMT-py and Marian do; search may normalize it.  With `avg_raw_probs`,
+    returns the logarithm of the weighted mean of probabilities, as fairseq does.  The memory is the
+    list of the members' memories.
     """
 
     def __init__(
@@ -48,23 +50,29 @@ class Ensemble(nn.Module):
         avg_raw_probs: bool = False,
         source_ids: Sequence[list[int] | None] = (),
     ):
-        """weights: scaled to add up to one; none: equal.  source_ids: what each source id is to a
-        member that has a source vocabulary of its own."""
+        """Initialize the ensemble.
+
+        Args:
+            members: the models
+            weights: weights of the members, scaled to sum to 1; empty: equal weights
+            avg_raw_probs: average probabilities instead of log-probabilities
+            source_ids: for each member with a different source vocabulary, its id of each source id
+        """
         super().__init__()
         tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in source_ids]
         self.source_ids = tables or [None] * len(members)
         self.members, self.avg_raw_probs = list(members), avg_raw_probs
-        # Registered, so that the ensemble moves to a device as one; a table has nothing to move
+        # Registered so that `to` moves all members; table models have nothing to move
         self.member_modules = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
         weights = list(weights) or [1.0] * len(members)
         self.weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
         copying = [member for member in members if member.has_copy_mechanism]
-        # A mean of log-probabilities allows only what all members can say
+        # The mean of log-probabilities is finite only for tokens that all members can predict
         self.has_copy_mechanism = bool(copying) and (avg_raw_probs or len(copying) == len(members))
-        self.unk_id = (
-            cast(CopyGenerator, cast(Seq2SeqModel, copying[0]).output).unk_id if copying else 0
-        )
+        self.unk_id = 0
+        if copying:
+            self.unk_id = cast(CopyGenerator, cast(Seq2SeqModel, copying[0]).output).unk_id
         self.has_attention = all(member.has_attention for member in members)
         self.max_positions = min(member.max_positions for member in members)
 
@@ -75,44 +83,53 @@ class Ensemble(nn.Module):
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> list[Any]:
+        """Encode source sentences; see `onmt_lite.models.base.EncoderDecoder.encode`."""
         sources = (src if table is None else table.to(src.device)[src] for table in self.source_ids)
-        return [m.encode(own, src_lengths, ids, width) for m, own in zip(self.members, sources)]
+        return [m.encode(x, src_lengths, ids, width) for m, x in zip(self.members, sources)]
 
     def init_state(self, memory: list[Any]) -> EnsembleState:
-        return EnsembleState([m.init_state(own) for m, own in zip(self.members, memory)])
+        """Return the initial states of all members."""
+        return EnsembleState([m.init_state(x) for m, x in zip(self.members, memory)])
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, Tensor]:
-        known = self._known(tokens)
-        pairs = [member.step(known, own) for member, own in zip(self.members, state.members)]
-        logits, attn = zip(*pairs)
-        weighted = [weight * own.float() for weight, own in zip(self.weights, attn)]
-        return self._mean(logits), torch.stack(weighted).sum(0)
+        """Decode one step; see `onmt_lite.models.base.EncoderDecoder.step`."""
+        ids = self._map_to_vocab(tokens)
+        results = [member.step(ids, x) for member, x in zip(self.members, state.members)]
+        logits, attn = zip(*results)
+        weighted = [weight * x.float() for weight, x in zip(self.weights, attn)]
+        return self._average(logits), torch.stack(weighted).sum(0)
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
-        known = self._known(tgt)
-        return self._mean([m.forward(own, known) for m, own in zip(self.members, memory)])
+        """Compute all log-probabilities; see `onmt_lite.models.base.EncoderDecoder.forward`."""
+        ids = self._map_to_vocab(tgt)
+        return self._average([m.forward(x, ids) for m, x in zip(self.members, memory)])
 
     def has_heads(self, heads: HeadSelection) -> bool:
+        """Return True if any member has this layer."""
         return any(member.has_heads(heads) for member in self.members)
 
     def compute_attention(self, memory: list[Any], tgt: Tensor, heads: HeadSelection) -> Tensor:
-        """The mean over the members that have such a layer."""
-        known, members = self._known(tgt), zip(self.weights, self.members, memory)
-        having = [each for each in members if each[1].has_heads(heads)]
-        total = sum(weight for weight, _, _ in having) or 1.0
-        weights = [w / total * m.compute_attention(own, known, heads) for w, m, own in having]
+        """Return the mean attention (B, T, S), float32, of the members that have this layer.
+
+        Args:
+            memory: the encoded batch
+            tgt: decoder input (B, T), int64
+            heads: the heads to average
+        """
+        ids, members = self._map_to_vocab(tgt), zip(self.weights, self.members, memory)
+        selected = [(w, m, x) for w, m, x in members if m.has_heads(heads)]
+        total = sum(weight for weight, _, _ in selected) or 1.0
+        weights = [w / total * m.compute_attention(x, ids, heads) for w, m, x in selected]
         return torch.stack(weights).sum(0)  # (B, T, S)
 
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens as the members can read them: a copied word is unknown to all of them."""
-        return (
-            tokens.masked_fill(tokens >= self.vocab_size, self.unk_id)
-            if self.has_copy_mechanism
-            else tokens
-        )
+    def _map_to_vocab(self, tokens: Tensor) -> Tensor:
+        """Replace copied words by the unknown token, of any shape, int64."""
+        if not self.has_copy_mechanism:
+            return tokens
+        return tokens.masked_fill(tokens >= self.vocab_size, self.unk_id)
 
-    def _mean(self, logits: Sequence[Tensor]) -> Tensor:
-        """Logits (.., V or V + X) of each member -> mean log-probabilities (.., V + X)."""
+    def _average(self, logits: Sequence[Tensor]) -> Tensor:
+        """Average the members' logits (.., V or V + X) to log-probabilities (.., V + X)."""
         width = max(x.size(-1) for x in logits)
         pairs = zip(self.weights, (log_softmax(x, width) for x in logits))
         if not self.avg_raw_probs:
@@ -122,9 +139,11 @@ class Ensemble(nn.Module):
 
 
 def log_softmax(logits: Tensor, width: int) -> Tensor:
-    """Log-probabilities in float32 (.., width), -inf for words that a member cannot say, and for
-    all words of a row that allows nothing."""
+    """Return log-probabilities (.., width), float32.
+
+    Missing columns are -inf, as are rows in which all logits are -inf.
+    """
     logits = logits.float()
-    norm = logits.logsumexp(-1, keepdim=True)  # (.., 1)
-    norm = norm.masked_fill(norm == -math.inf, 0.0)
-    return F.pad(logits - norm, (0, width - logits.size(-1)), value=-math.inf)
+    log_z = logits.logsumexp(-1, keepdim=True)  # (.., 1)
+    log_z = log_z.masked_fill(log_z == -math.inf, 0.0)
+    return F.pad(logits - log_z, (0, width - logits.size(-1)), value=-math.inf)

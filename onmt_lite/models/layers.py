@@ -1,6 +1,6 @@
-"""Layers of a Transformer: sublayers with their norms and residual connections.
+"""Transformer layers: sublayers with norms and residual connections.
 
-Letters: N sequences, B sentences, S source tokens, T target tokens, H heads, D model width.
+Shapes: N sequences, B sentences, S source tokens, T target tokens, H heads, D model width.
 """
 
 from collections.abc import Callable
@@ -24,32 +24,37 @@ from onmt_lite.models.positions import RelativePositions
 
 
 def make_norm(cfg: TransformerConfig) -> AnyNorm:
-    kind = {"layer": LayerNorm, "rms": RMSNorm}[cfg.norm]
-    return kind(cfg.d_model, eps=cfg.norm_eps)
+    """Build the norm that the config specifies."""
+    norm_class = {"layer": LayerNorm, "rms": RMSNorm}[cfg.norm]
+    return norm_class(cfg.d_model, eps=cfg.norm_eps)
 
 
 class Dropout(nn.Module):
-    """Dropout with one mask for all positions of a sentence (tensor2tensor's
-    `dropout_broadcast_dims`): as good as one for each, and many times cheaper to draw on a CPU."""
+    """Dropout with one mask for all positions of a sentence.
+
+    This is tensor2tensor's `dropout_broadcast_dims`: as good as a mask per position, and many times
+    cheaper to sample on a CPU.
+    """
 
     def __init__(self, p: float):
         super().__init__()
         self.p = p
 
     @property
-    def draws(self) -> bool:
+    def is_active(self) -> bool:
+        """Return True if inputs are dropped."""
         return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, T, D) -> the same shape."""
-        if not self.draws:
+        """Apply dropout to x (N, T, D)."""
+        if not self.is_active:
             return x
         keep = 1 - self.p
         return x * x.new_empty(x.size(0), 1, x.size(2)).bernoulli_(keep).div_(keep)
 
 
 class FeedForward(nn.Module):
-    """Two projections with an activation between; gated, a third one multiplies its output."""
+    """Two projections with an activation between them, optionally gated by a third projection."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -61,7 +66,16 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Tensor, norm: AnyNorm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """[residual +] the layers of [norm](x), x (..., D) -> the same shape."""
+        """Return [residual +] feed-forward([norm](x)).
+
+        Args:
+            x: hidden states (..., D)
+            norm: applied to x first
+            residual: added to the result, with the shape of x
+
+        Returns:
+            Hidden states with the shape of x.
+        """
         if self.gate is not None:
             x = x if norm is None else norm(x)
             hidden = self.up(x, activation=self.activation) * self.gate(x)  # (..., d_ff)
@@ -69,14 +83,16 @@ class FeedForward(nn.Module):
         up, down = self.up.kernel, self.down.kernel
         if isinstance(up, CKernel) and isinstance(down, CKernel) and x.is_cpu:
             if self.activation in kernels.ACTIVATIONS:
-                given = up.weights, down.weights, None if norm is None else norm.kernel_norm
-                return kernels.feed_forward(x, *given, self.activation, residual)
+                weights = up.weights, down.weights, None if norm is None else norm.kernel_norm
+                return kernels.feed_forward(x, *weights, self.activation, residual)
         return self.down(self.up(x, norm, self.activation), residual=residual)
 
 
 class AverageAttention(nn.Module):
-    """The mean of all inputs so far, gated, in place of self-attention (Zhang et al. 2018);
-    `average_ffn` sends the mean through its own feed-forward layer first."""
+    """Average attention (Zhang et al. 2018): the gated mean of all inputs so far.
+
+    It replaces self-attention.  `average_ffn` applies a separate feed-forward layer to the mean.
+    """
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()
@@ -97,7 +113,19 @@ class AverageAttention(nn.Module):
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """As `SelfAttention.forward`; always causal, whatever the mask."""
+        """Return [residual +] average attention([norm](x)), which is always causal.
+
+        Args:
+            x: hidden states (N, T, D); with `past`, T is the K hypotheses of a sentence
+            inputs: not used
+            past: sums of earlier steps
+            layer: index of this layer in `past`
+            norm: applied to x first
+            residual: added to the result, with the shape of x
+
+        Returns:
+            Hidden states with the shape of x.
+        """
         x = x if norm is None else norm(x)
         if past is None:
             counts = torch.arange(1, x.size(1) + 1, device=x.device)[:, None]  # (T, 1)
@@ -106,13 +134,15 @@ class AverageAttention(nn.Module):
             mean = past.add(layer, x)
         if self.ffn is not None:
             mean = self.ffn(mean, self.ffn_norm, mean)
-        keep, take = self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)  # (N, T, D)
-        update = keep * x + take * mean
+        input_gate, mean_gate = (
+            self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)
+        )  # (N, T, D)
+        update = input_gate * x + mean_gate * mean
         return update if residual is None else residual + update
 
 
 class Sublayer(nn.Module):
-    """Residual connection around one sublayer, with its norm before or after it."""
+    """Residual connection around a sublayer, with a norm before or after it."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float):
         super().__init__()
@@ -123,13 +153,18 @@ class Sublayer(nn.Module):
     def forward(
         self, x: Tensor, layer: Callable[[Tensor, AnyNorm | None, Tensor | None], Tensor]
     ) -> Tensor:
-        """x (N, T, D) -> the same shape.
+        """Apply norm, sublayer and residual connection.
 
-        layer  of x, the norm that comes before it and the residual that is added after it, if
-               there are any: a kernel does all three at once
+        Args:
+            x: hidden states (N, T, D)
+            layer: the sublayer as a function of x, the norm applied before it and the residual
+                added after it; a kernel computes all three at once
+
+        Returns:
+            Hidden states (N, T, D).
         """
         norm = self.norm if self.pre_norm else None
-        if self.dropout.draws:
+        if self.dropout.is_active:
             x = x + self.dropout(layer(x, norm, None))
         else:
             x = layer(x, norm, x)
@@ -137,10 +172,19 @@ class Sublayer(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, a decoder's attention to the memory bank, and feed-forward: one after the
-    other, or all side by side (GPT-J)."""
+    """Self-attention, cross-attention in a decoder, and feed-forward.
+
+    The sublayers run one after the other, or in parallel (GPT-J).
+    """
 
     def __init__(self, cfg: TransformerConfig, dropout: float, is_decoder: bool):
+        """Initialize the layer.
+
+        Args:
+            cfg: the config; in a decoder, `TransformerConfig.decoder_config`
+            dropout: the dropout rate
+            is_decoder: True for causal self-attention and cross-attention
+        """
         super().__init__()
         self.self_attn: SelfAttention | AverageAttention
         if is_decoder and cfg.dec_self_attn != "dot":
@@ -148,42 +192,55 @@ class TransformerLayer(nn.Module):
         else:
             self.self_attn = SelfAttention(cfg, causal=is_decoder)
         self.self_attn_residual = Sublayer(cfg, dropout)
-        self.side_by_side = cfg.parallel_residual  # then this residual is the only one
+        self.is_parallel = cfg.parallel_residual  # if so, this is the only residual connection
         if is_decoder:
             self.cross_attn = CrossAttention(cfg)
-        if is_decoder and not self.side_by_side:
+        if is_decoder and not self.is_parallel:
             self.cross_attn_residual = Sublayer(cfg, dropout)
         self.ffn = FeedForward(cfg)
-        if not self.side_by_side:
+        if not self.is_parallel:
             self.ffn_residual = Sublayer(cfg, dropout)
 
     def forward(
         self,
         x: Tensor,
         inputs: SelfAttentionInputs,
-        bank: CrossAttentionInputs | None = None,
+        memory: CrossAttentionInputs | None = None,
         past: KeyValueCache | RunningSums | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
-        """x (B, T, D) -> (B, T, D), attention (B, H, T, S) if it is wanted; with `past`, T is K."""
-        found: Tensor | None = None
+        """Run the layer.
 
-        def look(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+        Args:
+            x: hidden states (B, T, D); with `past`, T is the K hypotheses of a sentence
+            inputs: mask and relative positions of self-attention
+            memory: keys and values of the memory bank, in a decoder
+            past: cache of earlier steps
+            layer: index of this layer in the cache
+
+        Returns:
+            Hidden states (B, T, D), and cross-attention weights (B, H, T, S) or None.
+        """
+        weights: Tensor | None = None
+
+        def attend_self(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
             return self.self_attn(x, inputs, past, layer, norm, residual)
 
-        def read(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
-            nonlocal found
-            x, found = self.cross_attn(x, bank, norm, residual)
+        def attend_memory(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+            nonlocal weights
+            x, weights = self.cross_attn(x, memory, norm, residual)
             return x
 
-        def all_at_once(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
+        def run_parallel(x: Tensor, norm: AnyNorm | None, residual: Tensor | None) -> Tensor:
             x = x if norm is None else norm(x)
-            update = look(x, None, residual)
-            return self.ffn(x, residual=update if bank is None else read(x, None, update))
+            update = attend_self(x, None, residual)
+            if memory is not None:
+                update = attend_memory(x, None, update)
+            return self.ffn(x, residual=update)
 
-        if self.side_by_side:
-            return self.self_attn_residual(x, all_at_once), found
-        x = self.self_attn_residual(x, look)
-        if bank is not None:
-            x = self.cross_attn_residual(x, read)
-        return self.ffn_residual(x, self.ffn), found
+        if self.is_parallel:
+            return self.self_attn_residual(x, run_parallel), weights
+        x = self.self_attn_residual(x, attend_self)
+        if memory is not None:
+            x = self.cross_attn_residual(x, attend_memory)
+        return self.ffn_residual(x, self.ffn), weights

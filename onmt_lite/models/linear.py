@@ -1,8 +1,7 @@
-"""Linear layers with what surrounds them in a Transformer, and the kernels that compute them.
+"""Linear layers fused with norm, activation and residual, and the kernels that compute them.
 
-A layer is computed by torch until `assign_kernels` gives it a kernel, which has its own copy of
-the weights.
-R rows, D inputs, N outputs.
+torch computes a layer until `assign_kernels` gives it a kernel, which has its own copy of the
+weights.  Shapes: D inputs, N outputs.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.system.processor import ONEDNN_PROCESSORS, read_cpu_flags
 
-C_KERNELS = ("int8", "fp32")  # kinds of kernels that `onmt_lite.models.kernels` computes
+C_KERNELS = ("int8", "fp32")  # kernels implemented in C, by `onmt_lite.models.kernels`
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -29,13 +28,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` that kernels can read, once it is packed."""
+    """`nn.LayerNorm` that C kernels can also compute."""
 
     kernel_norm: kernels.Norm | None = None
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` that kernels can read, once it is packed."""
+    """`nn.RMSNorm` that C kernels can also compute."""
 
     kernel_norm: kernels.Norm | None = None
 
@@ -44,16 +43,29 @@ AnyNorm = LayerNorm | RMSNorm
 
 
 class Kernel:
-    """Computes what `Linear.forward` does, of x on the CPU.  Its weights never change, so a copy of
-    a layer shares it."""
+    """Implementation of `Linear.forward` on the CPU.
+
+    Its weights never change, so copies of a layer share it.
+    """
 
     def __call__(
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
     ) -> Tensor:
-        return apply_epilogue(self.product(x if norm is None else norm(x)), activation, residual)
+        """Compute a layer; see `Linear.forward`.
 
-    def product(self, x: Tensor) -> Tensor:
-        """x (..., D) -> x W + b (..., N)."""
+        Args:
+            x: inputs (..., D), float32
+            norm: applied to x first
+            activation: a key of ACTIVATIONS
+            residual: added to the result (..., N)
+
+        Returns:
+            Outputs (..., N), float32.
+        """
+        return apply_epilogue(self.multiply(x if norm is None else norm(x)), activation, residual)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x W + b (..., N) of x (..., D), float32."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Kernel":
@@ -61,7 +73,7 @@ class Kernel:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`, computed by its kernel if it has one."""
+    """`nn.Linear` with optional norm, activation, residual and kernel."""
 
     kernel: Kernel | None = None
 
@@ -72,7 +84,17 @@ class Linear(nn.Linear):
         activation: str = "none",
         residual: Tensor | None = None,
     ) -> Tensor:
-        """activation([norm](x) W + b), or residual + ...: x (..., D) -> (..., N)."""
+        """Return [residual +] activation([norm](x) W + b).
+
+        Args:
+            x: inputs (..., D)
+            norm: applied to x first
+            activation: a key of ACTIVATIONS
+            residual: added to the result (..., N)
+
+        Returns:
+            Outputs (..., N).
+        """
         if self.kernel is not None and x.is_cpu:
             return self.kernel(x, norm, activation, residual)
         out = super().forward(x if norm is None else norm(x))
@@ -80,46 +102,68 @@ class Linear(nn.Linear):
 
 
 def apply_epilogue(out: Tensor, activation: str, residual: Tensor | None) -> Tensor:
+    """Apply the activation and add the residual.
+
+    Args:
+        out: output of the product (..., N)
+        activation: a key of ACTIVATIONS
+        residual: added to the result (..., N)
+    """
     out = ACTIVATIONS[activation](out)
     return out if residual is None else residual + out
 
 
 class CKernel(Kernel):
-    """The kernel `linear`, of bytes or floats."""
+    """The C kernel `linear`, in int8 or fp32."""
 
-    def __init__(self, layer: nn.Linear, in_bytes: bool):
-        self.weights = kernels.Weights(layer.weight, layer.bias, in_bytes)
+    def __init__(self, layer: nn.Linear, is_int8: bool):
+        self.weights = kernels.Weights(layer.weight, layer.bias, is_int8)
 
     def __call__(
         self, x: Tensor, norm: AnyNorm | None, activation: str, residual: Tensor | None
     ) -> Tensor:
-        own = activation if activation in kernels.ACTIVATIONS else "none"
-        kernel_norm = None if norm is None else norm.kernel_norm
-        out = kernels.linear(x, self.weights, kernel_norm, own, residual)
-        return out if own == activation else ACTIVATIONS[activation](out)
+        """Compute a layer; see `Kernel.__call__`.
+
+        Args:
+            x: inputs (..., D), float32
+            norm: applied to x first
+            activation: a key of ACTIVATIONS
+            residual: added to the result (..., N)
+
+        Returns:
+            Outputs (..., N), float32.
+        """
+        fused = activation if activation in kernels.ACTIVATIONS else "none"
+        params = None if norm is None else norm.kernel_norm
+        out = kernels.linear(x, self.weights, params, fused, residual)
+        return out if fused == activation else ACTIVATIONS[activation](out)
 
 
 class OneDnnKernel(Kernel):
-    """oneDNN's product of float32 with the weights in its own order, for processors without the
-    kernels in C on which MKL, which `F.linear` takes, is slower."""
+    """oneDNN's float32 product with reordered weights.
+
+    Used without C kernels on processors where MKL, which `F.linear` uses, is slower.
+    """
 
     def __init__(self, layer: nn.Linear):
         self.bias = None if layer.bias is None else layer.bias.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
 
     @staticmethod
-    def exists() -> bool:
-        """Return True if this torch has the operators, which are private."""
+    def is_available() -> bool:
+        """Return True if torch has the operators, which are private."""
         names = ("_reorder_linear_weight", "_linear_pointwise")
         return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
-    def product(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 class RoundedKernel(Kernel):
-    """The numbers of int8 without its speed, where the kernels in C cannot be had: products of
-    whole numbers, which float32 adds up exactly to 2^24."""
+    """Emulation of int8 without its speed, if the C kernels are not available.
+
+    Products of integers are exact in float32 up to 2^24.
+    """
 
     def __init__(self, layer: nn.Linear):
         weight = layer.weight.detach().float()
@@ -127,50 +171,59 @@ class RoundedKernel(Kernel):
         self.weight = (weight / self.scale[:, None]).round()
         self.bias = None if layer.bias is None else layer.bias.detach().float()
 
-    def product(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         step = x.abs().amax(-1, keepdim=True) / 127  # (..., 1)
-        whole = (x * torch.where(step > 0, 1 / step, 0.0)).round()
-        out = F.linear(whole, self.weight) * self.scale * step
+        rounded = (x * torch.where(step > 0, 1 / step, 0.0)).round()
+        out = F.linear(rounded, self.weight) * self.scale * step
         return out if self.bias is None else out + self.bias
 
 
 KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {
-    "int8": lambda layer: CKernel(layer, in_bytes=True),
-    "fp32": lambda layer: CKernel(layer, in_bytes=False),
+    "int8": lambda layer: CKernel(layer, is_int8=True),
+    "fp32": lambda layer: CKernel(layer, is_int8=False),
     "packed": OneDnnKernel,
     "rounded": RoundedKernel,
 }
 
 
 def choose_kernel(precision: str, is_wide: bool) -> str:
-    """The kernel of a Transformer's linear layers on this CPU; "" is torch's own product.
+    """Choose the kernel of a Transformer's linear layers on this CPU.
 
-    No clock is read, so that two starts of the same command compute the same numbers.
+    The choice does not depend on timing, so that two runs of a command give the same results.
 
-    is_wide  whether linear layers take most of the time; else int8 must be asked for
+    Args:
+        precision: the value of -precision
+        is_wide: True if linear layers take most of the time; otherwise auto does not use int8
+
+    Returns:
+        A key of KERNELS, or "" for torch's product.
     """
     if precision not in ("auto", "fp32", "int8"):
         return ""
-    have = kernels.get_library() is not None
-    if precision == "int8" or (precision == "auto" and is_wide and have):
-        return "int8" if have else "rounded"
-    if have:
+    has_library = kernels.get_library() is not None
+    if precision == "int8" or (precision == "auto" and is_wide and has_library):
+        return "int8" if has_library else "rounded"
+    if has_library:
         return "fp32"
-    gains = is_wide and any(read_cpu_flags() >= words for words in ONEDNN_PROCESSORS)
-    return "packed" if gains and OneDnnKernel.exists() else ""
+    is_faster = is_wide and any(read_cpu_flags() >= flags for flags in ONEDNN_PROCESSORS)
+    return "packed" if is_faster and OneDnnKernel.is_available() else ""
 
 
-def assign_kernels(module: nn.Module, kind: str, release: bool = False) -> None:
-    """Give the linear layers in a module kernels of a kind of KERNELS, or none: "".
+def assign_kernels(module: nn.Module, name: str, release: bool = False) -> None:
+    """Give a kernel to each linear layer of a module.
 
-    release  let go of the weights of which kernels have a copy in bytes, but for embeddings: such
-             a module cannot be packed again, or moved
+    Args:
+        module: the module, changed in place
+        name: a key of KERNELS, or "" to remove kernels
+        release: free weights that int8 kernels have copied, except embeddings; the module can then
+            neither get other kernels nor be moved to a device
     """
-    kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    for part in module.modules():
-        if isinstance(part, (LayerNorm, RMSNorm)):
-            part.kernel_norm = kernels.Norm(part) if kind in C_KERNELS else None
-        elif isinstance(part, Linear):
-            part.kernel = KERNELS[kind](part) if kind else None
-            if release and kind == "int8" and id(part.weight) not in kept:
-                part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+    layers = list(module.modules())
+    embeddings = {id(layer.weight) for layer in layers if isinstance(layer, nn.Embedding)}
+    for layer in layers:
+        if isinstance(layer, (LayerNorm, RMSNorm)):
+            layer.kernel_norm = kernels.Norm(layer) if name in C_KERNELS else None
+        elif isinstance(layer, Linear):
+            layer.kernel = KERNELS[name](layer) if name else None
+            if release and name == "int8" and id(layer.weight) not in embeddings:
+                layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)

@@ -1,7 +1,7 @@
-"""The recurrent encoder-decoder of Luong et al. 2015, in the variants of OpenNMT-py.
+"""The recurrent encoder-decoder of Luong et al. 2015, with the variants of OpenNMT-py.
 
-Letters: B sentences of K rows, R = B*K, S source tokens, T queries of a sentence, D model width, E
-embedding width, L layers.  Not for training: there is no dropout.
+Shapes: B sentences of K hypotheses, R = B * K rows, S source tokens, T queries per sentence, D
+model width, E embedding width, L layers.  For inference only: there is no dropout.
 """
 
 from dataclasses import dataclass
@@ -30,44 +30,46 @@ Gate = Literal["none", "source", "target", "both"]
 
 @dataclass(frozen=True)
 class RnnConfig:
-    """All that decides the computation and the names of the weights."""
+    """Everything that determines the computation and the names of the weights."""
 
     src_vocab_size: int
     tgt_vocab_size: int
     d_src_embedding: int = 500
     d_tgt_embedding: int = 500
-    d_model: int = 500  # of decoder states, and of encoder states with both directions together
+    d_model: int = 500  # of decoder states, and of encoder states (both directions concatenated)
     enc_layers: int = 2
     dec_layers: int = 2
     cell: Cell = "lstm"
-    bidirectional: bool = False  # the encoder reads both ways, each with half of d_model
-    bridge: bool = False  # one more layer between the encoder's last states and the decoder
-    input_feed: bool = True  # the last attentional vector is part of the next input
+    bidirectional: bool = False  # bidirectional encoder, d_model / 2 per direction
+    bridge: bool = False  # a layer between the final encoder states and the decoder
+    input_feed: bool = True  # input feeding: the last attentional vector is part of the next input
     attention: Score = "general"
-    normalizer: Normalizer = "softmax"  # makes attention weights of scores
+    normalizer: Normalizer = "softmax"  # from attention scores to weights
     context_gate: Gate = "none"
 
     def __post_init__(self) -> None:
-        """ValueError for what cannot be built, whoever wrote it."""
+        """Raise ValueError if such a model cannot be built."""
         if self.enc_layers != self.dec_layers:
             raise ValueError(
-                f"config: {self.dec_layers} decoder layers cannot start from the states of "
+                f"config: {self.dec_layers} decoder layers cannot be initialized from "
                 f"{self.enc_layers} encoder layers"
             )
         if self.bidirectional and self.d_model % 2:
-            raise ValueError(f"config: d_model {self.d_model} has no half for each direction")
+            raise ValueError(
+                f"config: d_model {self.d_model} must be even for a bidirectional encoder"
+            )
 
 
 @dataclass
 class RnnMemory(Memory):
-    """The bank is 0 on padding."""
+    """An encoded batch; the bank is 0 on padding."""
 
-    keys: Tensor | None  # (B, S, D), of the attention; None: the bank
-    hidden: Hidden  # first hidden states of the decoder, one row per sentence
+    keys: Tensor | None  # (B, S, D): attention keys; None: the bank
+    hidden: Hidden  # initial decoder states, one row per sentence
 
 
 class RnnState(DecoderState[RnnMemory]):
-    """hidden: states of each layer; feed (R, D): attentional vectors of the last step."""
+    """Decoder state: hidden states of all layers, and the last attentional vectors."""
 
     def __init__(self, memory: RnnMemory):
         super().__init__(memory)
@@ -75,8 +77,10 @@ class RnnState(DecoderState[RnnMemory]):
         self.feed = torch.zeros_like(memory.hidden[0][0])  # (R, D)
 
     def select_rows(self, selection: Selection, fresh: "RnnState | None") -> None:
-        joining = fresh.hidden if fresh else [None] * len(self.hidden)
-        self.hidden = tuple(selection.gather_rows(*pair, 1) for pair in zip(self.hidden, joining))
+        """Apply a selection to the hidden states and attentional vectors."""
+        fresh_hidden = fresh.hidden if fresh else [None] * len(self.hidden)
+        pairs = zip(self.hidden, fresh_hidden)
+        self.hidden = tuple(selection.gather_rows(x, new, 1) for x, new in pairs)
         self.feed = selection.gather_rows(self.feed, fresh.feed if fresh else None)
 
 
@@ -87,89 +91,137 @@ class RnnEncoder(nn.Module):
         super().__init__()
         self.bidirectional = cfg.bidirectional
         self.embedding = nn.Embedding(cfg.src_vocab_size, cfg.d_src_embedding)
-        kind = nn.LSTM if cfg.cell == "lstm" else nn.GRU
+        rnn_class = nn.LSTM if cfg.cell == "lstm" else nn.GRU
         d = cfg.d_model // 2 if cfg.bidirectional else cfg.d_model
         sizes = cfg.d_src_embedding, d, cfg.enc_layers
-        self.rnn = kind(*sizes, batch_first=True, bidirectional=cfg.bidirectional)
-        n_parts = (2 if cfg.cell == "lstm" else 1) if cfg.bridge else 0
+        self.rnn = rnn_class(*sizes, batch_first=True, bidirectional=cfg.bidirectional)
+        n_states = (2 if cfg.cell == "lstm" else 1) if cfg.bridge else 0
         width = d * cfg.enc_layers
-        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_parts))
+        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_states))
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Hidden]:
-        """src (B, S) -> states (B, S, D), 0 on padding, and the last ones, each (L, B, D)."""
-        # Packed, the backward direction starts at a sentence's own last token
+        """Encode source sentences.
+
+        Args:
+            src: source ids (B, S), int64
+            src_lengths: lengths in tokens (B,), int64
+
+        Returns:
+            Encoder states (B, S, D), 0 on padding, and the final states, (L, B, D) each.
+        """
+        # Packed, so that the backward direction starts at the last token of each sentence
         packed = pack_padded_sequence(
             self.embedding(src), src_lengths.cpu(), batch_first=True, enforce_sorted=False
         )
-        states, last = self.rnn(packed)
+        states, final = self.rnn(packed)
         bank, _ = pad_packed_sequence(states, batch_first=True, total_length=src.size(1))
-        hidden = last if isinstance(last, tuple) else (last,)
+        hidden = final if isinstance(final, tuple) else (final,)
         if self.bridge:
-            hidden = tuple(self._cross(i, part) for i, part in enumerate(hidden))
+            hidden = tuple(self._apply_bridge(i, state) for i, state in enumerate(hidden))
         if self.bidirectional:  # layer 0 forward, layer 0 backward, layer 1 forward, ...
-            hidden = tuple(torch.cat([part[0::2], part[1::2]], 2) for part in hidden)
+            hidden = tuple(torch.cat([state[0::2], state[1::2]], 2) for state in hidden)
         return bank, hidden
 
-    def _cross(self, i: int, part: Tensor) -> Tensor:
-        """The bridge: all layers of a sentence go through one linear layer together.
+    def _apply_bridge(self, i: int, state: Tensor) -> Tensor:
+        """Apply one linear layer to the concatenated layers of each sentence.
 
-        part (L * directions, B, d) -> the same shape.  This is the rule of OpenNMT-py 3.x.  Up to
-        2.x it folds without moving the sentences first, which mixes the states of a batch; for a
-        sentence alone the results are the same.
+        As in OpenNMT-py 3.x.  Versions up to 2.x fold without transposing first, which mixes the
+        states of a batch; for batches of one sentence the results are the same.
+
+        Args:
+            i: index of the bridge layer
+            state: final encoder states (L * directions, B, d)
+
+        Returns:
+            Initial decoder states of the same shape.
         """
         linear = cast(nn.Linear, self.bridge[i])
-        by_sentence = part.transpose(0, 1)  # (B, L * directions, d)
-        folded = by_sentence.reshape(part.size(1), -1, linear.in_features)  # (B, *, L * d)
+        by_sentence = state.transpose(0, 1)  # (B, L * directions, d)
+        folded = by_sentence.reshape(state.size(1), -1, linear.in_features)  # (B, *, L * d)
         return linear(folded).relu().view(by_sentence.shape).transpose(0, 1)
 
 
 class GlobalAttention(AttentionScorer):
-    """Attention with one more layer over query and context, which makes the attentional vector.
+    """Global attention with a layer from query and context to the attentional vector.
 
-    It ends in a tanh unless the attention is `mlp` (OpenNMT-py's rule).
+    A tanh follows unless the score function is `mlp`, as in OpenNMT-py.
     """
 
     def __init__(self, d: int, score: Score, normalizer: Normalizer = "softmax"):
+        """Initialize the attention; see `AttentionScorer`.
+
+        Args:
+            d: width of hidden states
+            score: the score function
+            normalizer: the function from scores to weights
+        """
         super().__init__(d, score, normalizer)
         self.out = nn.Linear(2 * d, d, bias=score == "mlp")
 
     def forward(
         self, query: Tensor, keys: Tensor, bank: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """-> attentional vectors (B, T, D) and weights (B, T, S)."""
+        """Attend to the memory bank.
+
+        Args:
+            query: decoder states (B, T, D)
+            keys: attention keys (B, S, D)
+            bank: encoder states (B, S, D)
+            mask: added to the scores (B, 1, S), float32
+
+        Returns:
+            Attentional vectors (B, T, D) and weights (B, T, S).
+        """
         weights = self.compute_weights(query, keys, mask)
         attended = self.out(torch.cat([weights @ bank, query], -1))
         return (attended if self.score == "mlp" else attended.tanh()), weights
 
 
 class ContextGate(nn.Module):
-    """Context gate (Tu et al. 2017, section 3.2): weighs the target so far, which is the decoder's
-    input and output, against the source, which is the attentional vector."""
+    """Context gate (Tu et al. 2017, section 3.2).
 
-    def __init__(self, d_input: int, d: int, kind: Gate):
+    Weighs the target context (decoder input and output) against the source context (attentional
+    vector).
+    """
+
+    def __init__(self, d_input: int, d: int, gate_type: Gate):
+        """Initialize the gate.
+
+        Args:
+            d_input: width of the decoder input
+            d: width of hidden states
+            gate_type: the context that is gated
+        """
         super().__init__()
-        self.kind = kind
+        self.gate_type = gate_type
         self.gate = nn.Linear(d_input + 2 * d, d)
         self.source = nn.Linear(d, d)
         self.target = nn.Linear(d_input + d, d)
 
     def forward(self, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
-        """Decoder input (R, d_input), its output and attentional vector (R, D) -> (R, D)."""
+        """Return the gated vectors (R, D).
+
+        Args:
+            x: decoder input (R, d_input)
+            output: decoder output (R, D)
+            attended: attentional vectors (R, D)
+        """
         z = self.gate(torch.cat([x, output, attended], -1)).sigmoid()  # (R, D)
         source, target = self.source(attended), self.target(torch.cat([x, output], -1))
-        if self.kind in ("source", "both"):
+        if self.gate_type in ("source", "both"):
             source = z * source
-        if self.kind == "target":
+        if self.gate_type == "target":
             target = z * target
-        elif self.kind == "both":
+        elif self.gate_type == "both":
             target = (1 - z) * target
         return (source + target).tanh()
 
 
 class RnnDecoder(nn.Module):
-    """Embedding, cells, attention and context gate, one step at a time because of input feeding.
+    """Embedding, cells, attention and context gate.
 
-    A decoder without attention knows the source by its first state alone.
+    It runs one step at a time because of input feeding.  Without attention, only the initial state
+    depends on the source.
     """
 
     def __init__(self, cfg: RnnConfig):
@@ -177,9 +229,9 @@ class RnnDecoder(nn.Module):
         self.input_feed = cfg.input_feed
         d_input = cfg.d_tgt_embedding + (cfg.d_model if cfg.input_feed else 0)
         self.embedding = nn.Embedding(cfg.tgt_vocab_size, cfg.d_tgt_embedding)
-        kind = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
+        cell_class = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
         widths = [d_input] + [cfg.d_model] * (cfg.dec_layers - 1)
-        self.cells = nn.ModuleList(kind(d, cfg.d_model) for d in widths)
+        self.cells = nn.ModuleList(cell_class(d, cfg.d_model) for d in widths)
         self.attention = self.gate = None
         if cfg.attention != "none":
             self.attention = GlobalAttention(cfg.d_model, cfg.attention, cfg.normalizer)
@@ -187,19 +239,24 @@ class RnnDecoder(nn.Module):
             self.gate = ContextGate(d_input, cfg.d_model, cfg.context_gate)
 
     def forward(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
-        """The newest tokens (B, K) -> attentional vectors (B, K, D), attention (B, K, S).
+        """Decode one step.
 
-        Advances `state` in place, except for its positions.
+        Args:
+            tokens: the last tokens (B, K), int64
+            state: the decoder state, updated in place except for its positions
+
+        Returns:
+            Attentional vectors (B, K, D) and attention (B, K, S).
         """
         x = self.embedding(tokens.flatten())  # (R, E)
         if self.input_feed:
             x = torch.cat([x, state.feed], 1)  # (R, E + D)
         output, new = x, []
         for i, cell in enumerate(self.cells):
-            own = tuple(part[i] for part in state.hidden)  # (R, D) each
-            new.append(cell(output, own) if len(own) == 2 else (cell(output, *own),))
+            hidden = tuple(x[i] for x in state.hidden)  # (R, D) each
+            new.append(cell(output, hidden) if len(hidden) == 2 else (cell(output, *hidden),))
             output = new[-1][0]  # (R, D)
-        state.hidden = tuple(torch.stack(parts) for parts in zip(*new))  # (L, R, D) each
+        state.hidden = tuple(torch.stack(states) for states in zip(*new))  # (L, R, D) each
         queries = output.view(*tokens.shape, -1)  # (B, K, D): one product per sentence
         attended, attn = self._attend(queries, state.memory)
         state.feed = attended.flatten(0, 1)  # (R, D)
@@ -208,18 +265,18 @@ class RnnDecoder(nn.Module):
         return state.feed.view(*tokens.shape, -1), attn
 
     def _attend(self, queries: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
-        """As `GlobalAttention`; without one, the queries and even weights."""
+        """Apply the attention to queries (B, K, D), or return them with uniform weights."""
         if self.attention is None:
-            even = memory.mask.softmax(-1).to(queries.dtype)  # (B, 1, S)
-            return queries, even.expand(-1, queries.size(1), -1)
+            uniform = memory.mask.softmax(-1).to(queries.dtype)  # (B, 1, S)
+            return queries, uniform.expand(-1, queries.size(1), -1)
         keys = memory.bank if memory.keys is None else memory.keys
         return self.attention(queries, keys, memory.bank, memory.mask)
 
 
 class Rnn(Seq2SeqModel[RnnMemory, RnnState]):
-    """Encoder, decoder and head."""
+    """A recurrent encoder-decoder."""
 
-    max_positions = 100_000  # nothing in the model counts positions
+    max_positions = 100_000  # the model has no position embeddings
 
     def __init__(self, cfg: RnnConfig):
         super().__init__()
@@ -230,20 +287,23 @@ class Rnn(Seq2SeqModel[RnnMemory, RnnState]):
         self.output = OutputLayer(cfg.d_model, cfg.tgt_vocab_size)
 
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
+        """Encode source ids (B, S) with lengths (B,), both int64."""
         bank, hidden = self.encoder(src, src_lengths)
         mask, attention = padding_mask(src_lengths, src.size(1)), self.decoder.attention
         keys = None if attention is None else attention.project_keys(bank)
         return RnnMemory(bank, mask, keys, hidden)
 
     def init_state(self, memory: RnnMemory) -> RnnState:
+        """Return the initial state."""
         return RnnState(memory)
 
     def decode_step(self, tokens: Tensor, state: RnnState) -> tuple[Tensor, Tensor]:
+        """Decode one step; see `Seq2SeqModel.decode_step`."""
         return self.decoder(tokens, state)
 
     def decode_all(self, tgt: Tensor, memory: RnnMemory) -> tuple[Tensor, Tensor]:
-        """One token after the other."""
+        """Decode all positions step by step; see `Seq2SeqModel.decode_all`."""
         state = self.init_state(memory)
-        steps = [self.decoder(newest[:, None], state) for newest in tgt.unbind(1)]
+        steps = [self.decoder(tokens[:, None], state) for tokens in tgt.unbind(1)]
         hidden, attn = zip(*steps)
         return torch.cat(hidden, 1), torch.cat(attn, 1)

@@ -1,4 +1,4 @@
-"""CPU threads of torch, in this process and in its forks."""
+"""Number of CPU threads that torch uses, in this process and in forks."""
 
 import os
 from collections.abc import Iterator
@@ -8,15 +8,21 @@ import torch
 
 from onmt_lite.errors import Message, OptionError
 
-_used_in: int | None = None  # id of the process in which torch has started threads
+_used_in: int | None = None  # id of the process in which torch started threads
 
 
 @contextmanager
 def cpu_threads(n: int | None = None) -> Iterator[None]:
-    """Let torch compute with `n` CPU threads, by default its own setting, and restore that.
+    """Set the number of CPU threads inside the block.
 
-    A fork has none of its parent's OpenMP threads but waits for them, so it computes with one.
-    OptionError if `n` is larger there.
+    A forked process has none of its parent's OpenMP threads but would wait for them, so it uses one
+    thread.
+
+    Args:
+        n: number of threads; None: torch's current setting
+
+    Raises:
+        OptionError: n is larger than 1 in a process forked after torch started threads
     """
     global _used_in
     before = torch.get_num_threads()

@@ -1,7 +1,7 @@
-"""The Transformer (Vaswani et al. 2017), one module for its common variants.
+"""The Transformer (Vaswani et al. 2017) and its common variants, selected by `TransformerConfig`.
 
-Letters: B sentences of K rows, S source tokens, T target tokens, D model width, H heads, G heads of
-keys and values, d width of a head.  `TransformerConfig` alone decides which variant runs.
+Shapes: B sentences of K hypotheses, S source tokens, T target tokens, D model width, H heads, G
+key/value heads, d head width.
 """
 
 import math
@@ -25,15 +25,15 @@ from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqM
 
 @dataclass
 class TransformerMemory(Memory):
-    """With keys and values of each layer's attention to the bank, once there is a state."""
+    """An encoded batch, with the keys and values of each layer's cross-attention once decoded."""
 
     keys: list[Tensor] = field(default_factory=list)  # (B, G, d, S)
     values: list[Tensor] = field(default_factory=list)  # (B, G, S, d)
-    lengths: Tensor | None = None  # (B,), for kernels
+    lengths: Tensor | None = None  # (B,) int64, for kernels
 
 
 class TransformerState(DecoderState[TransformerMemory]):
-    """past: keys and values, or sums, of the rows' own tokens."""
+    """Decoder state with a cache of earlier steps."""
 
     def __init__(
         self,
@@ -41,20 +41,36 @@ class TransformerState(DecoderState[TransformerMemory]):
         past: KeyValueCache | RunningSums,
         uses_cuda_graphs: bool = False,
     ):
+        """Initialize the state.
+
+        Args:
+            memory: the encoded batch
+            past: empty cache
+            uses_cuda_graphs: True if steps are replayed as CUDA graphs
+        """
         super().__init__(memory, uses_cuda_graphs)
         self.past = past
 
     def make_room(self) -> None:
+        """Make room in the cache for a step."""
         self.past.make_room()
 
     def select_rows(self, selection: Selection, fresh: "TransformerState | None") -> None:
+        """Apply a selection to the cache."""
         self.past.select(selection, cast(Any, fresh.past) if fresh else None)
 
 
 class NormedEmbedding(Embedding):
-    """Embedding with the norm and the dropout of a Transformer."""
+    """Embeddings with norm and dropout."""
 
     def __init__(self, cfg: TransformerConfig, vocab_size: int, dropout: float):
+        """Initialize the embeddings.
+
+        Args:
+            cfg: the model config
+            vocab_size: number of tokens
+            dropout: the dropout rate
+        """
         n_rows = cfg.max_positions + cfg.position_offset
         table: Tensor | None = None
         if cfg.positions == "learned":
@@ -66,11 +82,12 @@ class NormedEmbedding(Embedding):
         self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Embed tokens; see `Embedding.forward`."""
         return self.dropout(self.norm(super().forward(ids, positions)))
 
 
 class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
-    """Encoder, decoder and head."""
+    """A Transformer encoder-decoder."""
 
     def __init__(self, cfg: TransformerConfig, dropout: float = 0.0):
         super().__init__()
@@ -97,23 +114,26 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         self.tie()
 
     def tie(self) -> None:
-        """Tie the output layer to the target table, if the model does; call it after loading."""
+        """Tie the output layer to the target embeddings if configured; call after loading."""
         if self.cfg.tie_output:
             self.output.weight = self.tgt_embedding.token.weight
 
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
-        places = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
+        """Encode source ids (B, S) with lengths (B,), both int64."""
+        positions = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
         mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
-        inputs = prepare_self_attention(self.encoder, mask[:, None], places, places)
+        inputs = prepare_self_attention(self.encoder, mask[:, None], positions, positions)
         x = self.src_embedding(src)  # (B, S, D)
-        # Elsewhere the host would wait for the number of tokens
+        # On other devices the host would wait for the number of tokens
         packing = None
         if src.device.type in SYNC_FREE_DEVICES and not torch.is_grad_enabled():
             packing = Packing(mask)
             if packing.has_padding:
                 inputs, x = replace(inputs, packing=packing), packing.pack(x)  # (1, N, D)
-        in_c = isinstance(cast(TransformerLayer, self.decoder[0]).cross_attn.out.kernel, CKernel)
-        lengths = src_lengths.clone() if in_c and src.is_cpu else None
+        uses_kernels = isinstance(
+            cast(TransformerLayer, self.decoder[0]).cross_attn.out.kernel, CKernel
+        )
+        lengths = src_lengths.clone() if uses_kernels and src.is_cpu else None
         if lengths is not None and self.cfg.relative == "none" and packing is not None:
             x = x.reshape(1, -1, x.size(2))  # (1, N, D)
             inputs = replace(inputs, starts=F.pad(lengths.cumsum(0), (1, 0)))
@@ -124,8 +144,9 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         return TransformerMemory(bank, mask, lengths=lengths)
 
     def init_state(self, memory: TransformerMemory) -> TransformerState:
+        """Compute the keys and values of cross-attention; returns the initial state."""
         bank, n_layers = memory.bank, len(self.decoder)
-        keys, values = map(list, zip(*self._pairs(bank)))
+        keys, values = map(list, zip(*self._project(bank)))
         past: KeyValueCache | RunningSums
         if self.cfg.dec_self_attn == "dot":
             past = KeyValueCache(keys, self.cfg.relative != "none")
@@ -133,32 +154,36 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
         if not self.output.has_copy_mechanism:
-            memory.bank = bank[:, :0]  # nobody reads it any more, and moving it takes time
+            memory.bank = bank[:, :0]  # not needed any more, and moving it takes time
         return TransformerState(memory, past, uses_cuda_graphs=self.graphs is not None)
 
     def decode_step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
+        """Decode one step; see `Seq2SeqModel.decode_step`."""
         memory, past, positions = state.memory, state.past, state.positions
-        mask, places = past.begin_step(positions)
-        inputs = prepare_self_attention(self.decoder, mask, positions[:, None], places)
+        mask, entry_positions = past.begin_step(positions)
+        inputs = prepare_self_attention(self.decoder, mask, positions[:, None], entry_positions)
         if memory.lengths is not None and isinstance(past, KeyValueCache):
             if self.cfg.relative == "none":
                 inputs = replace(inputs, past=past.find_past())
         x = self.tgt_embedding(tokens, positions)
         pairs = zip(memory.keys, memory.values)
         hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
-        return hidden, self._alignment(heads)
+        return hidden, self._average_heads(heads)
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
+        """Decode all positions; see `Seq2SeqModel.decode_all`."""
         hidden, heads = self._run_all(tgt, memory, self.align_layer)
-        return hidden, self._alignment(heads)
+        return hidden, self._average_heads(heads)
 
     def has_heads(self, heads: HeadSelection) -> bool:
+        """Return True if the decoder has this layer."""
         n = len(self.decoder)
         return heads.layer is None or -n <= heads.layer < n
 
     def compute_attention(
         self, memory: TransformerMemory, tgt: Tensor, heads: HeadSelection
     ) -> Tensor:
+        """Return attention (B, T, S), float32; see `Seq2SeqModel.compute_attention`."""
         cfg, n_layers, layer = self.cfg, len(self.decoder), heads.layer
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
@@ -167,20 +192,37 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         return weights[:, : n_heads or None].float().mean(1)
 
     def layer_attention(self, memory: TransformerMemory, tgt: Tensor, layer: int) -> Tensor:
-        """The attention of all heads of a decoder layer, from 0, to the memory bank for decoder
-        input tgt (B, T): (B, H, T, S)."""
+        """Return the cross-attention of all heads of a decoder layer.
+
+        Args:
+            memory: the encoded batch
+            tgt: decoder input (B, T), int64
+            layer: the layer, from 0
+
+        Returns:
+            Attention weights (B, H, T, S).
+        """
         return self._run_all(self.output.map_to_vocab(tgt), memory, layer)[1]
 
     def _run_all(self, tgt: Tensor, memory: TransformerMemory, layer: int) -> tuple[Tensor, Tensor]:
-        """Run all layers on decoder input (B, T), without a state; returns what `_run` does."""
+        """Run all decoder layers without a state.
+
+        Args:
+            tgt: decoder input (B, T), int64
+            memory: the encoded batch
+            layer: the layer whose attention is returned
+
+        Returns:
+            Hidden states (B, T, D) and attention (B, H, T, S).
+        """
         n = tgt.size(1)
         causal = torch.full((n, n), -math.inf, device=tgt.device).triu(1)
-        places = torch.arange(n, device=tgt.device)[None]  # (1, T)
-        inputs = prepare_self_attention(self.decoder, causal, places, places)
-        return self._run(self.tgt_embedding(tgt), inputs, self._pairs(memory.bank), memory, layer)
+        positions = torch.arange(n, device=tgt.device)[None]  # (1, T)
+        inputs = prepare_self_attention(self.decoder, causal, positions, positions)
+        return self._run(self.tgt_embedding(tgt), inputs, self._project(memory.bank), memory, layer)
 
-    def _pairs(self, bank: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the keys and values of each layer's attention to the bank (B, S, D)."""
+    def _project(self, bank: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the cross-attention keys and values of each layer for the bank (B, S, D)."""
         for layer in self.decoder:
             yield cast(TransformerLayer, layer).cross_attn.project(bank)
 
@@ -193,19 +235,29 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         layer: int,
         past: KeyValueCache | RunningSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run all layers on x (B, T, D), each with its keys and values of the memory -> hidden
-        states (B, T, D), attention of one layer (B, H, T, S)."""
-        mask = memory.mask[:, None]  # (B, 1, 1, S)
-        for i, (each, pair) in enumerate(zip(self.decoder, pairs)):
-            x, heads = each(
-                x, inputs, CrossAttentionInputs(*pair, mask, memory.lengths, i == layer), past, i
-            )
-            if i == layer:
-                found = heads
-        return self.dec_norm(x), found
+        """Run all decoder layers.
 
-    def _alignment(self, heads: Tensor) -> Tensor:
-        """Weights (B, H, T, S) of a layer -> (B, T, S), the mean of the alignment heads."""
+        Args:
+            x: embedded decoder input (B, T, D)
+            inputs: mask and relative positions of self-attention
+            pairs: cross-attention keys and values of each layer
+            memory: the encoded batch
+            layer: the layer whose attention is returned
+            past: cache of earlier steps
+
+        Returns:
+            Hidden states (B, T, D) and attention of the layer (B, H, T, S).
+        """
+        mask = memory.mask[:, None]  # (B, 1, 1, S)
+        for i, (decoder_layer, (keys, values)) in enumerate(zip(self.decoder, pairs)):
+            cross = CrossAttentionInputs(keys, values, mask, memory.lengths, i == layer)
+            x, weights = decoder_layer(x, inputs, cross, past, i)
+            if i == layer:
+                attn = weights
+        return self.dec_norm(x), attn
+
+    def _average_heads(self, heads: Tensor) -> Tensor:
+        """Average the alignment heads: (B, H, T, S) -> (B, T, S)."""
         first, n = self.cfg.align_head, self.cfg.align_heads
         if n == 1:
             return heads[:, first]
@@ -215,6 +267,13 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
 def prepare_self_attention(
     layers: nn.ModuleList, mask: Tensor | None, queries: Tensor, keys: Tensor | None
 ) -> SelfAttentionInputs:
-    """The inputs of the layers' self-attention, at positions of queries (N, T) and keys (N, S)."""
+    """Prepare the self-attention inputs that all layers share.
+
+    Args:
+        layers: encoder or decoder layers
+        mask: added to the scores, float32, broadcast to (N, H, T, S)
+        queries: positions of queries (N, T), int64
+        keys: positions of keys (N, S), int64; None if relative positions do not need them
+    """
     relation = cast(TransformerLayer, layers[0]).self_attn.relation
     return SelfAttentionInputs(mask, relation.prepare(queries, keys))

@@ -1,9 +1,10 @@
-"""Kernels in C for processors with AVX-512 and VNNI, called through ctypes; see `kernels.c`.
+"""ctypes bindings of the C kernels for CPUs with AVX-512 and VNNI; see `kernels.c`.
 
-`kernels()` is None where they cannot be had, and the layers compute with torch.
+If `get_library()` returns None, layers are computed by torch.
 
-R rows, D inputs, N outputs, B sentences, K hypotheses of each, H heads of queries, G heads of keys
-and values, d width of a head, S source tokens.  Tensors are contiguous, and float32 or long.
+Shapes: R rows, D inputs, N outputs, B sentences, K hypotheses per sentence, H query heads, G
+key/value heads, d head width, S source tokens.  Tensors are contiguous and on the CPU.  Floating
+point is float32, and integers are int64 unless noted.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.kernels.build import load_library
 
-PANEL = 32  # outputs whose weights lie side by side
+PANEL = 32  # outputs whose weights are interleaved
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 4}
 
 _P, _N = c_void_p, c_int64
@@ -35,7 +36,7 @@ SIGNATURES = {
 
 @cache
 def get_library() -> Any:
-    """The library, whose functions are those of `kernels.c`; None if this machine has none."""
+    """Return the library with the functions of `kernels.c`, or None if there is none."""
     library = load_library()
     if library is None:
         return None
@@ -47,40 +48,46 @@ def get_library() -> Any:
 
 
 class Weights(ctypes.Structure):
-    """Weights (N, D) and bias (N,) in the order of a product: floats, or bytes with a scale for
-    each output."""
+    """Weights (N, D) and bias (N,) packed for the kernels, as float32 or int8 with scales."""
 
     _fields_ = [
         *(("outputs", c_int64), ("inputs", c_int64), ("bytes", c_void_p), ("floats", c_void_p)),
         *(("scale", c_void_p), ("total", c_void_p), ("bias", c_void_p)),
     ]
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, in_bytes: bool):
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_int8: bool):
+        """Pack the weights of a layer.
+
+        Args:
+            weight: the weight (N, D), floating point
+            bias: the bias (N,), floating point, or None
+            is_int8: quantize to int8
+        """
         weight = weight.detach().float().contiguous()
         n, d = weight.shape
         n_padded = -(-n // PANEL) * PANEL
-        packed = torch.zeros(get_library().packed_size(n, d, in_bytes), dtype=torch.uint8)
+        packed = torch.zeros(get_library().packed_size(n, d, is_int8), dtype=torch.uint8)
         padded_bias = torch.zeros(n_padded)
         if bias is not None:
             padded_bias[:n] = bias.detach()
-        scales = torch.zeros(n_padded if in_bytes else 0)
-        totals = torch.zeros(n_padded if in_bytes else 0, dtype=torch.int32)
-        self.tensors = packed, scales, totals, padded_bias  # keeps their memory
-        where = packed.data_ptr()
-        scale, total = (x.data_ptr() if in_bytes else None for x in (scales, totals))
-        get_library().pack(weight.data_ptr(), n, d, where, scale, total)
-        places = (where, None) if in_bytes else (None, where)
-        super().__init__(n, d, *places, scale, total, padded_bias.data_ptr())
+        scales = torch.zeros(n_padded if is_int8 else 0)
+        totals = torch.zeros(n_padded if is_int8 else 0, dtype=torch.int32)
+        self.tensors = packed, scales, totals, padded_bias  # keeps their memory alive
+        pointer = packed.data_ptr()
+        scale, total = (x.data_ptr() if is_int8 else None for x in (scales, totals))
+        get_library().pack(weight.data_ptr(), n, d, pointer, scale, total)
+        pointers = (pointer, None) if is_int8 else (None, pointer)
+        super().__init__(n, d, *pointers, scale, total, padded_bias.data_ptr())
         self.address = ctypes.addressof(self)
 
 
 class Norm(ctypes.Structure):
-    """A layer's norm, as kernels read it."""
+    """Parameters of a layer norm or RMS norm for the kernels."""
 
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float)]
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
-        """The norm's tensors must stay where they are."""
+        """Store pointers to the parameters, which must not be moved or freed."""
         self.tensors = norm.weight, getattr(norm, "bias", None)
         super().__init__(*map(data_pointer, self.tensors), norm.eps)
         self.address = ctypes.addressof(self)
@@ -90,6 +97,7 @@ class Norm(ctypes.Structure):
 
 
 def data_pointer(x: Tensor | None) -> int | None:
+    """Return the address of the tensor's data, or None."""
     return None if x is None else x.data_ptr()
 
 
@@ -100,7 +108,18 @@ def linear(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation([norm](x) W + b), or residual + ...: x (.., D) -> (.., N)."""
+    """Return [residual +] activation([norm](x) W + b).
+
+    Args:
+        x: inputs (.., D)
+        weights: W and b
+        norm: applied to x first
+        activation: a key of ACTIVATIONS
+        residual: added to the result (.., N)
+
+    Returns:
+        Outputs (.., N).
+    """
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], weights.outputs)
     d, n = weights.inputs, weights.outputs
@@ -120,7 +139,19 @@ def feed_forward(
     activation: str = "relu",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """[residual +] activation([norm](x) U + u) W + b: x (.., D) -> (.., N)."""
+    """Return [residual +] activation([norm](x) U + u) W + b.
+
+    Args:
+        x: inputs (.., D)
+        up: U and u
+        down: W and b
+        norm: applied to x first
+        activation: a key of ACTIVATIONS
+        residual: added to the result (.., N)
+
+    Returns:
+        Outputs (.., N).
+    """
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = x.new_empty(*x.shape[:-1], down.outputs)
     d, n = up.inputs, down.outputs
@@ -133,19 +164,28 @@ def feed_forward(
 
 
 def output_logits(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Write the logits (R, N) of x (R, D); return their log-sum-exp (R,), and the maxima (R,
-    blocks) of blocks of so many columns, a power of 2 up to 512."""
-    log_sums = x.new_empty(len(x))
+    """Compute logits and their statistics.
+
+    Args:
+        x: hidden states (R, D)
+        weights: the output layer
+        logits: overwritten (R, N)
+        block: width of blocks of columns, a power of 2 up to 512
+
+    Returns:
+        Log-sum-exp (R,), and maxima of the blocks (R, blocks).
+    """
+    log_z = x.new_empty(len(x))
     maxima = x.new_empty(len(x), -(-weights.outputs // block))
     get_library().head(
         *(x.data_ptr(), weights.inputs, len(x), weights.address, block),
-        *(logits.data_ptr(), log_sums.data_ptr(), maxima.data_ptr(), torch.get_num_threads()),
+        *(logits.data_ptr(), log_z.data_ptr(), maxima.data_ptr(), torch.get_num_threads()),
     )
-    return log_sums, maxima
+    return log_z, maxima
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    """Log-sum-exp of the rows of x (R, N), at least the lowest float32: (R,)."""
+    """Return the log-sum-exp (R,) of the rows of x (R, N), at least the lowest float32."""
     x, out = x.contiguous(), x.new_empty(len(x))
     size = x.size(1), len(x), x.size(1)
     get_library().log_sums(x.data_ptr(), *size, out.data_ptr(), torch.get_num_threads())
@@ -153,7 +193,17 @@ def logsumexp(x: Tensor) -> Tensor:
 
 
 def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
-    """Self-attention of packed sentences: qkv (R, (H + 2 G) d), starts (B + 1,) -> (R, H d)."""
+    """Compute self-attention of packed sentences.
+
+    Args:
+        qkv: queries, keys and values (R, (H + 2 G) d)
+        starts: first row of each sentence, and R (B + 1,)
+        heads: number of query heads H
+        groups: number of key/value heads G
+
+    Returns:
+        Context (R, H d).
+    """
     width = qkv.size(1) // (heads + 2 * groups)
     out = qkv.new_empty(len(qkv), heads * width)
     get_library().attend_self(
@@ -166,22 +216,39 @@ def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
 def attend_memory(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, needs_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention to the memory: q (B, K, H d), keys (B, G, d, S), values (B, G, S, d), lengths (B,)
-    -> context (B, K, H d) and, if wanted, weights (B, H, K, S), 0 on padding."""
-    (b, k, of_heads), (groups, width, s) = q.shape, keys.shape[1:]
-    out, heads = torch.empty_like(q), of_heads // width
+    """Compute attention to the memory bank.
+
+    Args:
+        q: queries (B, K, H d)
+        keys: keys (B, G, d, S)
+        values: values (B, G, S, d)
+        lengths: lengths in tokens (B,)
+        needs_weights: also return the attention weights
+
+    Returns:
+        Context (B, K, H d), and weights (B, H, K, S), 0 on padding, or None.
+    """
+    (b, k, size), (groups, width, s) = q.shape, keys.shape[1:]
+    out, heads = torch.empty_like(q), size // width
     weights = q.new_empty(b, heads, k, s) if needs_weights else None
     get_library().attend_memory(
-        *(q.data_ptr(), of_heads, b, k, heads, groups, width),
+        *(q.data_ptr(), size, b, k, heads, groups, width),
         *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), data_pointer(weights)),
-        *(out.data_ptr(), of_heads, torch.get_num_threads()),
+        *(out.data_ptr(), size, torch.get_num_threads()),
     )
     return out, weights
 
 
 def find_past(mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The entries where mask (R, capacity) is 0 among the first n columns: entries (R, n), in their
-    order, and how many there are of each row (R,)."""
+    """Find the cache entries in the past of each row.
+
+    Args:
+        mask: 0 on the past of a row, -inf elsewhere (R, capacity)
+        n: number of columns in use
+
+    Returns:
+        The entries of each row in order (R, n), and their number (R,), both int32.
+    """
     entries = torch.empty(len(mask), n, dtype=torch.int32)
     counts = torch.empty(len(mask), dtype=torch.int32)
     get_library().find_past(
@@ -198,16 +265,24 @@ def attend_cached(
     past: tuple[Tensor, Tensor],
     heads: int,
 ) -> Tensor:
-    """One step of cached self-attention: qkv (B, K, (H + 2 G) d) -> (B, K, H d).
+    """Compute one step of cached self-attention, and append its keys and values.
 
-    Writes the step's keys and values to the entries from `newest` on of keys and values (B, G,
-    capacity, d).  Each row attends to its own past, which `find_past` has found.
+    Args:
+        qkv: queries, keys and values of the step (B, K, (H + 2 G) d)
+        keys: cached keys (B, G, capacity, d), updated in place
+        values: cached values (B, G, capacity, d), updated in place
+        newest: index of the first new entry
+        past: the result of `find_past`
+        heads: number of query heads H
+
+    Returns:
+        Context (B, K, H d).
     """
-    (b, k, of_all), (groups, capacity, width) = qkv.shape, keys.shape[1:]
+    (b, k, size), (groups, capacity, width) = qkv.shape, keys.shape[1:]
     entries, counts = past
     out = qkv.new_empty(b, k, heads * width)
     get_library().look_back(
-        *(qkv.data_ptr(), of_all, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
+        *(qkv.data_ptr(), size, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
         *(capacity, newest, entries.data_ptr(), entries.size(1), counts.data_ptr()),
         *(out.data_ptr(), heads * width, torch.get_num_threads()),
     )
