@@ -1,8 +1,8 @@
-"""Loads `torch.save` files with torch's weights-only loader, which executes no code in them.
+"""Loads `torch.save` files with torch's weights-only loader, so no code in them is executed.
 
 A file of PyTorch 1.6 or later is an uncompressed zip archive: `NAME/data.pkl` is the pickled
-structure, `NAME/data/N` the raw values of storage N. Each member has a CRC, which PyTorch ignores
-and this module checks. Older files are a series of pickles and raw values, without a checksum.
+structure, `NAME/data/N` the raw values of storage N. PyTorch ignores the CRC of the members;
+this module checks it. Older files are a series of pickles and raw values, without a checksum.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def convert_read_errors(path: Path, expected: str = "PyTorch model file") -> Ite
 
     Args:
         path: the file.
-        expected: what the file should be, for the message.
+        expected: expected file type, for the message.
     """
     try:
         yield

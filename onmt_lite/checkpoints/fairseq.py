@@ -81,8 +81,8 @@ def load_from_state(state: Any, file: Path) -> Checkpoint:
     """Build the model from the loaded content of a checkpoint file.
 
     Args:
-        state: the loaded object, which is emptied to free memory.
-        file: the checkpoint file, whose directory has the dictionaries.
+        state: the loaded object; its large entries are removed to free memory.
+        file: the checkpoint file; the dictionaries are in the same directory.
 
     Raises:
         CheckpointError: if the checkpoint is damaged, incomplete or not supported.
@@ -183,8 +183,8 @@ def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
         if is_named or files[src].read_bytes() == files[tgt].read_bytes():
             return src, tgt
     raise CheckpointError(
-        f"{path}: the source language is unknown; rename the dictionaries to dict.src.txt and "
-        "dict.tgt.txt"
+        f"{path}: the source language is unknown; keep two dictionaries and rename them to "
+        "dict.src.txt and dict.tgt.txt"
     )
 
 
@@ -212,7 +212,7 @@ def read_dictionary(path: Path) -> Vocab:
             ) from None
         if token in ids and not overwrites:
             raise CheckpointError(f"{path}, line {number}: duplicate token {token[:50]!r}")
-        if token in ids:  # the text is mapped to the new id
+        if token in ids:  # from now on, the token has the new id
             tokens[ids[token]] = f"<overwritten {ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
@@ -234,7 +234,7 @@ def build_transformer(weights: Weights, options: ConfigReader) -> Transformer:
     """Build a Transformer.
 
     Args:
-        weights: tensors under fairseq's names, which are consumed.
+        weights: tensors under fairseq's names; they are renamed in place.
         options: the model options.
 
     Raises:
@@ -304,7 +304,7 @@ def build_fconv(weights: Weights, options: ConfigReader) -> Convolution:
     """Build an fconv model.
 
     Args:
-        weights: tensors under fairseq's names, which are consumed.
+        weights: tensors under fairseq's names; they are renamed in place.
         options: the model options.
 
     Raises:

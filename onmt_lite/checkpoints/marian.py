@@ -249,7 +249,7 @@ def _read_ids(path: Path) -> dict[int, str]:
             raise ValueError("duplicate id or token")
     except (yaml.YAMLError, ValueError):
         raise CheckpointError(
-            f"{path}: not a Marian vocabulary (unique `token: id` lines)"
+            f"{path}: not a Marian vocabulary; it must have unique `token: id` lines"
         ) from None
     return dict(zip(ids, tokens))
 

@@ -5,7 +5,7 @@ The manifest contains the configuration and the SHA-256 of all files including i
 to the directory is detected. Four entries are optional: "unknown", the handling of unknown
 characters (`onmt_lite.text.placeholders.UnknownPolicy`), "confidence", the calibration curve
 (`onmt_lite.checkpoints.checkpoint`), "split_longer", the default of the option, and "languages",
-the source and target codes. Other entries, which older versions wrote, are ignored.
+the source and target codes. Other entries (from older versions) are ignored.
 `onmt_lite.models.table_model` describes the file of a table model.
 """
 
@@ -49,13 +49,13 @@ def can_load(path: Path) -> bool:
         return f.read(64).lstrip()[:1] == b"{"
 
 
-def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
+def save(path: Path, model: Transformer, subword_model: bytes, bits: int = 16) -> None:
     """Write a model to a directory. If that fails, an older model there is unchanged.
 
     Args:
         path: the directory.
         model: the model.
-        pieces: the serialized sentencepiece model.
+        subword_model: the serialized sentencepiece model.
         bits: 16 or 8 bits per weight of a matrix.
 
     Raises:
@@ -68,7 +68,7 @@ def save(path: Path, model: Transformer, pieces: bytes, bits: int = 16) -> None:
             seen.add(tensor.data_ptr())
             weights[name] = tensor
     weights = quantize(weights) if bits == 8 else {n: t.half() for n, t in weights.items()}
-    files = {WEIGHTS: safetensors.dump(weights), SENTENCEPIECE: pieces}
+    files = {WEIGHTS: safetensors.dump(weights), SENTENCEPIECE: subword_model}
     manifest: dict[str, Any] = {
         "format": FORMATS[bits],
         "config": dataclasses.asdict(model.cfg),

@@ -33,8 +33,8 @@ def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     """Serialize tensors.
 
     Args:
-        tensors: by name; other dtypes than those of DTYPES raise KeyError.
-        metadata: header entry `__metadata__`, which other toolkits require.
+        tensors: tensors by name, with dtypes of DTYPES.
+        metadata: header entry `__metadata__`; some toolkits require it.
 
     Returns:
         The bytes of a safetensors file.

@@ -40,7 +40,7 @@ Field = tuple[int, int | bytes, bytes]  # number, value, serialized field
 
 
 def restrict_vocabulary(model: bytes, known: set[str]) -> bytes:
-    """Mark all subwords as unused except those in `known` and single characters."""
+    """Mark all subwords as unused except single characters and subwords in `known`."""
     fields = []
     for number, value, serialized in _parse_fields(model):
         body = value if number == PIECE and isinstance(value, bytes) else b""

@@ -94,7 +94,7 @@ def read_bpe_codes(path: str, vocabulary: str = "", threshold: int = 0) -> ByteP
 
 
 def read_subword_vocabulary(path: str, threshold: int) -> set[str] | None:
-    """Return the subwords counted at least `threshold` times; None if there is no such limit.
+    """Return the subwords counted at least `threshold` times; None for no restriction.
 
     Raises:
         CheckpointError: if the file is damaged or cannot be read.
@@ -166,7 +166,7 @@ def find_tokenizer(
 
     Args:
         directories: where to search, in this order.
-        tokens: the vocabulary, which shows whether the model needs a subword model.
+        tokens: the vocabulary; its tokens show if the model needs a subword model.
         expected: file names to report as missing if no subword model is found.
         silent: tokens that are left out of the output text.
 
@@ -190,7 +190,7 @@ def make_onmt_tokenizer(
     """Build a tokenizer of the optional package pyonmttok, as OpenNMT-py does.
 
     Args:
-        side: "src" or "tgt", whose options are named in an OptionError.
+        side: "src" or "tgt", to name the option in an OptionError.
         subword_type: "bpe", "sentencepiece" or "none".
         file: subword model and vocabulary of the side.
         kwargs: further arguments of pyonmttok.Tokenizer.

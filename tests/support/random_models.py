@@ -30,10 +30,10 @@ def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]
 
 
 def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
-    """As `opennmt.add_copy_head`."""
+    """As `opennmt.add_copy_generator`."""
     path = Path("weights")
     weights, described = Weights(dict(own), path), ConfigReader(dict(options), path)
-    return opennmt.add_copy_head(inner, weights, described, *vocabs)
+    return opennmt.add_copy_generator(inner, weights, described, *vocabs)
 
 
 class Dice:

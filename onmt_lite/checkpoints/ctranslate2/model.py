@@ -211,7 +211,7 @@ def _read_scalars(variables: dict[str, Tensor], path: Path) -> dict[str, ConfigR
 
 
 def _read_side_settings(options: ConfigReader, has_relation: bool) -> dict[str, Any]:
-    """Return the settings of one side, which must equal those of the other side."""
+    """Return the settings that encoder and decoder must have in common."""
     activation = options.get_int("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
         raise CheckpointError(f"{options.path}: activation {activation} is not supported")
@@ -252,8 +252,8 @@ def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
     """Multiply scaling factors into the weights.
 
     Returns:
-        True if the embeddings are scaled by the square root of the model size, which our model
-        applies itself.
+        True if the embeddings are scaled by the square root of the model size. Our model applies
+        this factor itself.
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
     sqrt_d_model = [weights.get_shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5

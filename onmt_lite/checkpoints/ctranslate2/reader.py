@@ -46,7 +46,7 @@ ARGOS_METADATA = "metadata.json"
 ARGOS_BPE = "bpe.model"  # in old Argos Translate packages
 MAX_VOCABULARY = 64 << 20  # bytes
 START = "<start>"  # our token for an all-zero start embedding
-# Defaults before version 6, which has no config.json
+# Defaults for models without config.json (before version 6)
 OLD_TOKENS: dict[str, Any] = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
 OLD_FLAGS = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
 
@@ -57,7 +57,7 @@ def can_load(path: Path) -> bool:
 
 
 def _find_directory(path: Path) -> Path | None:
-    """Return the directory with model.bin and the vocabularies; None if there is none."""
+    """Return the directory with model.bin and the vocabularies, or None."""
     if path.name == MODEL and path.is_file():
         return path.parent if any(path.parent.glob("*_vocabulary.*")) else None
     candidates = (path, path / "model")  # the latter: Argos Translate
@@ -94,7 +94,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     if not tokenizers and any((d / ARGOS_BPE).is_file() for d in directories):
         path = directories[-1] / SHARED_MODELS[0]
         missing = (f"{path} ({ARGOS_BPE} with Moses tokenization is not supported)",)
-    # Models of transformers need the end token, which CTranslate2 leaves to the caller
+    # Models from transformers need the end token; CTranslate2 leaves it to the caller
     needs_end = has_zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.get_bool("add_source_eos", None)
     starts_with_language = languages is not None and languages.target == "start"
@@ -122,7 +122,7 @@ def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> Conf
     """Read config.json, or the flags among the variables before version 6.
 
     Args:
-        path: config.json, which may not exist before version 6.
+        path: config.json; optional before version 6.
         version: binary version of model.bin.
         variables: variables of model.bin; the flags are removed.
 

@@ -40,7 +40,7 @@ def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
     """Build a Transformer.
 
     Args:
-        weights: tensors under OpenNMT-py's names, which are consumed.
+        weights: tensors under OpenNMT-py's names; they are renamed in place.
         opt: the training options.
 
     Raises:
@@ -117,7 +117,7 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
     """Build an RNN. Options are only used for settings that the weights do not show.
 
     Args:
-        weights: tensors under OpenNMT-py's names, which are consumed.
+        weights: tensors under OpenNMT-py's names; they are renamed in place.
         opt: the training options.
 
     Raises:
@@ -205,8 +205,8 @@ def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
     averages do not change.
 
     Args:
-        weights: tensors under OpenNMT-py's names, which are consumed.
-        opt: the training options, which are not needed.
+        weights: tensors under OpenNMT-py's names; they are renamed in place.
+        opt: the training options (not used).
 
     Raises:
         CheckpointError: if weights are missing, unknown or of the wrong shape.
@@ -230,7 +230,7 @@ ATTENTION = "decoder.copy_attn"
 
 
 def split_copy_weights(weights: Weights) -> Weights:
-    """Remove and return the copy weights; the remaining tensors are those of a plain model."""
+    """Remove and return the copy weights, so that `weights` becomes a plain model."""
     copying = {}
     for name in list(weights.tensors):
         tensor = weights.tensors.pop(name)
@@ -241,16 +241,16 @@ def split_copy_weights(weights: Weights) -> Weights:
     return Weights(copying, weights.path)
 
 
-def add_copy_head(
+def add_copy_generator(
     model: Seq2SeqModel, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
 ) -> Seq2SeqModel:
-    """Replace the output layer by a copy head.
+    """Replace the output layer with a CopyGenerator.
 
     The copy distribution of a Transformer is the first attention head of its last layer.
 
     Args:
         model: the model without copy attention.
-        copying: the copy weights, which are consumed.
+        copying: the copy weights; they are renamed in place.
         opt: the training options.
         src_vocab: source vocabulary.
         tgt_vocab: target vocabulary.
@@ -276,7 +276,7 @@ def add_copy_head(
     score = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
     output = cast(OutputLayer, model.output)
 
-    def make_head() -> CopyGenerator:
+    def make_generator() -> CopyGenerator:
         attention = None
         if score is not None:
             attention = AttentionScorer(output.in_features, score, read_attention_function(opt))
@@ -284,5 +284,5 @@ def add_copy_head(
 
     copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only the attention weights are used
     copying.rename("opennmt_copying")
-    model.output = build_model(make_head, copying)
+    model.output = build_model(make_generator, copying)
     return model

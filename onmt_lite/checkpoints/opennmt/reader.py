@@ -69,7 +69,7 @@ def load(path: Path) -> Checkpoint:
     for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
         opt.require_equal("layers" if has_layers else name, n)
     if copying is not None:
-        model = opennmt.add_copy_head(model, copying, opt, src_vocab, tgt_vocab)
+        model = opennmt.add_copy_generator(model, copying, opt, src_vocab, tgt_vocab)
     transforms = opt.get("transforms")
     has_suffix = isinstance(transforms, list) and "suffix" in transforms
     src_end = src_vocab.eos_id if has_suffix and opt.get("src_suffix") == EOS else None
@@ -102,7 +102,7 @@ def _describe(content: Any) -> str:
 
 
 def _read_weights(content: dict[str, Any], path: Path) -> dict[str, Tensor]:
-    """Remove and return all weights; those of the output layer get the prefix `generator.`."""
+    """Remove and return all weights; the output layer gets the prefix `generator.`."""
     if "model" not in content:
         return _read_external_weights(path)
     tensors = archive.check_state_dict(content.pop("model"), path)
@@ -177,7 +177,7 @@ def _find_tokens(stored: Any, path: Path) -> list[str]:
             names = ("itos", "vocab", "fields")
             stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
     raise CheckpointError(
-        f"{path}: a vocabulary has word features or an unknown format, which is not supported"
+        f"{path}: vocabularies with word features or in this format are not supported"
     )
 
 

@@ -192,13 +192,13 @@ def assert_equals_ctranslate2(path, converted=None, lines=LINES):
                 tokens, return_scores=True, max_batch_size=1, max_decoding_length=20, **settings
             )
         )
-        found = translator.translate(lines, max_length=20, **options)
-        for e, f in zip(expected, found, strict=True):
+        translations = translator.translate(lines, max_length=20, **options)
+        for e, f in zip(expected, translations, strict=True):
             assert [h.tokens for h in f.hyps] == e.hypotheses
             assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
     scores = reference.score_batch(tokens, [target.split() for target in TARGETS])
-    found = translator.score(lines, TARGETS)
-    assert found == pytest.approx([sum(s.log_probs) for s in scores], abs=ATOL)
+    actual = translator.score(lines, TARGETS)
+    assert actual == pytest.approx([sum(s.log_probs) for s in scores], abs=ATOL)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -266,8 +266,8 @@ def test_target_language_equals_ctranslate2_target_prefix(tmp_path):
                 **dict(return_scores=True, max_batch_size=1, max_decoding_length=12),
                 **settings,
             )
-            found = translator.translate(LINES, max_length=12, **options)
-            for e, f in zip(expected, found, strict=True):
+            translations = translator.translate(LINES, max_length=12, **options)
+            for e, f in zip(expected, translations, strict=True):
                 assert [h.tokens for h in f.hyps] == [tokens[1:] for tokens in e.hypotheses]
                 assert [h.score for h in f.hyps] == pytest.approx(e.scores, abs=ATOL)
 

@@ -107,13 +107,13 @@ def search_in_opennmt(model, src, beams, steps):
 
 @pytest.mark.parametrize("beams", [2, 4])
 def test_export_beam_search_equals_opennmt(exported, beams):
-    found = Translator.from_pretrained(
+    translations = Translator.from_pretrained(
         exported, device="cpu", tokenizer="space", search="opennmt-3"
     ).translate(
         ["▁d e r", "▁a ▁d"], beam_size=beams, n_best=beams, max_length=STEPS, max_length_ratio=0
     )
     vocabs, model = load_in_opennmt(exported)
-    for translation in found:
+    for translation in translations:
         src = vocabs["src"](translation.src.split()) + [tiny.EOS]
         expected = search_in_opennmt(model, src, beams, STEPS)
         texts = [" ".join(vocabs["tgt"].ids_to_tokens[i] for i in ids) for ids in expected]

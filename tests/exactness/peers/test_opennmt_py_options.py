@@ -229,12 +229,12 @@ LINES = ["s1 s2 s3 s5 s1", "s5 s0", "s4", "s9 s8 s7 s6 s5 s4 s3 s2 s1", "s3 s3 s
 def test_translations_do_not_depend_on_batch_size(flags, tmp_path):
     build_model(flags, tmp_path / "m.pt")
     translator = Translator.from_pretrained(tmp_path / "m.pt", device="cpu", threads=1)
-    found = []
+    hyps_by_batch_size = []
     for size in (1, 3, 64):
         options = dict(batch_type="sents", batch_size=size, max_length=8, beam_size=3, n_best=3)
         translations = translator.translate(LINES, **options)
-        found.append([hyp for t in translations for hyp in t.hyps])
-    single = found[0]
-    for batched in found[1:]:
+        hyps_by_batch_size.append([hyp for t in translations for hyp in t.hyps])
+    single = hyps_by_batch_size[0]
+    for batched in hyps_by_batch_size[1:]:
         assert [h.text for h in batched] == [h.text for h in single]
         assert [h.score for h in batched] == pytest.approx([h.score for h in single], abs=1e-4)

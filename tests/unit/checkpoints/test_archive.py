@@ -155,8 +155,8 @@ class TestLoad:
     def test_load_in_threads_restores_safe_globals(self):
         before = set(torch.serialization.get_safe_globals())
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(archive.load, [DATA / name for name in FILES] * 3))
-        assert all(content["opt"].name == "argparse.Namespace" for content in found)
+            contents = list(pool.map(archive.load, [DATA / name for name in FILES] * 3))
+        assert all(content["opt"].name == "argparse.Namespace" for content in contents)
         assert set(torch.serialization.get_safe_globals()) == before
 
 
@@ -305,7 +305,7 @@ KEYS = b"}q\1(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(200
 STORAGE = b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
 ORDERED = name("collections.OrderedDict") + b")R"
 NAMESPACE = name("argparse.Namespace") + b")\x81"
-REBUILD, PARAMETER = (name(f"torch._utils._rebuild_{what}") for what in ("tensor", "parameter"))
+REBUILD, PARAMETER = (name(f"torch._utils._rebuild_{suffix}") for suffix in ("tensor", "parameter"))
 TENSOR = REBUILD + b"(" + STORAGE + b"K\0M\xff\xff\x85K\0\x85tR"
 
 

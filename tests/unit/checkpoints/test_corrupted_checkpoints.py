@@ -31,8 +31,8 @@ from tests.support.sweeps import swept
 ZIPS = ["onmt351_transformer.pt", "onmt120_lstm.pt", "m12_cnn_step_2.pt", "m12_copyrnn_step_2.pt"]
 ZIPS += ["switches/onmt351_average.pt", "switches/fairseq_pre_norm:checkpoint.pt"]
 ZIPS += ["marian_npz/opus:model.npz.best-bleu.npz"]
-OURS = ["ours:model.json", "ours:weights.safetensors", "ours:sentencepiece.model"]
-CHECKED = [*OURS, "marian_npz/opus:decoder.yml"]
+NATIVE = ["native:model.json", "native:weights.safetensors", "native:sentencepiece.model"]
+CHECKED = [*NATIVE, "marian_npz/opus:decoder.yml"]
 UNCHECKED = [
     *("leg2.pt", "marian_npz/opus:opus.spm32k.vocab.yml"),
     *("hf/marian:config.json", "hf/marian:vocab.json", "hf/marian:model.safetensors"),
@@ -47,7 +47,7 @@ PLAIN = ["onmt351_transformer.pt", "fairseq_transformer", "fairseq_fconv"]
 def stored(request, tmp_path):
     """Return a copy of a model and the path of one of its files."""
     name, _, file = request.param.partition(":")
-    path = request.getfixturevalue("tiny_checkpoint") if name == "ours" else DATA / name
+    path = request.getfixturevalue("tiny_checkpoint") if name == "native" else DATA / name
     copy = (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / "x.pt")
     return copy, copy / file if file else copy
 
@@ -60,9 +60,9 @@ def corrupt(data: bytes, random: Random, n: int):
     for i in range(n):
         first = max(0, len(data) - 4000) if i % 3 == 0 else 0
         at, size = random.randrange(first, len(data)), random.choice([1, 4, 300])
-        part = data[at : at + size]
-        for other in (bytes(255 - byte for byte in part), b"", part + part):
-            yield data[:at] + other + data[at + size :]
+        chunk = data[at : at + size]
+        for replacement in (bytes(255 - byte for byte in chunk), b"", chunk + chunk):
+            yield data[:at] + replacement + data[at + size :]
 
 
 @pytest.mark.parametrize("stored", swept([*ZIPS, *CHECKED], [*DAILY, *CHECKED]), indirect=True)
@@ -87,7 +87,7 @@ def test_load_corrupted_unchecked_file_raises_only_checkpoint_error(stored):
         loads_or_is_refused(path)
 
 
-@pytest.mark.parametrize("stored", OURS, indirect=True)
+@pytest.mark.parametrize("stored", NATIVE, indirect=True)
 def test_load_native_truncated_extended_or_missing_file_is_rejected(stored):
     path, file = stored
     data = file.read_bytes()
@@ -122,9 +122,9 @@ def test_load_missing_zip_member_equals_original_or_is_rejected(stored):
 # Versions, copies for alternative computations, and tables whose length is not checked
 UNUSED = r"version|[^.]_(weight|bias)$|\.pe\.|embed_positions"
 EDITS = {
-    "gone": lambda table, name: table.pop(name),
+    "missing": lambda table, name: table.pop(name),
     "renamed": lambda table, name: table.update({name + "x": table.pop(name)}),
-    "added": lambda table, name: table.update({"more." + name: table[name]}),
+    "added": lambda table, name: table.update({"extra." + name: table[name]}),
     "not finite": lambda table, name: table.update({name: table[name] * torch.inf}),
     "integer": lambda table, name: table.update({name: torch.ones_like(table[name]).long()}),
     "complex": lambda table, name: table.update({name: table[name] + 0j}),

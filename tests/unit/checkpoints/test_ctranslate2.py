@@ -70,8 +70,8 @@ def test_n_best_converted_bart_equals_ctranslate2(name):
     case = json.loads((path / "reference.json").read_text("utf-8"))[name]
     translator = Translator.from_pretrained(path / name, tokenizer="space", **OPTIONS)
     lines = [" ".join(tokens) for tokens in case["lines"]]
-    found = translator.translate(lines, beam_size=3, n_best=3, max_length=8)
-    for translation, row in zip(found, case["rows"], strict=True):
+    translations = translator.translate(lines, beam_size=3, n_best=3, max_length=8)
+    for translation, row in zip(translations, case["rows"], strict=True):
         assert [hyp.tokens for hyp in translation.hyps] == [tokens for tokens, _ in row]
         scores = [hyp.score for hyp in translation.hyps]
         assert scores == pytest.approx([score for _, score in row], abs=1e-5)
@@ -128,17 +128,17 @@ def test_source_over_1024_tokens_is_truncated_like_ctranslate2(
     words = json.loads((copy / "source_vocabulary.json").read_text("utf-8"))[3:]
     line = " ".join(Random(1).choices(words, k=1100)[:n])
     translator = Translator.from_pretrained(copy, **OPTIONS, tokenizer="space", max_length=20)
-    (found,) = translator.translate([line])
-    assert found.hyps[0].score == pytest.approx(score, abs=5e-6)
-    assert ("truncated" in found.notes) == is_truncated
+    (translation,) = translator.translate([line])
+    assert translation.hyps[0].score == pytest.approx(score, abs=5e-6)
+    assert ("truncated" in translation.notes) == is_truncated
 
 
 def test_source_over_1024_tokens_is_not_truncated_by_other_searches(copy):
     translator = Translator.from_pretrained(
         copy, device="cpu", tokenizer="space", max_length=2, search="opennmt-3"
     )
-    (found,) = translator.translate([" ".join(["w1"] * 1025)])
-    assert found.n_src_tokens == 1025 and "truncated" not in found.notes
+    (translation,) = translator.translate([" ".join(["w1"] * 1025)])
+    assert translation.n_src_tokens == 1025 and "truncated" not in translation.notes
 
 
 class TestFiles:
@@ -164,8 +164,8 @@ class TestFiles:
         integers = struct.unpack(f"<{rows * columns}b", data)
         expected = [n / scales[i // columns] for i, n in enumerate(integers)]
         model = load_checkpoint(CT2 / "marian_int8").model
-        found = model.decoder[0].ffn.down.weight.flatten().tolist()
-        assert found == pytest.approx(expected, rel=1e-6)
+        weights = model.decoder[0].ffn.down.weight.flatten().tolist()
+        assert weights == pytest.approx(expected, rel=1e-6)
 
 
 class TestSpecialTokens:
@@ -209,22 +209,22 @@ class TestLanguages:
     """In nllb_int8, deu_Latn is 22, eng_Latn 23 and fra_Latn 24."""
 
     def test_load_languages_from_vocabulary(self, nllb):
-        found = load_checkpoint(nllb)
-        assert found.languages == Languages({"deu_Latn": 22, "eng_Latn": 23, "fra_Latn": 24})
-        assert (found.src_end, found.raw_text_end, found.start_id) == ((), (2,), 2)
+        checkpoint = load_checkpoint(nllb)
+        assert checkpoint.languages == Languages({"deu_Latn": 22, "eng_Latn": 23, "fra_Latn": 24})
+        assert (checkpoint.src_end, checkpoint.raw_text_end, checkpoint.start_id) == ((), (2,), 2)
         (nllb / "tokenizer_config.json").write_text('{"src_lang": "fra_Latn"}')
         assert load_checkpoint(nllb).languages.default == ("fra_Latn", "")
 
     def test_translate_tokenized_line_with_and_without_src_lang(self, nllb):
         """Without src_lang, the line contains all special tokens itself."""
-        given = dict(device="cpu", tokenizer="space", tgt_lang="eng_Latn", n_best=2, beam_size=2)
+        options = dict(device="cpu", tokenizer="space", tgt_lang="eng_Latn", n_best=2, beam_size=2)
         complete, words = "deu_Latn w1 w2 </s>", "w1 w2"
-        translator = Translator.from_pretrained(nllb, search="ctranslate2", **given)
+        translator = Translator.from_pretrained(nllb, search="ctranslate2", **options)
         (expected,) = translator.translate([complete])
         tagged = f">>deu_Latn:eng_Latn<< {words}"
         for line, kwargs in ((words, dict(src_lang="deu_Latn")), (tagged, {})):
-            (found,) = translator.translate([line], **kwargs)
-            assert found.hyps == expected.hyps
+            (translation,) = translator.translate([line], **kwargs)
+            assert translation.hyps == expected.hyps
 
     def test_translate_raw_text_adds_language_and_eos(self, nllb):
         """Subwords are between the source language and EOS, whatever the line looks like."""
@@ -235,28 +235,28 @@ class TestLanguages:
             ["deu_Latn ▁w37 ▁w3 </s>"], tgt_lang="eng_Latn"
         )
         shutil.copy(HF / "source.spm", nllb / "sentencepiece.bpe.model")
-        given = dict(device="cpu", src_lang="deu_Latn")
-        translator = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **given)
-        found = translator.translate(["w37 w3"])
-        assert [h.tokens for h in found[0].hyps] == [h.tokens for h in expected[0].hyps]
+        options = dict(device="cpu", src_lang="deu_Latn")
+        translator = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **options)
+        actual = translator.translate(["w37 w3"])
+        assert [h.tokens for h in actual[0].hyps] == [h.tokens for h in expected[0].hyps]
         with pytest.raises(OptionError, match="tgt_lang"):
-            Translator.from_pretrained(nllb, **given)
+            Translator.from_pretrained(nllb, **options)
 
     def test_tokenizer_json_equals_sentencepiece_model(self, nllb):
         tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
         (nllb / "shared_vocabulary.json").write_text(json.dumps(["▁x", *tokens[1:]]), "utf-8")
         families = DATA.parent / "families" / "nllb"
-        found = []
+        tokenizers = []
         for name in ("tokenizer.json", "sentencepiece.bpe.model"):
             shutil.copy(families / name, nllb)
-            found.append(load_checkpoint(nllb).tokenizers["sentencepiece"])
+            tokenizers.append(load_checkpoint(nllb).tokenizers["sentencepiece"])
         for line in ("w1 w2", "Ein Haus!", "été 12"):
-            assert found[0].encode(line) == found[1].encode(line)
+            assert tokenizers[0].encode(line) == tokenizers[1].encode(line)
 
     def test_load_mbart_cc25_starts_with_language(self, nllb):
         configure(nllb, decoder_start_token=None)
-        found = load_checkpoint(nllb).languages
-        assert (found.source, found.target) == ("after", "start")
+        languages = load_checkpoint(nllb).languages
+        assert (languages.source, languages.target) == ("after", "start")
 
     def test_load_legacy_nllb_has_language_after_line(self, nllb):
         (nllb / "tokenizer_config.json").write_text('{"legacy_behaviour": true}')
@@ -267,9 +267,9 @@ class TestLanguages:
         tokens = json.loads((nllb / "shared_vocabulary.json").read_text("utf-8"))
         tokens[22:25] = ["<2de>", "<2en>", "<2fr>"]
         (nllb / "shared_vocabulary.json").write_text(json.dumps(tokens), "utf-8")
-        found = load_checkpoint(nllb).languages
-        assert dict(found.ids) == {"de": 22, "en": 23, "fr": 24}
-        assert (found.source, found.target) == ("none", "text")
+        languages = load_checkpoint(nllb).languages
+        assert dict(languages.ids) == {"de": 22, "en": 23, "fr": 24}
+        assert (languages.source, languages.target) == ("none", "text")
 
 
 @pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda case: str(case["settings"]))
@@ -278,10 +278,10 @@ def test_n_best_mbart50_equals_ctranslate2(mbart50, case):
     options = {OPTION_NAMES.get(name, name): value for name, value in case["settings"].items()}
     lines = [f">>fr_XX<< {line}" for line in REFERENCE["lines"]]
     for size in (1, 4):
-        found = translator.translate(
+        translations = translator.translate(
             lines, max_length=12, batch_size=size, batch_type="sents", **options
         )
-        for translation, row in zip(found, case["rows"], strict=True):
+        for translation, row in zip(translations, case["rows"], strict=True):
             assert [h.tokens for h in translation.hyps] == [tokens for tokens, _ in row]
             scores = [score for _, score in row]
             assert [h.score for h in translation.hyps] == pytest.approx(scores, abs=1e-4)
@@ -316,14 +316,14 @@ def test_load_model_bin_path_equals_directory(mbart50):
 
 def test_length_limits_count_language_only_if_it_is_forced(nllb):
     """Without tgt_lang, no token precedes the translation."""
-    given = OPTIONS | dict(tokenizer="space", beam_size=1, max_length=5, min_length=5)
-    free = Translator.from_pretrained(nllb, **given).translate(["deu_Latn w1 w2 </s>"])
+    options = OPTIONS | dict(tokenizer="space", beam_size=1, max_length=5, min_length=5)
+    free = Translator.from_pretrained(nllb, **options).translate(["deu_Latn w1 w2 </s>"])
     assert len(free[0].hyps[0].tokens) == 5
-    forced = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **given)
+    forced = Translator.from_pretrained(nllb, tgt_lang="eng_Latn", **options)
     assert len(forced.translate(["deu_Latn w1 w2 </s>"])[0].hyps[0].tokens) == 4
     with pytest.raises(OptionError, match="tgt_lang is missing"):
-        Translator.from_pretrained(nllb, src_lang="deu_Latn", **given)
-    tagged = Translator.from_pretrained(nllb, **given)  # the tag is an ordinary token
+        Translator.from_pretrained(nllb, src_lang="deu_Latn", **options)
+    tagged = Translator.from_pretrained(nllb, **options)  # the tag is an ordinary token
     assert tagged.translate([">>eng_Latn<< w1"])[0].n_unknown == 1
 
 
@@ -356,10 +356,10 @@ class TestArgosTranslatePackage:
         i = plain.tgt_vocab.ids["w7"]
         assert checkpoint.languages == Languages({"w7": i}, "none", default=LanguagePair("", "w7"))
         assert checkpoint.get_special_tokens(LanguagePair("", "w7")).start == (plain.start_id, i)
-        given = OPTIONS | dict(tokenizer="space", search="opennmt", beam_size=1)
-        (forced,) = Translator.from_pretrained(package, **given).translate(["w1"], max_length=5)
+        options = OPTIONS | dict(tokenizer="space", search="opennmt", beam_size=1)
+        (forced,) = Translator.from_pretrained(package, **options).translate(["w1"], max_length=5)
         (package / "metadata.json").unlink()
-        translator = Translator.from_pretrained(package, **given)
+        translator = Translator.from_pretrained(package, **options)
         (prefixed,) = translator.translate(["w1"], ["w7"], max_length=6)
         assert ["w7", *forced.hyps[0].tokens] == prefixed.hyps[0].tokens
 

@@ -56,8 +56,8 @@ def test_load_config_with_misspelled_key_is_rejected(name, file, tmp_path):
     path = shutil.copytree(MODEL[name], tmp_path / "copy")
     table, expected = json.loads((path / file).read_text("utf-8")), load_settings(path)
     for key in table:
-        for other in [*misspell(key)][:4]:
-            changed = {other if k == key else k: v for k, v in table.items()}
+        for misspelled in [*misspell(key)][:4]:
+            changed = {misspelled if k == key else k: v for k, v in table.items()}
             (path / file).write_text(json.dumps(changed), "utf-8")
             assert_unchanged_or_refused(path, expected)
 
@@ -66,8 +66,8 @@ def test_load_decoder_yml_with_misspelled_key_is_rejected(tmp_path):
     path = shutil.copytree(MODEL["opus"], tmp_path / "copy")
     text, expected = (path / "decoder.yml").read_text("utf-8"), load_settings(path)
     for key in ("beam-size", "normalize", "models", "vocabs", "word-penalty"):
-        for other in [*misspell(key)][:4]:
-            (path / "decoder.yml").write_text(text.replace(f"{key}:", f"{other}:"), "utf-8")
+        for misspelled in [*misspell(key)][:4]:
+            (path / "decoder.yml").write_text(text.replace(f"{key}:", f"{misspelled}:"), "utf-8")
             assert_unchanged_or_refused(path, expected)
 
 
@@ -165,10 +165,12 @@ class TestSentencepieceModels:
     """Every structural byte: field tags, lengths and types."""
 
     def read_subwords(self, path):
-        found = read_sentencepiece(str(path))
-        ids = [*range(found.vocab_size())]
-        types = [(found.is_control(i), found.is_unknown(i), found.is_byte(i)) for i in ids]
-        return found.id_to_piece(ids), found.get_score(ids), types
+        processor = read_sentencepiece(str(path))
+        ids = [*range(processor.vocab_size())]
+        types = [
+            (processor.is_control(i), processor.is_unknown(i), processor.is_byte(i)) for i in ids
+        ]
+        return processor.id_to_piece(ids), processor.get_score(ids), types
 
     @pytest.mark.parametrize("name", ["mbart25/sentencepiece.bpe.model", "madlad/spiece.model"])
     def test_read_sentencepiece_flipped_structural_bit_is_rejected(self, name, tmp_path):

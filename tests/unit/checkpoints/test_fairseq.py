@@ -57,16 +57,16 @@ class TestScores:
         model = load_checkpoint(path).model  # also step by step
         state = model.init_state(model.encode(SRC, LENGTHS))
         for t in range(TGT.size(1)):
-            found, _ = model.step(TGT[:, t], state)
-            torch.testing.assert_close(found, CASES[name][:, t], atol=ATOL, rtol=0)
+            actual, _ = model.step(TGT[:, t], state)
+            torch.testing.assert_close(actual, CASES[name][:, t], atol=ATOL, rtol=0)
 
     def test_logits_equal_left_padded_fairseq_batch(self):
         expected = torch.load(DATA / "fs12_expected.pt", weights_only=True)
         model = load_checkpoint(DATA / "fs12_tf").model
         assert expected["src"][0].tolist() == [1, 4, 5, 2]
         src = torch.tensor([[4, 5, 2, 1], expected["src"][1].tolist()])
-        found = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
-        torch.testing.assert_close(found, expected["tf"], atol=ATOL, rtol=0)
+        actual = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
+        torch.testing.assert_close(actual, expected["tf"], atol=ATOL, rtol=0)
 
     def test_load_old_weight_names_equals_new_names(self, store):
         """fairseq 0.6: stacked query, key and value, numbered norms, no separate output layer."""
@@ -74,16 +74,16 @@ class TestScores:
         def edit(state):
             old = state["model"]
             for name in [name for name in old if ".q_proj." in name]:
-                stem, kind = name.split("q_proj.")
-                parts = [old.pop(f"{stem}{x}_proj.{kind}") for x in "qkv"]
-                old[f"{stem}in_proj_{kind}"] = torch.cat(parts)
+                stem, suffix = name.split("q_proj.")
+                matrices = [old.pop(f"{stem}{x}_proj.{suffix}") for x in "qkv"]
+                old[f"{stem}in_proj_{suffix}"] = torch.cat(matrices)
             numbers = {"encoder": ["self_attn", "final"]}
             numbers["decoder"] = ["self_attn", "encoder_attn", "final"]
             for side, norms in numbers.items():
                 for i, norm in enumerate(norms):
-                    for kind in ("weight", "bias"):
-                        name = f"{side}.layers.0.{norm}_layer_norm.{kind}"
-                        old[f"{side}.layers.0.layer_norms.{i}.{kind}"] = old.pop(name)
+                    for suffix in ("weight", "bias"):
+                        name = f"{side}.layers.0.{norm}_layer_norm.{suffix}"
+                        old[f"{side}.layers.0.layer_norms.{i}.{suffix}"] = old.pop(name)
             old["decoder.embed_out"] = old.pop("decoder.output_projection.weight")
 
         assert torch.equal(
@@ -245,8 +245,8 @@ class TestFiles:
         model = read_checkpoint(options).model
         probs = [CASES[name].double().softmax(-1) for name in ("pre_norm", "no_positions")]
         expected = torch.stack(probs).mean(0).log().float()
-        found = model.forward(model.encode(SRC, LENGTHS), TGT)
-        torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+        actual = model.forward(model.encode(SRC, LENGTHS), TGT)
+        torch.testing.assert_close(actual, expected, atol=ATOL, rtol=0)
 
     def test_load_directory_with_several_files_is_rejected_with_remedies(self, published):
         one, two = (f"'{published / name}'" for name in ("model1.pt", "model2.pt"))

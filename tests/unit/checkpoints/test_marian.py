@@ -39,8 +39,8 @@ def test_tgt_lang_multilingual_model_prepends_language_token(opus):
     text = vocabulary.read_text("utf-8")
     assert load_checkpoint(opus).languages is None
     vocabulary.write_text(text.replace('"w9":', '">>fra<<":'), "utf-8")
-    given = dict(device="cpu", threads=1, tokenizer="space")
-    translator = Translator.from_pretrained(opus, **given)
+    kwargs = dict(device="cpu", threads=1, tokenizer="space")
+    translator = Translator.from_pretrained(opus, **kwargs)
     by_option = translator.translate(["w3 w5"], tgt_lang="fra", max_length=8)[0].hyps
     assert by_option == translator.translate([">>fra<< w3 w5"], max_length=8)[0].hyps
     assert by_option != translator.translate(["w3 w5"], max_length=8)[0].hyps
@@ -139,8 +139,8 @@ class TestVocabulary:
         checkpoint = load_checkpoint(opus)
         ids = [*range(subwords.vocab_size())]
         assert checkpoint.tgt_vocab.tokens[:-1] == subwords.id_to_piece(ids)
-        found = checkpoint.tokenizers["sentencepiece"].encode("w37 w3")
-        assert found == subwords.encode("w37 w3", out_type=str)
+        tokens = checkpoint.tokenizers["sentencepiece"].encode("w37 w3")
+        assert tokens == subwords.encode("w37 w3", out_type=str)
 
 
 class TestFiles:
@@ -202,8 +202,8 @@ class TestFiles:
 
 class TestDecoderYmlDefaults:
     def load_defaults(self, *words):
-        _, found = load_options(words)
-        return {n: (found.values[n], found.origins[n]) for n in ("beam_size", "alpha")}
+        _, resolved = load_options(words)
+        return {n: (resolved.values[n], resolved.origins[n]) for n in ("beam_size", "alpha")}
 
     def test_decoder_yml_sets_defaults_of_marian_search(self, student):
         origin = f"default of {student / 'decoder.yml'}"
@@ -211,8 +211,8 @@ class TestDecoderYmlDefaults:
         assert self.load_defaults("-model", str(student), "-search", "marian") == expected
         file = str(student / "model.npz")
         assert self.load_defaults("-model", file, "-search", "marian") == expected
-        found = self.load_defaults("-model", file, "-search", "marian", "-beam_size", "3")
-        assert found["beam_size"] == (3, "command line")
+        options = self.load_defaults("-model", file, "-search", "marian", "-beam_size", "3")
+        assert options["beam_size"] == (3, "command line")
 
     def test_decoder_yml_is_ignored_for_other_search_or_file(self, student):
         defaults = self.load_defaults("-search", "ctranslate2")

@@ -60,17 +60,17 @@ class TestScores:
 
     def test_logits_equal_opennmt(self, case):
         model, expected = case
-        found = model.forward(model.encode(SRC, LENGTHS), TGT)
-        torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+        actual = model.forward(model.encode(SRC, LENGTHS), TGT)
+        torch.testing.assert_close(actual, expected, atol=ATOL, rtol=0)
 
     def test_step_logits_equal_opennmt(self, case):
         model, expected = case
         state = model.init_state(model.encode(SRC, LENGTHS))
         state = select(state, 1, [[0, 0], [1, 1]])  # two hypotheses per sentence
         for t in range(TGT.size(1)):
-            found, attn = model.step(TGT[:, t].repeat_interleave(2), state)
+            actual, attn = model.step(TGT[:, t].repeat_interleave(2), state)
             step_expected = expected[:, t].repeat_interleave(2, 0)
-            torch.testing.assert_close(found, step_expected, atol=ATOL, rtol=0)
+            torch.testing.assert_close(actual, step_expected, atol=ATOL, rtol=0)
             torch.testing.assert_close(attn.sum(1), torch.ones(4))
 
     def test_load_half_precision_position_tables_are_kept_as_learned(self, tmp_path):
@@ -125,8 +125,8 @@ class TestVocabulary:
             ],
         ]
         for stored in formats:
-            found = read_vocabularies(stored, DATA)
-            assert (found[0].tokens, found[1].tokens, found[2]) == (src, tgt, 2)
+            actual = read_vocabularies(stored, DATA)
+            assert (actual[0].tokens, actual[1].tokens, actual[2]) == (src, tgt, 2)
 
     def test_load_version_0_vocabulary_pairs(self, store, content):
         checkpoint = load_checkpoint(store(vocab=[*content["vocab"].items()]))
