@@ -1,7 +1,7 @@
-"""The dispatcher: hands out tasks one at a time, and repeats them if a worker or an actor dies.
+"""The dispatcher: assigns tasks to workers one at a time and repeats a task if its worker dies.
 
-Processes of this machine and actors of Ray are such crews.  The input alone is read in a thread: a
-line may be typed, or trickle from a pipe.
+Both local processes and Ray actors are driven this way.  Only the input is read in a thread,
+because its lines may be typed or arrive slowly through a pipe.
 """
 
 import threading
@@ -19,145 +19,199 @@ from onmt_lite.jobs.tasks import Engine
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import raise_pending
 
-MAX_DEATHS = 3  # of one task, or of the process that forks workers
-MAX_OPEN_TASKS = 2  # tasks per hand that are handed out from the first on that is not done
+MAX_DEATHS = 3  # workers that may die at the same task, or fork servers
+# Tasks per worker that may be assigned, counted from the first unfinished one
+MAX_OPEN_TASKS = 2
 READ_AHEAD = 2  # tasks
-NO_TASK_YET = -1  # stands for the place of a task if a hand dies before it has one
+NO_TASK_YET = -1  # task number of a worker that dies before its first task
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A member of a crew: a worker or an actor, in its place among its fellows."""
+    """The dispatcher's view of a worker process or actor.
 
-    place: int
+    Attributes:
+        index: int, position among the workers; a replacement gets the same one.
+        task: the current task, None if idle.
+        task_number: int, position of the task in the input.
+        n_lines: int, lines of the task that are translated so far.
+        n_tokens: int, target tokens of these lines.
+        is_ready: bool, whether the model is loaded.
+    """
+
+    index: int
     task: Any = None
-    at: int = NO_TASK_YET  # the place of the task among all
-    n_lines: int = 0  # of the task, translated already
+    task_number: int = NO_TASK_YET
+    n_lines: int = 0
     n_tokens: int = 0
-    ready: bool = False  # to take tasks
+    is_ready: bool = False
 
 
-Event = tuple[Any, str, Any]  # who, what (ready, progress, done, failed, died), and its value
+# The worker, what happened ("ready", "progress", "done", "failed", "died"), and its value
+Event = tuple[Any, str, Any]
 
 
 class Dispatcher(Engine):
-    """An engine of several hands."""
+    """Engine that runs tasks on several workers.
 
-    one, many = "a worker", "workers"
-    remedy = "give fewer workers or a smaller batch_size"
+    Attributes:
+        singular, plural: what messages call the workers.
+        remedy: what to do about workers that die.
+    """
+
+    singular, plural = "a worker", "workers"
+    remedy = "use fewer workers or a smaller batch_size"
 
     def __init__(self, n: int, read_ahead: int = READ_AHEAD):
         self.n, self._read_ahead = n, read_ahead
-        self.hands: list[Any] = []
-        self._again: dict[int, Any] = {}  # tasks of dead hands, by their place
-        self._failed: dict[int, Exception] = {}  # by the place of the task
-        self._deaths: Counter[int] = Counter()  # by the place of the task
+        self.workers: list[Any] = []
+        # All by task number
+        self._retries: dict[int, Any] = {}  # tasks of dead workers
+        self._failures: dict[int, Exception] = {}
+        self._deaths: Counter[int] = Counter()
 
-    def start(self, place: int) -> None:
-        """Add a hand."""
+    def start(self, index: int) -> None:
+        """Start a worker."""
         raise NotImplementedError
 
-    def give(self, hand: Any) -> None:
-        """Send a hand its task."""
+    def assign(self, worker: Any) -> None:
+        """Send a worker its task."""
         raise NotImplementedError
 
-    def listen(self, source: "TaskSource | None") -> Iterator[Event]:
-        """Wait, a second at most, for the input and the hands; yield what happens."""
+    def wait_for_events(self, source: "TaskSource | None") -> Iterator[Event]:
+        """Wait up to a second for input or messages from workers; yield what happened."""
         raise NotImplementedError
 
     def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
-        """As of all engines; WorkerLost if several hands have died of one task."""
+        """Yield results as every engine does.
+
+        Raises:
+            WorkerLost: if several workers died at the same task.
+        """
         source = TaskSource(tasks, self._read_ahead)
         try:
             while True:
-                self._hand_out(source)
-                left = self._open()
-                if self._failed and min(self._failed) < min(left, default=source.n_taken):
-                    raise self._failed[min(self._failed)]
-                if source.ended and not source.has_task() and not left:
+                self._assign_tasks(source)
+                left = self._open_tasks()
+                if self._failures and min(self._failures) < min(left, default=source.n_taken):
+                    raise self._failures[min(self._failures)]
+                if source.is_exhausted and not source.has_task() and not left:
                     break
-                for event in self.listen(source):
-                    yield from self.take_in(*event, progress)
+                for event in self.wait_for_events(source):
+                    yield from self.handle_event(*event, progress)
                 raise_pending()
         finally:
             source.stop()
-            self._again, self._failed, self._deaths = {}, {}, Counter()
+            self._retries, self._failures, self._deaths = {}, {}, Counter()
         if source.error is not None:
             raise source.error
 
-    def _open(self) -> list[int]:
-        """The places of the tasks that are handed out and not done."""
-        return [*self._again, *(hand.at for hand in self.hands if hand.task is not None)]
+    def _open_tasks(self) -> list[int]:
+        """Return the numbers of the tasks that are assigned but not done."""
+        return [
+            *self._retries,
+            *(worker.task_number for worker in self.workers if worker.task is not None),
+        ]
 
-    def _hand_out(self, source: "TaskSource") -> None:
-        """Give a task to each hand that has none; after an error, no new ones."""
-        for hand in self.hands:
-            if hand.task is not None or not hand.ready:
+    def _assign_tasks(self, source: "TaskSource") -> None:
+        """Assign tasks to idle workers, repeated tasks first.  After an error, start none."""
+        for worker in self.workers:
+            if worker.task is not None or not worker.is_ready:
                 continue
-            if self._again:
-                hand.at = min(self._again)
-                hand.task = self._again.pop(hand.at)
-            elif source.has_task() and not self._failed:
-                first = min(self._open(), default=source.n_taken)
+            if self._retries:
+                worker.task_number = min(self._retries)
+                worker.task = self._retries.pop(worker.task_number)
+            elif source.has_task() and not self._failures:
+                first = min(self._open_tasks(), default=source.n_taken)
                 if source.n_taken - first >= MAX_OPEN_TASKS * self.n:
                     return
-                hand.at, hand.task = source.take()
+                worker.task_number, worker.task = source.take()
             else:
                 return
-            hand.n_lines, hand.n_tokens = 0, 0
-            self.give(hand)
+            worker.n_lines, worker.n_tokens = 0, 0
+            self.assign(worker)
 
-    def take_in(self, hand: Any, what: str, value: Any, progress: ProgressDelta) -> Iterator[Any]:
-        """Take in an event; yield a result."""
+    def handle_event(
+        self, worker: Any, what: str, value: Any, progress: ProgressDelta
+    ) -> Iterator[Any]:
+        """Update the state after an event; yield the result of a finished task.
+
+        Args:
+            worker: the WorkerHandle that the event is about.
+            what: "ready", "progress", "done", "failed" or "died".
+            value: for "progress", lines and tokens; for "done", the result; for "failed", the
+                error; for "died", the arguments of `_replace`.
+            progress: callback for added lines and target tokens; negative if work is lost.
+        """
         if what == "ready":
-            hand.ready = True
+            worker.is_ready = True
             self._deaths[NO_TASK_YET] = 0
         elif what == "progress":
             n_lines, n_tokens = value
-            hand.n_lines, hand.n_tokens = hand.n_lines + n_lines, hand.n_tokens + n_tokens
+            worker.n_lines, worker.n_tokens = worker.n_lines + n_lines, worker.n_tokens + n_tokens
             progress(*value)
         elif what == "done":
-            self._deaths.pop(hand.at, None)
-            hand.task = None
+            self._deaths.pop(worker.task_number, None)
+            worker.task = None
             yield value
         elif what == "failed":
-            if hand.task is None:
+            if worker.task is None:
                 raise value
-            self._failed[hand.at], hand.task = value, None
+            self._failures[worker.task_number], worker.task = value, None
         elif what == "died":
-            self.hands.remove(hand)
-            progress(-hand.n_lines, -hand.n_tokens)
-            self._replace(hand, *value)
+            self.workers.remove(worker)
+            progress(-worker.n_lines, -worker.n_tokens)
+            self._replace(worker, *value)
 
-    def _replace(self, hand: Any, how: str, is_own: bool, by_memory: bool = False) -> None:
-        """Start another one in the place of a hand that died; `is_own`: by itself or its task;
-        `by_memory`: probably because memory was short."""
-        idle = hand.task is None
-        at, where = (NO_TASK_YET, "before it was ready") if idle else (hand.at, hand.task.where)
-        self._deaths[at] += is_own
-        if self._deaths[at] < MAX_DEATHS:
-            LOG.info("NOTE: %s %s, %s; another one takes over", self.one, how, where)
-            if not idle:
-                self._again[at] = hand.task
-            self.start(hand.place)
+    def _replace(
+        self, worker: Any, reason: str, is_own_fault: bool, is_out_of_memory: bool = False
+    ) -> None:
+        """Replace a worker that died.  After MAX_DEATHS at the same task, fail the task instead.
+
+        Args:
+            worker: the WorkerHandle.
+            reason: how it died, a verb phrase for messages.
+            is_own_fault: whether it died by itself or of its task, and not with another process.
+            is_out_of_memory: whether memory was probably short.
+        """
+        is_idle = worker.task is None
+        task_number, location = (
+            (NO_TASK_YET, "before it was ready")
+            if is_idle
+            else (worker.task_number, worker.task.where)
+        )
+        self._deaths[task_number] += is_own_fault
+        if self._deaths[task_number] < MAX_DEATHS:
+            LOG.info("NOTE: %s %s, %s; starting a replacement", self.singular, reason, location)
+            if not is_idle:
+                self._retries[task_number] = worker.task
+            self.start(worker.index)
             return
-        where = where.replace("it was", "they were")
-        problem = f"{MAX_DEATHS} {self.many} died {where}, the last {how}; {self.remedy}"
-        error = WorkerLost(problem, by_memory)
-        if idle:
+        location = location.replace("it was", "they were")
+        problem = (
+            f"{MAX_DEATHS} {self.plural} died {location} (the last one {reason}); {self.remedy}"
+        )
+        error = WorkerLost(problem, is_out_of_memory)
+        if is_idle:
             raise error
-        self._failed[at] = error
+        self._failures[task_number] = error
 
 
 class TaskSource:
-    """Tasks, read in a thread a little ahead of the crew."""
+    """Tasks, read ahead in a thread.
+
+    Attributes:
+        wakeup: pipe end that becomes readable when a task has arrived, and at the end.
+        n_taken: int, tasks that were taken so far.
+        is_exhausted: bool, whether the thread has read the last task.
+        error: the exception that ended the input, None without one.
+    """
 
     def __init__(self, tasks: Iterable[Any], read_ahead: int):
         self.n_taken = 0
-        self.ended = self._stopped = False  # ended: no more will come
-        self.error: Exception | None = None  # by which the input ended
-        # Readable when a task has come, and at the end
-        self.wakeup, self._woken = Pipe(duplex=False)
+        self.is_exhausted = self._stopped = False
+        self.error: Exception | None = None
+        self.wakeup, self._wakeup_writer = Pipe(duplex=False)
         self._tasks: Queue[Any] = Queue(read_ahead)
         threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
 
@@ -165,14 +219,14 @@ class TaskSource:
         return not self._tasks.empty()
 
     def take(self) -> tuple[int, Any]:
-        """The place of the next task, and the task."""
+        """Return the number of the next task, and the task."""
         self.n_taken += 1
         return self.n_taken - 1, self._tasks.get_nowait()
 
     def stop(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self._stopped = True
-        while self.has_task():  # the reader may wait for room
+        while self.has_task():  # unblock the thread if the queue is full
             self._tasks.get_nowait()
 
     def _read(self, tasks: Iterable[Any]) -> None:
@@ -184,11 +238,11 @@ class TaskSource:
                 self._wake()
         except Exception as error:
             self.error = error
-            raise SystemExit from None  # a thread ends so without a word
+            raise SystemExit from None  # ends the thread without a traceback
         finally:
-            self.ended = True
+            self.is_exhausted = True
             self._wake()
 
     def _wake(self) -> None:
         with suppress(OSError):
-            self._woken.send_bytes(b".")
+            self._wakeup_writer.send_bytes(b".")

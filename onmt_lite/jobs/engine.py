@@ -1,6 +1,6 @@
-"""Who does the tasks of a job: this process, worker processes, or those of a Translator.
+"""Engines that run the tasks of a job: this process, worker processes, or the pool of a Translator.
 
-What is here needs no torch until an `InProcessEngine` loads a model.
+Nothing here needs torch until an `InProcessEngine` loads a model.
 """
 
 import math
@@ -24,48 +24,54 @@ from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import count_usable_cores, count_workers_in_memory, get_omp_threads
 from onmt_lite.text.lines import Line
 
-MAX_WORKERS = 256  # as -workers takes
-# Of a call, for each worker: who is done early takes another; four take 1.03 times as long
+MAX_WORKERS = 256  # upper limit of -workers
+# A worker that finishes early takes another call; with four calls each, 1.03 times as long
 CALLS_PER_WORKER = 2
-FULL_BATCH_LINES = (
-    64  # lines that make a good batch, below which a part is not cut more than workers need
-)
+FULL_BATCH_LINES = 64  # do not split finer than this unless workers would be idle
 
 
 def choose_engine(options: TranslateOptions, n_buckets: int | None) -> Engine:
-    """What does the tasks of a job, of so many buckets; None if they cannot be counted."""
+    """Return the engine for a job.
+
+    Args:
+        options: options of the job.
+        n_buckets: number of buckets, None if they cannot be counted.
+    """
     n = options.n_workers
     if n is None:
         n = choose_worker_count(options, n_buckets)
         if n > 1:
-            note = f"{n} workers, of one thread each; -workers 1 is one process"
-            LOG.info("NOTE: %s", note, extra=DETAIL)
+            notice = f"using {n} workers with one thread each; set -workers 1 for a single process"
+            LOG.info("NOTE: %s", notice, extra=DETAIL)
     return Workers(options, n) if n > 1 else InProcessEngine(options)
 
 
 def choose_worker_count(options: TranslateOptions, n_buckets: int | None) -> int:
-    """How many workers a job gets if nobody says: one per core on a CPU, a bucket each at least.
+    """Return the default number of workers: one per core on a CPU, with at least one bucket each.
 
-    A start costs nothing: the parent needs no torch, and the workers share one that is loaded once.
-    With the shipped model and 8, 64 and 256 lines two workers took 2.6, 3.1 and 5.2 s of processor
-    time in all, one process 3.2, 3.4 and 5.4.  So the least size of a bucket decides, see
-    `inputs.py`.  One process does a stream, whose lines may trickle; a job with -threads; what may
-    run on a GPU; and all outside of Linux, where forks of a process with torch may fail.
+    Starting workers is cheap: the parent needs no torch, and the workers share one copy that is
+    loaded once.  With the shipped model and 8, 64 and 256 lines, two workers took 2.6, 3.1 and 5.2
+    s of CPU time in total; one process took 3.2, 3.4 and 5.4 s.  So the minimum bucket size
+    decides, see `inputs.py`.
+
+    A single process handles streams, because their lines may arrive slowly; jobs with -threads;
+    jobs that may use a GPU; and everything outside Linux, where forking a process with torch may
+    fail.
     """
     if n_buckets is None or options.speed.threads or sys.platform != "linux":
         return 1
     if options.speed.expects_gpu:
         return 1
-    most = min(count_usable_cores(), get_omp_threads(), count_workers_in_memory(), MAX_WORKERS)
-    return max(1, int(min(most, n_buckets)))
+    limit = min(count_usable_cores(), get_omp_threads(), count_workers_in_memory(), MAX_WORKERS)
+    return max(1, int(min(limit, n_buckets)))
 
 
-# -- the workers of a Translator ------------------------------------------------------------------
+# -- workers of a Translator ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PipelineCall:
-    """A part of a call: a method of a Pipeline with some of the lines."""
+    """A task of a Translator: a Pipeline method, applied to some of the lines."""
 
     number: int
     method: str
@@ -80,41 +86,43 @@ class PipelineCall:
             return "in a call without lines"
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
 
-    def do(self, place: InProcessEngine, progress: ProgressDelta) -> tuple[int, Sequence[Any]]:
-        """The number of the part, and the result of each of its lines."""
-        pipeline, lines, tgt_lines = place.pipeline, self.lines, self.tgt_lines
-        if self.method == "notes_on":
+    def do(self, engine: InProcessEngine, progress: ProgressDelta) -> tuple[int, Sequence[Any]]:
+        """Return the number of the call and the result for each of its lines."""
+        pipeline, lines, tgt_lines = engine.pipeline, self.lines, self.tgt_lines
+        if self.method == "option_notices":
             return self.number, pipeline.option_notices(self.options)
-        more = self.options, progress, self.prefixes
-        return self.number, pipeline.translate_lines(lines, tgt_lines, *more)
+        arguments = self.options, progress, self.prefixes
+        return self.number, pipeline.translate_lines(lines, tgt_lines, *arguments)
 
 
 class WorkerPool(Engine):
-    """The processes of a Translator with `workers`, which has the methods of a Pipeline.  That of
-    the caller loads no model, and what it has done with torch before does not matter."""
+    """Worker processes of a Translator with `workers`; has the methods of a Pipeline.
+
+    The calling process loads no model, and its earlier use of torch does not matter.
+    """
 
     def __init__(self, options: TranslateOptions):
         """Start the workers.  Raises OptionError, CheckpointError or WorkerLost."""
         self.options = options
         self.process = os.getpid()
-        self._lock = threading.Lock()  # the workers do the calls of several threads in turn
-        self._caller: int | None = None  # the thread whose call is being done
+        self._lock = threading.Lock()  # calls of several threads run one after the other
+        self._caller: int | None = None  # the thread whose call is running
         self._workers = Workers(options, options.n_workers or 1)
         self._end = weakref.finalize(self, close_workers, self._workers, self.process)
         self._workers.__enter__()
         self.machine = self._workers.machine
 
     def close(self) -> None:
-        """End the workers.  A call that comes later is a ValueError."""
+        """End the workers.  Later calls raise ValueError."""
         self._end()
 
-    def translate_lines(self, lines: Sequence[Line], *more: Any) -> list[Translation]:
-        return self._joined("translate_lines", lines, *more)
+    def translate_lines(self, lines: Sequence[Line], *arguments: Any) -> list[Translation]:
+        return self._run_calls("translate_lines", lines, *arguments)
 
     def option_notices(self, options: TranslateOptions) -> list[str]:
-        return self._joined("notes_on", [], None, options)
+        return self._run_calls("option_notices", [], None, options)
 
-    def _joined(
+    def _run_calls(
         self,
         method: str,
         lines: Sequence[Line],
@@ -123,22 +131,37 @@ class WorkerPool(Engine):
         progress: ProgressDelta = lambda *added: None,
         prefixes: Sequence[Line] | None = None,
     ) -> list[Any]:
-        """The results of all lines, in order, each part of which is a Call."""
+        """Split the lines into calls and return the results of all lines in order.
+
+        Args:
+            method: name of a Pipeline method.
+            lines: source lines.
+            tgt_lines: reference lines, None without references.
+            options: default: the options of the pool.
+            progress: callback for added lines and target tokens.
+            prefixes: target prefixes, None without prefixes.
+        """
         options, n = options or self.options, len(lines)
-        # It matters what shares a batch
-        alone = PRESETS[options.search.search].policy.depends_on_batch
-        size = max(1, n) if alone else choose_call_size(n, self._workers.n)
+        # Results depend on the composition of batches: do not split
+        is_batch_dependent = PRESETS[options.search.search].policy.depends_on_batch
+        size = max(1, n) if is_batch_dependent else choose_call_size(n, self._workers.n)
         calls = []
         for number, start in enumerate(range(0, max(1, n), size)):
-            part = slice(start, start + size)
-            begin, tgt = (None if each is None else each[part] for each in (prefixes, tgt_lines))
-            calls.append(PipelineCall(number, method, lines[part], tgt, options, begin))
+            rows = slice(start, start + size)
+            call_prefixes, call_targets = (
+                None if result is None else result[rows] for result in (prefixes, tgt_lines)
+            )
+            calls.append(
+                PipelineCall(number, method, lines[rows], call_targets, options, call_prefixes)
+            )
         with closing(self.run(calls, progress)) as results:
-            parts = dict(results)
-        return [each for number in sorted(parts) for each in parts[number]]
+            results_by_number = dict(results)
+        return [
+            result for number in sorted(results_by_number) for result in results_by_number[number]
+        ]
 
     def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
-        """ValueError if the workers have ended, or from the progress callback of a call."""
+        """Run tasks.  Raises ValueError if closed, or if called from its own progress callback."""
         if not self._end.alive:
             raise ValueError("this Translator is closed")
         if self._caller == threading.get_ident():
@@ -154,7 +177,7 @@ class WorkerPool(Engine):
 
 
 def choose_call_size(n_lines: int, n_workers: int) -> int:
-    """Lines of a part: several parts for each worker, but full batches first."""
+    """Return the lines per call: several calls for each worker, but full batches first."""
     full = min(FULL_BATCH_LINES, math.ceil(n_lines / n_workers))
     return min(
         BUCKET_LINES["cpu"], max(1, full, math.ceil(n_lines / (CALLS_PER_WORKER * n_workers)))
@@ -162,6 +185,6 @@ def choose_call_size(n_lines: int, n_workers: int) -> int:
 
 
 def close_workers(workers: Workers, process: int) -> None:
-    """End workers, unless this is a fork of the process that started them."""
+    """Close the workers, unless this is a fork of the process that started them."""
     if os.getpid() == process:
         workers.__exit__()

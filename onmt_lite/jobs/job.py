@@ -288,7 +288,7 @@ class Output:
                 self.parts = ResultParts(self.path, job)
                 store.begin(job, goes_on)
                 if machine is not None:
-                    self.parts.settle(machine)
+                    self.parts.claim_device(machine)
             else:
                 store.clear()
         self.begun = True

@@ -94,10 +94,10 @@ class ResultParts:
     """Writes and reads the parts of a job, in any process; `path` is that of the output."""
 
     def __init__(self, path: str, job: Job):
-        self.path, self.folder = path, get_parts_directory(path)
+        self.path, self.directory = path, get_parts_directory(path)
         self.job, self.job_id = job, hash_job(job)
 
-    def put(self, done: BucketResult) -> None:
+    def write(self, done: BucketResult) -> None:
         """Write a part; it is on the disk when this returns.  Raises FileError."""
         record = {"job": self.job_id, "number": done.number}
         record |= {"summary": asdict(done.summary), "report": done.report.decode("ascii")}
@@ -114,11 +114,11 @@ class ResultParts:
             number, summary.n_lines, data, summary, record["report"].encode("ascii")
         )
 
-    def settle(self, machine: dict[str, str]) -> None:
+    def claim_device(self, machine: dict[str, str]) -> None:
         """Raise OptionError if a machine of another kind has begun the job.  FileError."""
-        path = os.path.join(self.folder, MACHINE)
+        path = os.path.join(self.directory, MACHINE)
         if not read_sealed(path)[0]:
-            aside = os.path.join(self.folder, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
+            aside = os.path.join(self.directory, f".{MACHINE}.{os.urandom(6).hex()}.tmp")
             with wrap_os_errors(f"write {self.path}"):
                 replace_file(aside, seal({"machine": machine}))
                 try:
@@ -133,14 +133,14 @@ class ResultParts:
         check_same(before, {"machine": machine})
 
     def _name(self, number: int) -> str:
-        return os.path.join(self.folder, f"{number:06}")
+        return os.path.join(self.directory, f"{number:06}")
 
 
 class Store:
     """The store of a file, which it locks against other jobs; a context."""
 
     def __init__(self, path: str):
-        self.path, self.target, self.folder = (
+        self.path, self.target, self.directory = (
             path,
             os.path.realpath(path),
             get_parts_directory(path),
@@ -167,15 +167,15 @@ class Store:
             if self._fd >= 0:
                 self._close()
                 self._unlink({OUTPUT})
-            if not self._removed and set(os.listdir(self.folder)) <= {LOCK}:
+            if not self._removed and set(os.listdir(self.directory)) <= {LOCK}:
                 self.remove()
         os.close(self._lock_fd)
 
     def _lock(self) -> bool:
         """Lock the store, made if need be; False if it was removed meanwhile."""
-        lock = os.path.join(self.folder, LOCK)
+        lock = os.path.join(self.directory, LOCK)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder, DIRECTORY_MODE)
+            os.mkdir(self.directory, DIRECTORY_MODE)
         try:
             self._check_ours()
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -205,17 +205,17 @@ class Store:
 
     def _check_ours(self) -> None:
         """Raise FileError unless the folder, and all that is in it, is ours."""
-        status = os.lstat(self.folder)
+        status = os.lstat(self.directory)
         if not stat.S_ISDIR(status.st_mode):
-            raise self._foreign(self.folder)
-        for entry in os.scandir(self.folder):
+            raise self._foreign(self.directory)
+        for entry in os.scandir(self.directory):
             if not STORE_NAMES.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 raise self._foreign(entry.path)
             if entry.name == LOCK and entry.stat().st_nlink > 1:  # it is written to
                 raise self._foreign(entry.path)
         # A copy of a store has another mode
         if stat.S_IMODE(status.st_mode) != DIRECTORY_MODE and not self._manifest():
-            raise self._foreign(self.folder)
+            raise self._foreign(self.directory)
 
     def _foreign(self, path: str) -> FileError:
         return FileError(
@@ -228,31 +228,31 @@ class Store:
         if before := self._manifest():
             check_same(before["job"], job)
 
-    def begin(self, job: Job, goes_on: bool) -> None:
+    def begin(self, job: Job, is_resumed: bool) -> None:
         """Make the store one of this job, which may go on with its parts.  Raises FileError."""
         with wrap_os_errors(f"write {self.path}"):
-            left = set(os.listdir(self.folder)) - {LOCK}
-            if goes_on:
+            left = set(os.listdir(self.directory)) - {LOCK}
+            if is_resumed:
                 unfinished = {n for n in left if n == OUTPUT or n.endswith(".tmp")}
-                if not read_sealed(os.path.join(self.folder, MACHINE))[0]:
+                if not read_sealed(os.path.join(self.directory, MACHINE))[0]:
                     unfinished |= left & {MACHINE}
                 self._unlink(unfinished)
             elif left:
                 LOG.info(
-                    "NOTE: %s, left by a stopped job, is written anew", format_path(self.folder)
+                    "NOTE: %s, left by a stopped job, is written anew", format_path(self.directory)
                 )
                 self._unlink(left)
             if not self._manifest():
-                replace_file(os.path.join(self.folder, MANIFEST), seal({"job": job}))
+                replace_file(os.path.join(self.directory, MANIFEST), seal({"job": job}))
 
     def _manifest(self) -> Record:
         """Return the record of the job that has begun here; {} for none."""
-        return read_sealed(os.path.join(self.folder, MANIFEST))[0]
+        return read_sealed(os.path.join(self.directory, MANIFEST))[0]
 
     def clear(self) -> None:
         """Remove the contents of the store.  Raises FileError."""
         with wrap_os_errors(f"write {self.path}"):
-            self._unlink(set(os.listdir(self.folder)) - {LOCK})
+            self._unlink(set(os.listdir(self.directory)) - {LOCK})
 
     def append(self, data: bytes) -> None:
         """Write to the end of the file, which is not in its place yet.  Raises FileError."""
@@ -270,7 +270,7 @@ class Store:
                 with contextlib.suppress(OSError, AttributeError):  # there are no attributes
                     os.setxattr(self._fd, LABEL, json.dumps(label).encode("ascii"))
             copy_mode_and_sync(self._fd, self.target)
-            rename_and_sync(os.path.join(self.folder, OUTPUT), self.target)
+            rename_and_sync(os.path.join(self.directory, OUTPUT), self.target)
             self._close()
 
     def labelled(self, job: Job) -> Summary | None:
@@ -283,20 +283,20 @@ class Store:
                     crc = zlib.crc32(chunk, crc)
         except (OSError, ValueError, AttributeError):  # no file, or no attributes on this system
             return None
-        is_whole = (label["job"], label["crc"]) == (hash_job(job), crc)
-        return read_summary(label["summary"]) if is_whole else None
+        is_complete = (label["job"], label["crc"]) == (hash_job(job), crc)
+        return read_summary(label["summary"]) if is_complete else None
 
     def remove(self) -> None:
         """Remove the store.  Raises OSError."""
-        self._unlink(set(os.listdir(self.folder)) - {LOCK})
+        self._unlink(set(os.listdir(self.directory)) - {LOCK})
         self._unlink({LOCK})
         self._removed = True
         with contextlib.suppress(OSError):  # another job has just begun here
-            os.rmdir(self.folder)
+            os.rmdir(self.directory)
 
     def _open(self) -> None:
         if self._fd < 0:
-            self._fd = create_temporary(os.path.join(self.folder, OUTPUT), self.target)
+            self._fd = create_temporary(os.path.join(self.directory, OUTPUT), self.target)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -304,7 +304,7 @@ class Store:
 
     def _unlink(self, names: set[str]) -> None:
         for name in sorted(names):
-            os.unlink(os.path.join(self.folder, name))
+            os.unlink(os.path.join(self.directory, name))
 
 
 # -- formats --------------------------------------------------------------------------------------

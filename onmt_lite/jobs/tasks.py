@@ -1,7 +1,7 @@
-"""Tasks: read the lines of a bucket, from a range of files or from a stream as they come; translate
-them, and keep them as a part, in any process.
+"""Tasks: read a bucket of lines from files or a stream, translate it and write its partial file.
 
-The process that hands out tasks needs no torch, and so this module has none.
+Tasks run in any process.  The process that assigns them does without torch, so this module does not
+import it.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ Parse = Callable[[bytes, int, bool], Line]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Lines of the input in a row, and the lines of -tgt that belong to them."""
+    """Consecutive input lines, and the lines of -tgt that belong to them."""
 
     number: int
     lines: list[Line]
@@ -56,7 +56,15 @@ class Bucket:
 
 
 def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
-    """A bucket of the lines of all inputs.  DataError for phrases that cannot be."""
+    """Build a bucket from the lines of all inputs.
+
+    Args:
+        number: position of the bucket in the job.
+        columns: the lines of each input.
+
+    Raises:
+        DataError: for invalid phrases.
+    """
     lines = columns["src"]
     phrases = [
         parse_line_phrases(columns, role, len(lines)) for role in ("force_words", "ban_words")
@@ -68,27 +76,44 @@ def make_bucket(number: int, columns: dict[Role, list[Line]]) -> Bucket:
 def parse_line_phrases(
     columns: dict[Role, list[Line]], role: Role, n: int
 ) -> list[tuple[str, ...]]:
-    """Return the phrases of each of n lines, from its own line of the file or from the only one."""
+    """Return the phrases for each source line.
+
+    Args:
+        columns: the lines of each input.
+        role: force_words or ban_words.
+        n: number of source lines; a phrase file with a single line applies to all of them.
+
+    Raises:
+        DataError: for phrases that are not UTF-8 or otherwise invalid.
+    """
     if role not in columns:
         return [()] * n
     for line in columns[role]:
         if "invalid-utf8" in line.notes:
-            raise DataError(f"{role} line {line.id + 1} is not UTF-8; convert it")
+            raise DataError(
+                f"{role}: line {line.id + 1} is not valid UTF-8; convert the file with iconv"
+            )
     parsed = [parse_phrases(line.text) for line in columns[role]]
     return parsed * n if len(parsed) == 1 else parsed
 
 
 def choose_parser(data: DataOptions, role: Role, path: str) -> Parse:
-    """How the lines of an input are parsed: as JSON objects, or as text."""
+    """Return the parser for the lines of an input: JSON objects or plain text.
+
+    Args:
+        data: data options.
+        role: src, tgt, force_words or ban_words.
+        path: path of the input.
+    """
     if role in ("force_words", "ban_words"):
         return decode_line
-    # -input_format speaks of src; a tgt of objects has a name that says so
+    # -input_format is for src; a tgt of JSON objects is recognized by its name
     is_jsonl = (role == "src" and data.input_format == "jsonl") or data.is_jsonl(path)
     return partial(line_from_json, field=data.text_field) if is_jsonl else decode_line
 
 
 class RangeReader:
-    """Reads ranges.  Files stay open until `close`, so that gzip data is unpacked once."""
+    """Reads ranges of files.  Files stay open until `close`, so that gzip data is unpacked once."""
 
     def __init__(self) -> None:
         self.open: dict[str, tuple[tuple[int, int] | None, IO[bytes]]] = {}
@@ -98,88 +123,117 @@ class RangeReader:
             file.close()
         self.open = {}
 
-    def bucket(self, wanted: Range, data: DataOptions) -> Bucket:
-        """The lines of a range.  Raises FileError if a file cannot be read or is not what it was,
-        DataError for phrases that cannot be."""
-        columns = {
-            role: self.lines(wanted, role, choose_parser(data, role, span.path))
-            for role, span in wanted.spans.items()
-        }
-        return make_bucket(wanted.number, columns)
+    def read_bucket(self, bucket_range: Range, data: DataOptions) -> Bucket:
+        """Read the lines of a range.
 
-    def lines(self, wanted: Range, role: Role, parse: Parse) -> list[Line]:
-        span, lines = wanted.spans[role], list[Line]()
-        first = wanted.first if span.n_lines == wanted.n_lines else 0  # one line for all
-        left, crc = span.n_bytes, 0
+        Raises:
+            FileError: if a file cannot be read or has changed.
+            DataError: for invalid phrases.
+        """
+        columns = {
+            role: self.read_lines(bucket_range, role, choose_parser(data, role, span.path))
+            for role, span in bucket_range.spans.items()
+        }
+        return make_bucket(bucket_range.number, columns)
+
+    def read_lines(self, bucket_range: Range, role: Role, parse: Parse) -> list[Line]:
+        """Read and parse the lines of one input.
+
+        Args:
+            bucket_range: the range.
+            role: src, tgt, force_words or ban_words.
+            parse: parser for a line.
+
+        Raises:
+            FileError: if the file cannot be read or has changed.
+        """
+        span, lines = bucket_range.spans[role], list[Line]()
+        first = (
+            bucket_range.first if span.n_lines == bucket_range.n_lines else 0
+        )  # else one line for all
+        n_left, crc = span.n_bytes, 0
         with wrap_os_errors(f"read {span.path}"), contextlib.suppress(EOFError, zlib.error):
             file = self._at(span.path, span.start)
 
             def read(size: int) -> bytes:
-                nonlocal left, crc
-                chunk = file.read(min(size, left))
-                left, crc = left - len(chunk), zlib.crc32(chunk, crc)
+                nonlocal n_left, crc
+                chunk = file.read(min(size, n_left))
+                n_left, crc = n_left - len(chunk), zlib.crc32(chunk, crc)
                 return chunk
 
             for raw, is_cut in iter_raw_lines(ByteStream(read, lambda: True)):
-                assert raw is not None  # such a stream never pauses
+                assert raw is not None  # a file never pauses
                 if span.start == 0 and not lines:
                     raw = raw.removeprefix(BOM)
                 lines.append(parse(raw, first + len(lines), is_cut))
-        if left or crc != span.crc:
-            raise inputs.changed_error(span.path)
+        if n_left or crc != span.crc:
+            raise inputs.make_changed_error(span.path)
         return lines
 
     def _at(self, path: str, start: int) -> IO[bytes]:
-        """The file, where a span begins."""
-        now = read_file_state(path)
+        """Return the file, positioned at the start of a span."""
+        state = read_file_state(path)
         before, file = self.open.get(path, (None, None))
-        # One that was removed is still there
-        if file is None or (now is not None and now != before):
+        # An open file can be read after it was removed
+        if file is None or (state is not None and state != before):
             if file is not None:
                 file.close()
             file = cast(IO[bytes], gzip.open(path, "rb") if is_gzip(path) else open(path, "rb"))
-            self.open[path] = now, file
-        file.seek(start)  # in gzip data, by unpacking up to there
+            self.open[path] = state, file
+        file.seek(start)  # gzip data is unpacked up to there
         return file
 
 
 def check_phrases(ranges: list[Range]) -> None:
-    """Raise DataError for phrases that no bucket can be made with."""
+    """Raise DataError for invalid phrases in any range."""
     roles = [role for role in (ranges[0].spans if ranges else ()) if role.endswith("_words")]
     by_line = any(ranges[-1].spans[role].start for role in roles)
     with contextlib.closing(RangeReader()) as reader:
         for each in ranges if by_line else ranges[:1]:
-            columns = {role: reader.lines(each, role, decode_line) for role in roles}
+            columns = {role: reader.read_lines(each, role, decode_line) for role in roles}
             columns["src"] = [Line(each.first + i, "") for i in range(each.n_lines)]
             make_bucket(each.number, columns)
 
 
 def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
-    """Raise DataError for a file of objects none of which has the field of the text.  Reads as far
-    as the first that has it.  FileError."""
+    """Check that each JSON file has a line with the text field, reading up to the first such line.
+
+    Raises:
+        DataError: if no line has the field.
+        FileError: if a file cannot be read.
+    """
     for role, path in [*(("src", path) for path in sources), *list_line_inputs(options)[1:]]:
-        parse, lacking = choose_parser(options.data, role, path), None
+        parse, missing = choose_parser(options.data, role, path), None
         if parse is decode_line:
             continue
         with inputs.open_input(path) as fd:
             for line in LineReader(fd, path, parse=parse).lines():
                 if not WITHOUT_TEXT & {*line.notes}:
-                    lacking = None
+                    missing = None
                     break
-                if lacking is None and NO_TEXT_FIELD in line.notes:
-                    lacking = line
-        if lacking is not None:
-            problem = reports.describe_missing_field(options.data.text_field, lacking.fields)
-            raise DataError(f"{role} {path}: no line has a text, line {lacking.id + 1} {problem}")
+                if missing is None and NO_TEXT_FIELD in line.notes:
+                    missing = line
+        if missing is not None:
+            problem = reports.describe_missing_field(options.data.text_field, missing.fields)
+            raise DataError(
+                f"{role} {path}: no line contains text; line {missing.id + 1} {problem}"
+            )
 
 
 class StreamReader:
-    """Reads src, and the inputs that belong to it line by line, side by side."""
+    """Reads src and its parallel inputs line by line, side by side."""
 
     def __init__(
         self, options: TranslateOptions, n_lines: int | None, open_files: contextlib.ExitStack
     ):
-        """Of `n_lines` lines, if they were counted.  Raises FileError."""
+        """Args:
+            options: options of the job.
+            n_lines: number of lines, None if they cannot be counted.
+            open_files: closes the files at the end of the job.
+
+        Raises:
+            FileError: if a file cannot be opened.
+        """
         window = inputs.choose_bucket_lines(options, n_lines)
 
         def reader(role: Role, path: str) -> LineReader:
@@ -189,34 +243,38 @@ class StreamReader:
 
         readers = {role: reader(role, path) for role, path in list_line_inputs(options)}
         self.source = readers.pop("src")
-        self.beside = {role: read_parallel_lines(role, each) for role, each in readers.items()}
+        self.parallel = {role: read_parallel_lines(role, each) for role, each in readers.items()}
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield buckets; short ones if the stream pauses.  Raises FileError and DataError as
-        `LineReader` does, DataError if the numbers of lines differ."""
+        """Yield buckets; short ones if the stream pauses.
+
+        Raises:
+            FileError: as `LineReader` does.
+            DataError: as `LineReader` does, and if line counts differ.
+        """
         for number, lines in enumerate(self.source.windows()):
             columns = {"src": lines}
-            for role, beside in self.beside.items():
-                n = 1 if isinstance(beside, repeat) else len(lines)
-                columns[role] = found = list(islice(beside, n))
+            for role, parallel in self.parallel.items():
+                n = 1 if isinstance(parallel, repeat) else len(lines)
+                columns[role] = found = list(islice(parallel, n))
                 if len(found) < n:
-                    says = f"src has more lines than {role}, which"
-                    raise inputs.line_count_error(role, says, lines[0].id + len(found))
+                    statement = f"src has more lines than {role}, which"
+                    raise inputs.make_line_count_error(role, statement, lines[0].id + len(found))
             yield make_bucket(number, columns)
-        for role, beside in self.beside.items():
-            if not isinstance(beside, repeat) and next(beside, None) is not None:
-                says = f"{role} has more lines than src, which"
-                raise inputs.line_count_error(role, says, self.source.n_lines)
+        for role, parallel in self.parallel.items():
+            if not isinstance(parallel, repeat) and next(parallel, None) is not None:
+                statement = f"{role} has more lines than src, which"
+                raise inputs.make_line_count_error(role, statement, self.source.n_lines)
 
 
 def read_parallel_lines(role: Role, reader: LineReader) -> Iterator[Line]:
-    """The lines of an input beside src.  Two show whether one of phrases is that of all lines."""
+    """Yield the lines of a parallel input; a phrase file with a single line repeats it."""
     first = [] if role == "tgt" else list(islice(reader.lines(), 2))
     return repeat(first[0]) if len(first) == 1 else chain(first, reader.lines())
 
 
 def is_gzip(path: str) -> bool:
-    """Return whether a file is gzip data."""
+    """Return True if a file is gzip data."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(len(GZIP)) == GZIP
     return False
@@ -224,61 +282,75 @@ def is_gzip(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """A bucket of a job."""
+    """The work on one bucket of a job.
 
-    work: Bucket | Range  # its lines, or the range of files that holds them
+    Attributes:
+        work: the lines, or the range of files that contains them.
+        options: options of the job.
+        parts: stores the result as a partial file; None: the result contains the output.
+        traced_below: search steps are recorded for lines with smaller numbers.
+    """
+
+    work: Bucket | Range
     options: TranslateOptions
-    parts: ResultParts | None = None  # takes its part; None: the result has its data
-    traced_below: int = 0  # the searches of lines with a smaller number are recorded
+    parts: ResultParts | None = None
+    traced_below: int = 0
 
     @property
     def where(self) -> str:
         return self.work.where
 
-    def do(self, place: "InProcessEngine", progress: ProgressDelta) -> BucketResult:
-        """Read, translate and keep the bucket."""
+    def do(self, engine: "InProcessEngine", progress: ProgressDelta) -> BucketResult:
+        """Read and translate the bucket; store or return the result."""
         bucket = self.work
         if isinstance(bucket, Range):
-            bucket = place.reader.bucket(bucket, self.options.data)
+            bucket = engine.reader.read_bucket(bucket, self.options.data)
         if self.traced_below:
-            from onmt_lite.trace.tracer import Tracer  # late: it needs torch
+            from onmt_lite.trace.tracer import Tracer  # needs torch
 
-            place.pipeline.runner.observe = Tracer
+            engine.pipeline.runner.observe = Tracer
             lines = [replace(line, traced=line.id < self.traced_below) for line in bucket.lines]
             bucket = replace(bucket, lines=lines)
-        done = translate_bucket(place.pipeline, self.options, bucket, progress)
-        clock = place.pipeline.clock
+        done = translate_bucket(engine.pipeline, self.options, bucket, progress)
+        clock = engine.pipeline.clock
         if self.parts is None:
             return replace(done, seconds=clock.take())
         with clock.phase("write"):
-            self.parts.put(done)
+            self.parts.write(done)
         return replace(done, data=b"", report=b"", seconds=clock.take())
 
 
 def translate_bucket(
     pipeline: "Pipeline", options: TranslateOptions, bucket: Bucket, progress: ProgressDelta
 ) -> BucketResult:
-    """Translate the lines of a bucket and format them as the options say."""
+    """Translate the lines of a bucket and format the output.
+
+    Args:
+        pipeline: the loaded model.
+        options: options of the job.
+        bucket: the lines.
+        progress: callback for added lines and target tokens.
+    """
     data = options.data
-    gold_lines, prefixes = bucket.tgt_lines, None
+    references, prefixes = bucket.tgt_lines, None
     if data.tgt_file_prefix:
-        gold_lines, prefixes = None, bucket.tgt_lines
-    translations = pipeline.translate_lines(bucket.lines, gold_lines, options, progress, prefixes)
+        references, prefixes = None, bucket.tgt_lines
+    translations = pipeline.translate_lines(bucket.lines, references, options, progress, prefixes)
     if data.token_scores and data.format == "jsonl":
         translations = [*map(pipeline.postprocessor.with_word_log_probs, translations)]
     writer = reports.build_writer(data, options.search.n_best)
     log = []
     for i, translation in enumerate(translations):
-        # A job that scores says it in its output
-        told = gold_lines is not None and (options.information.verbose or not data.score_only)
-        gold = gold_lines[i].text if gold_lines is not None and told else None
-        log += reports.format_sentence_log(translation, gold, options.information.verbose)
+        # With -score_only, scores are in the output and need not be logged
+        is_logged = references is not None and (options.information.verbose or not data.score_only)
+        reference = references[i].text if references is not None and is_logged else None
+        log += reports.format_sentence_log(translation, reference, options.information.verbose)
     if bucket.number == 0 and next(iter(pipeline.checkpoint.tokenizers)) == "space":
         log += warn_about_raw_text(translations)
     summary = Summary.of(translations, data.text_field)
-    if gold_lines is not None and reports.needs_bleu(options) and reports.has_sacrebleu():
+    if references is not None and reports.needs_bleu(options) and reports.has_sacrebleu():
         texts = [translation.text for translation in translations]
-        summary.overlaps = reports.count_matches(texts, [line.text for line in gold_lines])
+        summary.overlaps = reports.count_matches(texts, [line.text for line in references])
     output = "".join(map(writer, translations)).encode("utf-8")
     report = "".join(map(reports.format_report, translations)).encode("ascii")
     traced = [t for line, t in zip(bucket.lines, translations) if line.traced]
@@ -289,24 +361,30 @@ def translate_bucket(
 
 
 def warn_about_raw_text(translations: Sequence[Translation]) -> list[str]:
-    """Note that most of the first words are unknown: text was given to a model of tokens."""
+    """Return a log line if most words are unknown: raw text was given to a model of tokens."""
     n_tokens = sum(translation.n_src_tokens for translation in translations)
     n_unknown = sum(translation.n_unknown for translation in translations)
     if n_unknown <= n_tokens / 2:
         return []
     return [
-        f"NOTE: {n_unknown} of the first {n_tokens} words are unknown to the model, which takes "
-        "tokens separated by spaces; for text as it is, give -src_subword_model with -tokenizer "
-        "bpe or sentencepiece, or -transforms"
+        f"NOTE: {n_unknown} of the first {n_tokens} words are not in the vocabulary, and this "
+        "model expects tokens separated by spaces; to translate raw text, set -src_subword_model with "
+        "-tokenizer bpe or sentencepiece, or use -transforms"
     ]
 
 
 class Engine:
-    """Does tasks, in this process or in others; a context in which models are loaded.  This one is
-    of a job of which nothing is left to do."""
+    """Runs tasks; a context that loads the models.
 
-    notes: list[str] = []  # what the options change nothing about with this model
-    machine: dict[str, str] | None = None  # device, precision; None if workers differ
+    This class is the null engine of a job that is already complete.
+
+    Attributes:
+        notes: notices about options without effect.
+        machine: device and precision; None if unknown.
+    """
+
+    notes: list[str] = []
+    machine: dict[str, str] | None = None
 
     def __enter__(self) -> Any:
         return self
@@ -315,21 +393,31 @@ class Engine:
         pass
 
     def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
-        """Yield what the tasks return, in any order; raise what one raises when all before it are
-        done.  `progress` is told what is added, batch by batch."""
+        """Yield the results of the tasks in any order.
+
+        Args:
+            tasks: objects with a `do` method.
+            progress: callback for added lines and target tokens, called for each batch.
+
+        Raises:
+            Exception: the error of the first task that failed, after all earlier tasks are done.
+        """
         yield from ()
 
 
 class InProcessEngine(Engine):
-    """The engine of this process, which has the models."""
+    """Engine that runs tasks in this process."""
 
     def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
-        """With a `pipeline`, nothing is loaded."""
+        """Args:
+        options: options of the job.
+        pipeline: the loaded model; None: `__enter__` loads it.
+        """
         self.options, self.given, self.reader = options, pipeline, RangeReader()
 
     def __enter__(self) -> "InProcessEngine":
         if self.given is None:
-            with speed_up_imports():  # late: torch takes seconds
+            with speed_up_imports():  # importing torch takes seconds
                 from onmt_lite.inference.pipeline import Pipeline
             self.given = Pipeline.load(self.options, release=True)
         self.pipeline = pipeline = self.given

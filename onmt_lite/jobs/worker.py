@@ -1,8 +1,8 @@
-"""What the processes of -workers N do: a fork server loads the models, and its forks translate.
+"""The processes of -workers N: a fork server that loads the models, and its forks, which translate.
 
-`workers.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked, which they
-stay in the workers: the parent decides when they end.  No GPU is touched before a worker is forked,
-since CUDA does not work in a fork of a process that has used it.
+`workers.py` starts the fork server with SIGINT, SIGTERM and SIGHUP blocked.  They stay blocked in
+the workers, because the parent decides when they end.  The fork server never touches a GPU, since
+CUDA does not work in a fork of a process that has used it.
 """
 
 import ctypes
@@ -29,18 +29,23 @@ from onmt_lite.inference.runtime import move_to, resolve_device, threads_per_pro
 from onmt_lite.jobs.tasks import InProcessEngine
 from onmt_lite.system.resources import get_free_memory, release_freed_memory
 
-HEARTBEAT_INTERVAL = 1.0  # seconds between signs of life
+HEARTBEAT_INTERVAL = 1.0  # seconds
 LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1  # of Linux
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 Machine = tuple[torch.device, str]
 
 
 def serve(fd: int, parent: int) -> None:
-    """Load models, then fork workers as the channel `fd` asks, until the parent closes it.
+    """Load the models, then fork and kill workers on request until the parent closes the channel.
 
-    First come the options and the number of workers.  Then ("fork", place among the workers) and a
-    pipe are answered by the process id, ("end", process id) by the exit code.
+    The parent first sends the options and the number of workers.  Then it sends ("fork", worker
+    index) and a pipe, which returns the process id, or ("end", process id), which returns the exit
+    code.
+
+    Args:
+        fd: file descriptor of the channel to the parent.
+        parent: process id of the parent.
     """
     die_with_parent(parent)
     channel = Connection(fd)
@@ -51,7 +56,7 @@ def serve(fd: int, parent: int) -> None:
         channel.send(make_picklable(error))
         raise SystemExit from None
     channel.send(None)
-    gc.freeze()  # a collection writes to what it visits, and memory that is written to is copied
+    gc.freeze()  # a collection would write to shared pages, which copies them
     pids: set[int] = set()
     with suppress(EOFError, OSError):
         while True:
@@ -66,62 +71,84 @@ def serve(fd: int, parent: int) -> None:
 
 @dataclass(frozen=True)
 class SharedModel:
-    """What the workers have in common; models in main memory."""
+    """What all workers share.
+
+    Attributes:
+        options: options of the job, with the threads of one worker.
+        parts: models in main memory, tokenizers and phrases.
+        machines: device and precision of each worker.
+        free: bytes of free memory for each worker, None if unknown.
+    """
 
     options: TranslateOptions
     parts: LoadedFiles
-    machines: list[Machine]  # device and precision of each worker
-    free: int | None  # bytes of memory for each
+    machines: list[Machine]
+    free: int | None
 
 
 def load_shared(options: TranslateOptions, n: int) -> SharedModel:
-    """For n workers.  Raises what a Pipeline raises."""
+    """Load the models for n workers.  Raises what `Pipeline.load` raises."""
     speed = replace(options.speed, threads=threads_per_process(options.speed, n))
     options = replace(options, speed=speed)
-    torch.set_num_threads(1)  # of several, only this one would be there in a fork
+    torch.set_num_threads(1)  # a fork keeps only the calling thread
     machines = resolve_machines(options)
     _, precision = machines[0]
     parts = load_files(options, torch.device("cpu"), precision, release=True)
-    release_freed_memory()  # what loading has used
+    release_freed_memory()  # used while loading
     free = get_free_memory()
     return SharedModel(options, parts, machines * n, None if free is None else free // n)
 
 
 def resolve_machines(options: TranslateOptions) -> list[Machine]:
-    """One for each of several GPUs, else one.  A fork looks, so that this process touches no
-    GPU."""
-    here, there = Pipe(duplex=False)
+    """Return device and precision: one for each GPU of -gpu, otherwise one for all workers.
+
+    A fork detects the GPUs, so that this process never touches them.  Raises OptionError or
+    WorkerLost.
+    """
+    parent_end, child_end = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         speed = options.speed
         try:
             speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
-            there.send([resolve_device(each, options.is_exact) for each in speeds])
+            child_end.send([resolve_device(each, options.is_exact) for each in speeds])
         except Exception as error:
-            there.send(error)
+            child_end.send(error)
             raise
         finally:
             os._exit(0)
-    there.close()
+    child_end.close()
     try:
-        answer = here.recv()
+        reply = parent_end.recv()
     except EOFError:
-        answer = None
+        reply = None
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if answer is None:
+    if reply is None:
         killed = exit_code == -signal.SIGKILL
-        how = "was killed (SIGKILL), likely out of memory" if killed else f"ended with {exit_code}"
-        remedy = "free memory, or set device to cpu"
-        answer = WorkerLost(f"the process that looks for GPUs {how}; {remedy}", killed)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        reason = (
+            "was killed (SIGKILL), likely out of memory" if killed else f"ended with {exit_code}"
+        )
+        remedy = "free some memory or set device to cpu"
+        reply = WorkerLost(f"the process that detects GPUs {reason}; {remedy}", killed)
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 def fork_worker(
-    shared: SharedModel, place: int, channel: Connection, pids: set[int]
+    shared: SharedModel, index: int, channel: Connection, pids: set[int]
 ) -> int | OSError:
-    """Start a worker: its process id, or why there is none.  Its pipe comes down the channel."""
+    """Fork a worker, whose pipe arrives through the channel.
+
+    Args:
+        shared: the loaded models.
+        index: position of the worker.
+        channel: connection to the parent.
+        pids: process ids of all workers; the new one is added.
+
+    Returns:
+        The process id, or the error that prevented the fork.
+    """
     server, fd = os.getpid(), recv_handle(channel)
     try:
         pid = os.fork()
@@ -132,7 +159,7 @@ def fork_worker(
         try:
             die_with_parent(server)
             channel.close()
-            run_worker(shared, place, Connection(fd))
+            run_worker(shared, index, Connection(fd))
         finally:
             os._exit(0)
     os.close(fd)
@@ -141,64 +168,72 @@ def fork_worker(
 
 
 def kill_worker(pid: int, pids: set[int]) -> int | None:
-    """Kill a worker if it still lives: its exit code, -N for signal N; None for a stranger."""
+    """Kill a worker if it is alive; return its exit code (-N for signal N), None if unknown."""
     if pid not in pids:
         return None
     pids.remove(pid)
-    os.kill(pid, signal.SIGKILL)  # does nothing to one that is dead; its id is not free yet
+    os.kill(pid, signal.SIGKILL)  # harmless if it is dead: its id is not reused before waitpid
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def run_worker(shared: SharedModel, place: int, pipe: Connection) -> None:
-    """Be a worker: do the tasks that come down the pipe, until the parent closes it."""
+def run_worker(shared: SharedModel, index: int, pipe: Connection) -> None:
+    """Run the tasks that arrive through a pipe until the parent closes it.
+
+    Args:
+        shared: the loaded models.
+        index: position of the worker.
+        pipe: connection to the parent, for tasks and messages.
+    """
     lock = threading.Lock()
 
-    def say(what: str, value: object = None) -> None:
+    def send(what: str, value: object = None) -> None:
         try:
             with lock:
                 pipe.send((what, value))
         except OSError:  # the parent is gone
             os._exit(0)
 
-    def live() -> None:
+    def send_heartbeats() -> None:
         while True:
-            say("beat")
+            send("beat")
             time.sleep(HEARTBEAT_INTERVAL)
 
-    threading.Thread(target=live, daemon=True).start()
+    threading.Thread(target=send_heartbeats, daemon=True).start()
     try:
-        with InProcessEngine(shared.options, build_pipeline(shared, place)) as engine:
-            say("ready", (engine.notes, engine.machine))
+        with InProcessEngine(shared.options, build_pipeline(shared, index)) as engine:
+            send("ready", (engine.notes, engine.machine))
             while True:
                 try:
                     task = pipe.recv()
                 except (EOFError, OSError):
                     return
-                say("done", task.do(engine, lambda *added: say("progress", added)))
+                send("done", task.do(engine, lambda *added: send("progress", added)))
     except Exception as error:
-        say("failed", make_picklable(error))
+        send("failed", make_picklable(error))
         raise
 
 
-def build_pipeline(shared: SharedModel, place: int) -> Pipeline:
-    """The Pipeline of a worker: on a CPU, with the weights that all share."""
-    (device, precision), (checkpoint, own, phrases) = shared.machines[place], shared.parts
+def build_pipeline(shared: SharedModel, index: int) -> Pipeline:
+    """Build the Pipeline of a worker; on a CPU it shares the weights with the others."""
+    (device, precision), (checkpoint, own, phrases) = shared.machines[index], shared.parts
     move_to(checkpoint.model, device, precision, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
     return Pipeline(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
 
 
 def die_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent dies; not on Linux, a closed pipe ends it."""
+    """Have Linux kill this process when its parent dies; elsewhere a closed pipe ends it."""
     if sys.platform == "linux":
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # too late
+    if os.getppid() != parent:  # it has died already
         os._exit(0)
 
 
 def make_picklable(error: Exception) -> tuple[Exception, str]:
-    """An error for the parent, which knows the classes of `onmt_lite.errors` and of Python only,
-    and the traceback of a defect."""
+    """Return an error that the parent can unpickle, and the traceback if it is a bug.
+
+    The parent imports `onmt_lite.errors` but not torch, so other classes become a RuntimeError.
+    """
     if isinstance(error, OnmtLiteError):
         return error, ""
     if type(error).__module__ == "builtins":

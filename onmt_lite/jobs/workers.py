@@ -1,10 +1,10 @@
-"""The engine of -workers N: processes that translate, and a parent that never loads torch.
+"""The engine of -workers N: worker processes, and a parent process that never loads torch.
 
-The parent starts a fork server (`worker.py`), which loads the models once; the workers are its
-forks and share the memory of the models.  One that dies, or gives no sign of life, is replaced.
+The parent starts a fork server (`worker.py`), which loads the models once.  The workers are forks
+of the server and share its memory.  A worker that dies or sends no heartbeat is replaced.
 
-The parent waits for all of them in one place.  A message that does not come to its end fails after
-a while (see `new_pipe`), so that a worker that is stopped in the middle of one is found, too.
+The parent waits for all workers in one call.  Reading an incomplete message times out (see
+`new_pipe`), so a worker that was stopped in the middle of sending one is noticed as well.
 """
 
 import errno
@@ -31,11 +31,11 @@ from onmt_lite.jobs.dispatcher import MAX_DEATHS, Dispatcher, Event, TaskSource,
 from onmt_lite.models.kernels.build import find_library
 from onmt_lite.system.terminal import SIGNALS, raise_pending
 
-WORKER_TIMEOUT = 15.0  # seconds without a sign of life after which a worker is given up
-KILLED = -signal.SIGKILL  # the exit code of a process that the kernel ends if memory is short
-STARTUP_TIMEOUT = 300.0  # a GPU may take its time
+WORKER_TIMEOUT = 15.0  # seconds without a heartbeat
+KILLED = -signal.SIGKILL  # exit code after the kernel's out-of-memory killer
+STARTUP_TIMEOUT = 300.0  # seconds; starting a GPU may be slow
 
-# sys.path comes first: nothing is to be imported from a folder that happens to be the current one
+# sys.path comes first: import nothing from the current directory by accident
 FORK_SERVER_PROGRAM = """\
 import sys; sys.path[:] = {path!a}
 from onmt_lite.system.resources import speed_up_imports, prepare_environment; prepare_environment()
@@ -46,11 +46,11 @@ serve({fd}, {parent})"""
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(WorkerHandle):
-    """A worker as its parent knows it; `heard_at`: when it gave the last sign of life."""
+    """A worker process; `last_heartbeat` is on the monotonic clock."""
 
     pid: int
     pipe: Connection
-    heard_at: float = field(default_factory=time.monotonic)
+    last_heartbeat: float = field(default_factory=time.monotonic)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -58,23 +58,32 @@ class WorkerProcess(WorkerHandle):
 
 
 class Workers(Dispatcher):
-    """An engine of n processes."""
+    """Engine of n worker processes on this machine."""
 
-    def __init__(self, options: TranslateOptions, n: int, patience: float = WORKER_TIMEOUT):
-        """`patience`: seconds without a sign of life after which a worker is given up."""
+    def __init__(self, options: TranslateOptions, n: int, timeout: float = WORKER_TIMEOUT):
+        """Args:
+        options: options of the job; the models are loaded with them.
+        n: number of workers.
+        timeout: seconds without a heartbeat after which a worker is replaced.
+        """
         super().__init__(n)
-        self.patience = patience
-        self._server = ForkServer(options, n, patience)
-        self._looked = time.monotonic()
+        self.timeout = timeout
+        self._server = ForkServer(options, n, timeout)
+        self._last_check = time.monotonic()
 
     def __enter__(self) -> "Workers":
-        """Load the models and start the workers.  Raises what loading raises, and WorkerLost."""
-        find_library()  # if it must be compiled, this process says so
+        """Load the models and start the workers.
+
+        Raises:
+            OptionError, CheckpointError: from loading the models.
+            WorkerLost: if a process cannot be started or keeps dying.
+        """
+        find_library()  # compile the kernels here, where messages are seen
         try:
-            self._renew()
+            self._fill_slots()
             while self.machine is None:
-                for event in self.listen(None):
-                    list(self.take_in(*event, lambda *added: None))
+                for event in self.wait_for_events(None):
+                    list(self.handle_event(*event, lambda *added: None))
                 raise_pending()
         except BaseException:
             self.__exit__()
@@ -83,91 +92,92 @@ class Workers(Dispatcher):
 
     def __exit__(self, *error: object) -> None:
         """End all processes."""
-        for worker in self.hands:
+        for worker in self.workers:
             worker.kill()
         self._server.close()
-        for worker in self.hands:
+        for worker in self.workers:
             worker.pipe.close()
-        self.hands = []
+        self.workers = []
 
     def run(self, tasks: Iterable[Any], progress: ProgressDelta) -> Generator[Any, None, None]:
-        """As of a Dispatcher; however it ends, other tasks can be run then."""
-        self._renew()
+        """Run tasks; however this ends, the workers can be used again."""
+        self._fill_slots()
         try:
             yield from super().run(tasks, progress)
         finally:
-            for worker in self.hands:
-                if worker.task is not None:  # whose result nobody wants any more
+            for worker in self.workers:
+                if worker.task is not None:  # its result is no longer needed
                     worker.kill()
 
-    def start(self, place: int) -> None:
-        pid, pipe = self._server.fork(place)
-        self.hands.append(WorkerProcess(place, pid=pid, pipe=pipe))
+    def start(self, index: int) -> None:
+        pid, pipe = self._server.fork(index)
+        self.workers.append(WorkerProcess(index, pid=pid, pipe=pipe))
 
-    def give(self, hand: WorkerProcess) -> None:
-        with suppress(OSError):  # it is dead, or stopped, and will be found so
-            hand.pipe.send(hand.task)
+    def assign(self, worker: WorkerProcess) -> None:
+        with suppress(OSError):  # dead or stopped: noticed by `wait_for_events`
+            worker.pipe.send(worker.task)
 
-    def listen(self, source: TaskSource | None) -> Iterator[Event]:
-        wakeups = [] if source is None or source.ended else [source.wakeup]
-        pipes = {worker.pipe: worker for worker in self.hands}
-        for ready in wait([*wakeups, *pipes], timeout=min(1.0, self.patience / 3)):
+    def wait_for_events(self, source: TaskSource | None) -> Iterator[Event]:
+        wakeups = [] if source is None or source.is_exhausted else [source.wakeup]
+        pipes = {worker.pipe: worker for worker in self.workers}
+        for ready in wait([*wakeups, *pipes], timeout=min(1.0, self.timeout / 3)):
             if source is not None and ready in wakeups:
                 source.wakeup.recv_bytes()
             else:
-                yield from self._hear(pipes[ready])
+                yield from self._receive(pipes[ready])
         now = time.monotonic()
-        if now - self._looked > self.patience / 2:  # this process was stopped itself, or writing
-            for worker in self.hands:
-                worker.heard_at = now
-        self._looked = now
-        for worker in list(self.hands):
-            patience = self.patience if worker.ready else STARTUP_TIMEOUT
-            if now - worker.heard_at > patience:
-                yield self._given_up(worker, patience)
+        # This process itself may have been suspended or busy writing
+        if now - self._last_check > self.timeout / 2:
+            for worker in self.workers:
+                worker.last_heartbeat = now
+        self._last_check = now
+        for worker in list(self.workers):
+            timeout = self.timeout if worker.is_ready else STARTUP_TIMEOUT
+            if now - worker.last_heartbeat > timeout:
+                yield self._report_timeout(worker, timeout)
 
-    def _hear(self, worker: WorkerProcess) -> Iterator[Event]:
-        """What a worker says."""
+    def _receive(self, worker: WorkerProcess) -> Iterator[Event]:
+        """Receive a message of a worker; yield it as an event unless it is a heartbeat."""
         try:
             what, value = worker.pipe.recv()
         except BlockingIOError:
-            yield self._given_up(worker, self.patience)
+            yield self._report_timeout(worker, self.timeout)
             return
         except (EOFError, OSError):
-            exit_code = self._end(worker)
-            # None: it died with the fork server
-            ending = describe_exit(exit_code), exit_code is not None, exit_code == KILLED
-            yield worker, "died", ending
+            exit_code = self._kill(worker)
+            # Without an exit code, it died with the fork server
+            death = describe_exit(exit_code), exit_code is not None, exit_code == KILLED
+            yield worker, "died", death
             return
-        worker.heard_at = time.monotonic()
+        worker.last_heartbeat = time.monotonic()
         if what == "ready":
             self.notes, self.machine = value
         elif what == "done":
             self._server.n_starts = 0
-        elif what == "failed":  # it has ended with that
-            self._end(worker)
-            self.hands.remove(worker)
+        elif what == "failed":  # the worker exits after this message
+            self._kill(worker)
+            self.workers.remove(worker)
             value = restore_error(*value)
         if what != "beat":
             yield worker, what, value
 
-    def _given_up(self, worker: WorkerProcess, patience: float) -> Event:
-        self._end(worker)
-        return worker, "died", (f"gave no sign of life for {patience:g} s", True)
+    def _report_timeout(self, worker: WorkerProcess, timeout: float) -> Event:
+        self._kill(worker)
+        return worker, "died", (f"sent no heartbeat for {timeout:g} s", True)
 
-    def _renew(self) -> None:
-        """Have a worker without a task in each place."""
-        for worker in list(self.hands):
+    def _fill_slots(self) -> None:
+        """Make sure that there is an idle worker for every index."""
+        for worker in list(self.workers):
             if worker.task is not None:
-                self._end(worker)
-                self.hands.remove(worker)
-        taken = {worker.place for worker in self.hands}
-        for place in range(self.n):
-            if place not in taken:
-                self.start(place)
+                self._kill(worker)
+                self.workers.remove(worker)
+        taken = {worker.index for worker in self.workers}
+        for index in range(self.n):
+            if index not in taken:
+                self.start(index)
 
-    def _end(self, worker: WorkerProcess) -> int | None:
-        """End a worker, which may be dead; return its exit code, if that is known."""
+    def _kill(self, worker: WorkerProcess) -> int | None:
+        """Kill a worker that may be dead already; return its exit code if known."""
         exit_code = self._server.end(worker.pid)
         if exit_code is None:
             worker.kill()
@@ -175,62 +185,73 @@ class Workers(Dispatcher):
         return exit_code
 
 
-# -- the process that forks them -----------------------------------------------------------------
+# -- the fork server ------------------------------------------------------------------------------
 
 
 class ForkServer:
-    """The process that loads the models and forks workers, as its parent knows it.
+    """The parent's view of the process that loads the models and forks workers.
 
-    The fork server of multiprocessing does not fit: it takes nothing by which to load a model, and
-    a parent that is killed leaves its socket in the temporary folder.
+    The fork server of multiprocessing does not fit: it cannot be passed what is needed to load a
+    model, and if its parent is killed, it leaves its socket in the temporary directory.
     """
 
-    def __init__(self, options: TranslateOptions, n: int, patience: float):
-        """For n workers; a fork may take `patience` seconds."""
-        self.task, self.patience = (options, n), patience
+    def __init__(self, options: TranslateOptions, n: int, timeout: float):
+        """Args:
+        options: options of the job.
+        n: number of workers.
+        timeout: seconds that a fork may take.
+        """
+        self.task, self.timeout = (options, n), timeout
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Connection | None = None
         self.n_starts = 0
-        self.exit_code: int | None = None  # of the last process, if it died by itself
-        # The system kills a process when the thread ends that has started it: this one lives as
-        # long as its owner.  Signals are blocked in it, and for ever in the process
+        self.exit_code: int | None = None  # of the last server, if it died by itself
+        # PR_SET_PDEATHSIG kills a process when the thread that started it ends: it must live as
+        # long as its owner.  The server inherits its blocked signals
         self._thread = ThreadPoolExecutor(
             1, "", signal.pthread_sigmask, (signal.SIG_BLOCK, SIGNALS)
         )
         self._starting: Future[subprocess.Popen[bytes]] | None = None
 
     def start(self) -> None:
-        """Load the models, in a new process.  Raises what loading raises, and WorkerLost."""
+        """Start the process and load the models.
+
+        Raises:
+            OptionError, CheckpointError: from loading the models.
+            WorkerLost: if the process died or could not be started.
+        """
         self.close()
         if self.n_starts == MAX_DEATHS:
-            problem = f"the process that forks the workers died {MAX_DEATHS} times"
+            problem = f"the fork server of the workers died {MAX_DEATHS} times"
             if self.exit_code is not None:
-                problem += f", the last {describe_exit(self.exit_code)}"
+                problem += f" (the last one {describe_exit(self.exit_code)})"
             raise WorkerLost(f"{problem}; {Workers.remedy}", self.exit_code == KILLED)
         self.n_starts += 1
-        here, there = new_pipe(None)
+        parent_end, child_end = new_pipe(None)
         try:
-            self._open(there)
-            here.send(self.task)
+            self._open(child_end)
+            parent_end.send(self.task)
             # Loading may take minutes, and a signal may have been dropped: see `raise_pending`
-            while not here.poll(1):
+            while not parent_end.poll(1):
                 raise_pending()
-            failure = here.recv()
+            failure = parent_end.recv()
         except (EOFError, OSError):
             exit_code = None if self.process is None else self.process.wait()
-            how = "did not start" if exit_code is None else describe_exit(exit_code)
-            if by_memory := exit_code == KILLED:
-                how += "; free memory or choose a smaller model"
-            raise WorkerLost(f"the process that loads the model {how}", by_memory) from None
+            reason = "did not start" if exit_code is None else describe_exit(exit_code)
+            if is_out_of_memory := exit_code == KILLED:
+                reason += "; free some memory or use a smaller model"
+            raise WorkerLost(
+                f"the process that loads the model {reason}", is_out_of_memory
+            ) from None
         if failure is not None:
             raise restore_error(*failure)
-        self.channel = here
+        self.channel = parent_end
 
-    def _open(self, there: Connection) -> None:
-        """Start the process, with one end of a pipe.  Raises WorkerLost."""
-        # 0, 1 and 2 may be free in this process; in the other one they are not
-        fd = fcntl.fcntl(there.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        there.close()
+    def _open(self, child_end: Connection) -> None:
+        """Start the process and pass it one end of a pipe.  Raises WorkerLost."""
+        # 0, 1 and 2 may be unused here, but not in the new process
+        fd = fcntl.fcntl(child_end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        child_end.close()
         program = FORK_SERVER_PROGRAM.format(
             path=list(map(str, sys.path)), fd=fd, parent=os.getpid()
         )
@@ -248,34 +269,34 @@ class ForkServer:
         except OSError as error:
             raise start_error(error) from None
 
-    def fork(self, place: int) -> tuple[int, Connection]:
-        """A new worker: its process id, and a pipe to it.  Starts the process if need be."""
+    def fork(self, index: int) -> tuple[int, Connection]:
+        """Fork a worker; return its process id and a pipe to it.  Starts the server if needed."""
         while True:
             if self.channel is None:
                 self.start()
-            here, there = new_pipe(self.patience)
-            with there:
-                answer = self._ask(("fork", place), there.fileno())
-            if isinstance(answer, int):
-                return answer, here
-            here.close()
-            if isinstance(answer, OSError):
-                raise start_error(answer)
+            parent_end, child_end = new_pipe(self.timeout)
+            with child_end:
+                reply = self._request(("fork", index), child_end.fileno())
+            if isinstance(reply, int):
+                return reply, parent_end
+            parent_end.close()
+            if isinstance(reply, OSError):
+                raise start_error(reply)
 
     def end(self, pid: int) -> int | None:
-        """Kill a worker if it still lives; return its exit code, -N for signal N, if known."""
-        answer = self._ask(("end", pid))
-        return answer if isinstance(answer, int) else None
+        """Kill a worker if it is alive; return its exit code (-N for signal N) if known."""
+        reply = self._request(("end", pid))
+        return reply if isinstance(reply, int) else None
 
-    def _ask(self, request: tuple[str, int], fd: int | None = None) -> object:
-        """The answer to a request; None, and the process is ended, if none comes."""
+    def _request(self, request: tuple[str, int], fd: int | None = None) -> object:
+        """Send a request and return the reply; without one, close the server and return None."""
         if self.channel is None or self.process is None:
             return None
         try:
             self.channel.send(request)
             if fd is not None:
                 send_handle(self.channel, fd, self.process.pid)
-            if self.channel.poll(self.patience):
+            if self.channel.poll(self.timeout):
                 return self.channel.recv()
         except (EOFError, OSError):
             self.exit_code = None
@@ -285,9 +306,9 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """End the process, which ends its workers."""
+        """End the process, and with it its workers."""
         if self._starting is not None:
-            with suppress(OSError):  # a signal may have ended `_open` before it knew the process
+            with suppress(OSError):  # a signal may have interrupted `_open` too early
                 self.process = self._starting.result()
         if self.process is None:
             return
@@ -300,34 +321,43 @@ class ForkServer:
         self.process = self.channel = self._starting = None
 
 
-def new_pipe(patience: float | None) -> tuple[Connection, Connection]:
-    """Two ends.  At the first, sending or receiving fails (OSError) when the other is silent for so
-    many seconds: the process there may have been stopped amid a message."""
+def new_pipe(timeout: float | None) -> tuple[Connection, Connection]:
+    """Create a pipe.
+
+    Args:
+        timeout: seconds after which sending or receiving at the first end fails with OSError,
+            because the other process may have been stopped in the middle of a message; None: no
+            limit.
+
+    Returns:
+        The end of this process and the end of the other one.
+    """
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
         raise start_error(error) from None
-    if patience is not None:
-        timeval = struct.pack("@ll", int(patience), int(patience % 1 * 1e6))
+    if timeout is not None:
+        timeval = struct.pack("@ll", int(timeout), int(timeout % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, timeval)
     return Connection(ours.detach()), Connection(theirs.detach())
 
 
 def start_error(error: OSError) -> WorkerLost:
-    problem = f"cannot start a process: {error.strerror}; give fewer workers"
+    problem = f"cannot start a process: {error.strerror}; use fewer workers"
     return WorkerLost(problem, error.errno == errno.ENOMEM)
 
 
 def restore_error(error: Exception, traceback: str) -> Exception:
-    """An error of another process; with a `traceback` if it is a defect."""
+    """Attach the traceback of the other process to its error, if it is a bug."""
     error.__cause__ = RuntimeError(traceback) if traceback else None
     return error
 
 
 def describe_exit(exit_code: int | None) -> str:
+    """Describe how a process ended, as a verb phrase."""
     if exit_code is None:
-        return "was lost with the process that forked it"
+        return "died with the fork server"
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")

@@ -228,7 +228,7 @@ print(pages())
 @pytest.mark.parametrize(
     "start",
     [
-        FORK_SERVER_PROGRAM.split("with importing")[0].format(path=[str(ROOT), *sys.path]),
+        FORK_SERVER_PROGRAM.split("with speed_up_imports")[0].format(path=[str(ROOT), *sys.path]),
         "from onmt_lite import Translator; Translator.from_pretrained(device='cpu')",
     ],
     ids=["workers", "Python"],

@@ -197,7 +197,7 @@ def test_an_input_that_changes_while_it_is_read(job, tmp_path, name, change):
         calls.append(n_lines)
         CHANGES[change](tmp_path / name)
 
-    assert f"{tmp_path / name} was changed while it was read" in job(progress)
+    assert f"{tmp_path / name} changed while it was being read" in job(progress)
     assert calls == [2]
 
 
@@ -207,12 +207,11 @@ def test_an_input_that_changes_before_it_is_read(main, job, tmp_path, meanwhile)
         CHANGES["grows"](tmp_path / "tgt")
 
     meanwhile(tasks, "check_phrases", both)  # after the lines are counted
-    assert "src was changed while it was read" in job(None)
+    assert "src changed while it was being read" in job(None)
     meanwhile(job_module, "scan_inputs", lambda: CHANGES["grows"](tmp_path / "stdin"))
     main("-output", "out", stdin=b"one\n" * 3).failed(
         5,
-        "standard input was changed while it was read; put it back as it was, or translate it "
-        "once more",
+        "standard input changed while it was being read; restore it, or run the job again",
     )
 
 
@@ -296,10 +295,10 @@ class TestJsonl:
         for name, pack in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
             (tmp_path / name).write_bytes(pack(data))
             done = main("-src", name, "-output", "out", "-model", "no/such")
-            done.failed(3, f"src {name}: no line has a text, line 1 {has}")
+            done.failed(3, f"src {name}: no line contains text; line 1 {has}")
         (tmp_path / "src").write_bytes(b"one\n" * 3)
         done = main("-src", "src", "-tgt", "a.jsonl")
-        done.failed(3, f"tgt a.jsonl: no line has a text, line 1 {has}")
+        done.failed(3, f"tgt a.jsonl: no line contains text; line 1 {has}")
         done = main("-src", "a.jsonl", "-text_field", "body")
         assert done.code == 3 and "line 1 has no field 'body' (fields: id, sentence); " in done.err
         blank = "3 lines could not be translated (1, 2 and 3); they are blank in the output, which"
@@ -391,9 +390,9 @@ def test_a_marian_directory_without_its_sentencepiece_models(main, marian, tmp_p
 
 def test_raw_text_for_a_model_of_tokens(main, marian, tmp_path):
     note = (
-        "NOTE: {} of the first {} words are unknown to the model, which takes tokens separated by "
-        "spaces; for text as it is, give -src_subword_model with -tokenizer bpe or sentencepiece, "
-        "or -transforms\n"
+        "NOTE: {} of the first {} words are not in the vocabulary, and this model expects tokens "
+        "separated by spaces; to translate raw text, set -src_subword_model with -tokenizer bpe or "
+        "sentencepiece, or use -transforms\n"
     )
     argv = ["-model", "marian", "-tokenizer", "space"]
     done = main(*argv, stdin=b"Guten Morgen, Welt!\n\nDas Haus\n")

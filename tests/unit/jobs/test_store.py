@@ -64,7 +64,7 @@ def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=No
                 raise Interrupted(15)
             done = BUCKETS[each.number]
             if out.parts is not None:  # as a task does
-                out.parts.put(done)
+                out.parts.write(done)
             out.append(done)
         out.join()
         out.place()
@@ -386,7 +386,7 @@ def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
         with Output(str(folder / "out"), None, True) as out:
             out.begin(JOB, RANGES, MACHINE)
             for done in BUCKETS:
-                out.parts.put(done)
+                out.parts.write(done)
             os.unlink(folder / "out.parts" / "000001")
             out.join()
     assert out.keeps(caught.value) and found(folder)["out"] == OLDER
@@ -422,7 +422,7 @@ def test_parts_of_another_job_do_not_count(tmp_path, quick):
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
         out.begin(JOB, RANGES, MACHINE)
         late = ResultParts(str(folder / "out"), {"options": {"beam_size": 4}})
-        late.put(BucketResult(0, 1, b"another\n", Summary(1)))
+        late.write(BucketResult(0, 1, b"another\n", Summary(1)))
         assert out.parts.read(0) is None
         raised = pytest.raises(Interrupted)
         with raised:
@@ -435,10 +435,10 @@ def test_a_machine_of_another_kind_does_not_join_in(tmp_path, quick):
     folder = fresh(tmp_path)
     with Output(str(folder / "out"), None, True) as out:
         out.begin(JOB, RANGES, None)  # who translates is not known yet
-        out.parts.settle({"device": "cpu", "precision": "int8"})
-        out.parts.settle({"device": "cpu", "precision": "int8"})
+        out.parts.claim_device({"device": "cpu", "precision": "int8"})
+        out.parts.claim_device({"device": "cpu", "precision": "int8"})
         with pytest.raises(OptionError, match="precision was int8, now fp32"):
-            out.parts.settle({"device": "cpu", "precision": "fp32"})
+            out.parts.claim_device({"device": "cpu", "precision": "fp32"})
 
 
 def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
@@ -481,7 +481,7 @@ def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
             if n_done is not None:
                 out.begin(JOB, RANGES, MACHINE)
                 for done in BUCKETS[:n_done]:
-                    out.parts.put(done)
+                    out.parts.write(done)
             raise error
         assert found(folder) == {"out": OLDER} and os.listdir(folder) == ["out"]
         assert not out.keeps(error)

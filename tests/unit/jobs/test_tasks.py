@@ -34,7 +34,7 @@ def read(path, bucket_lines, shard=None, tgt=None):
     )
     inputs = scan_inputs(options, [str(path)])
     with contextlib.closing(RangeReader()) as reader:
-        return [reader.bucket(each, options.data) for each in inputs.ranges], inputs.n_lines
+        return [reader.read_bucket(each, options.data) for each in inputs.ranges], inputs.n_lines
 
 
 @settings(max_examples=60, deadline=None)
@@ -130,7 +130,9 @@ class TestCutting:
         assert spans == [("0", 0, 2), ("0", 2, 1), ("2", 3, 1), ("3", 4, 2), ("3", 6, 1)]
         assert list(inputs.files) == ["src 1", "src 2", "src 3", "src 4"]
         with contextlib.closing(RangeReader()) as reader:
-            lines = [x for each in inputs.ranges for x in reader.bucket(each, options.data).lines]
+            lines = [
+                x for each in inputs.ranges for x in reader.read_bucket(each, options.data).lines
+            ]
         assert [(line.id, line.text) for line in lines] == list(enumerate([*"abcd", "", "", ""]))
 
     def test_a_line_longer_than_memory_should_hold(self, tmp_path):
@@ -147,9 +149,9 @@ class TestCutting:
         options = TranslateOptions.of(src=str(path), bucket_lines=2)
         _, second = scan_inputs(options, [str(path)]).ranges
         path.write_bytes(pack(after))
-        with pytest.raises(FileError, match="was changed while it was read"):
+        with pytest.raises(FileError, match="changed while it was being read"):
             with contextlib.closing(RangeReader()) as reader:
-                reader.bucket(second, options.data)
+                reader.read_bucket(second, options.data)
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
     def test_size_and_sha256_of_the_text(self, tmp_path, pack):
@@ -175,7 +177,7 @@ def test_what_is_packed_is_unpacked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
     with contextlib.closing(RangeReader()) as reader:
         for each in [*found[::2], found[1]]:
-            assert len(reader.bucket(each, options.data).lines) == 1000
+            assert len(reader.read_bucket(each, options.data).lines) == 1000
     assert n_bytes <= 2 * 800_000
 
 

@@ -145,7 +145,7 @@ def test_results_are_those_of_one_process(shared):
         ("SIGKILL", "was killed (SIGKILL), likely out of memory, at lines 607 to 609"),
         ("SIGKILL SIGSEGV", "was killed (SIGSEGV), at lines 607 to 609"),
         ("exit", "ended with exit code 3, at lines 607 to 609"),
-        ("SIGSTOP", "gave no sign of life for 3 s, at lines 607 to 609"),
+        ("SIGSTOP", "sent no heartbeat for 3 s, at lines 607 to 609"),
         ("late", "was killed (SIGKILL)"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
     [
         ("data", DataError, "line 7: bad"),
         ("defect", KeyError, "seven"),
-        ("SIGKILL SIGSEGV SIGKILL", WorkerLost, "3 workers died at lines 13 to 15, the last was"),
+        ("SIGKILL SIGSEGV SIGKILL", WorkerLost, r"3 workers died at lines 13 to 15 \(the last one"),
     ],
 )
 def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
@@ -288,7 +288,9 @@ def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_
     with acting(tmp_path, {}) as engine:
         engine._server.n_starts = MAX_DEATHS  # the last try
         os.kill(engine._server.process.pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost, match=r"3 times, the last was killed \(SIGKI") as caught:
+        with pytest.raises(
+            WorkerLost, match=r"3 times \(the last one was killed \(SIGKI"
+        ) as caught:
             run(engine, make_tasks(0, 4))
     assert caught.value.exit_code == MEMORY
 
@@ -296,7 +298,7 @@ def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_
 def test_killed_search_for_gpus_ends_loading_with_the_exit_code_of_memory(monkeypatch):
     kill = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch.setattr(worker_module, "resolve_device", kill)
-    with pytest.raises(WorkerLost, match="looks for GPUs was killed") as caught:
+    with pytest.raises(WorkerLost, match="detects GPUs was killed") as caught:
         worker_module.resolve_machines(OPTIONS)
     assert caught.value.exit_code == MEMORY
 
@@ -568,7 +570,9 @@ def test_the_default(tmp_path):
             check=True,
         )
         n = min(count_usable_cores(), 2) if i == 0 else 1
-        note = f"NOTE: {n} workers, of one thread each; -workers 1 is one process\n"
+        note = (
+            f"NOTE: using {n} workers with one thread each; set -workers 1 for a single process\n"
+        )
         assert (note in (tmp_path / f"{i}.log").read_text("utf-8")) == (n > 1)
         assert "workers" not in done.stderr
         outputs.append((tmp_path / str(i)).read_bytes())

@@ -152,7 +152,7 @@ def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
     options = TranslateOptions.of(src=str(path), bucket_lines=2)
     ranges = scan_inputs(options, [str(path)]).ranges
     with contextlib.closing(RangeReader()) as reader:
-        found = [line for each in ranges for line in reader.bucket(each, options.data).lines]
+        found = [line for each in ranges for line in reader.read_bucket(each, options.data).lines]
     lines = lines[:-1] if lines and not lines[-1] else lines
     assert found == [line_from_json(line, i) for i, line in enumerate(lines)]
 

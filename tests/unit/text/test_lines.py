@@ -239,7 +239,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, change):
     path = tmp_path / "src"
     path.write_bytes(b"a\nb\n")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(FileError, match="src was changed while it was read"):
+    with pytest.raises(FileError, match="src changed while it was being read"):
         with open_input(str(path)):
             path.write_bytes(change)
     with open_input(str(path)) as fd:
