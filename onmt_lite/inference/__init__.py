@@ -1,6 +1,6 @@
-"""Inference: lines to translations, without files.
+"""Inference: lines to translations, without file access.
 
-Modules in the order in which data passes: `loading` and `runtime` make a model ready, `pipeline`
-calls the others.  Of each call: `paragraphs`, `preprocess`; `search_setup`, `runner`;
-`postprocess`, `alignment`.  `records` has the types that travel.
+`loading` and `runtime` prepare a model, and `pipeline` calls the other modules. Each call uses
+`paragraphs` and `preprocess`; `search_setup` and `runner`; `postprocess` and `alignment`. `records`
+defines the types passed between them.
 """

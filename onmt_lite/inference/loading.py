@@ -1,4 +1,4 @@
-"""Loading: the model, the tokenizer and the phrase table that options name."""
+"""Loading of the model, the tokenizer and the phrase table named by the options."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -46,75 +46,104 @@ from onmt_lite.text.transforms import (
 )
 from onmt_lite.text.vocab import Vocab
 
-# With these, pyonmttok cuts as sentencepiece does alone, except lines with marks of their own: it
-# keeps ｟text in such brackets｠ whole, and reads ▁ otherwise
+# With these settings, pyonmttok tokenizes like sentencepiece, except for lines with special marks:
+# it protects ｟text in such brackets｠ and treats ▁ differently
 PLAIN = ({"mode": "none"}, {"mode": "none", "spacer_annotate": True})
 
-NamedTokenizer = tuple[str, Tokenizer]  # with what -print_model calls it
-LoadedFiles = tuple[
-    Checkpoint, NamedTokenizer | None, dict[str, str]
-]  # with the tokenizer and phrases of options
+NamedTokenizer = tuple[str, Tokenizer]  # with its name in -print_model
+# The model, and the tokenizer and phrase table named by the options
+LoadedFiles = tuple[Checkpoint, NamedTokenizer | None, dict[str, str]]
 
 
 def load_files(
     options: TranslateOptions, device: torch.device, precision: str, release: bool = False
 ) -> LoadedFiles:
-    """Read the files that the options name; the weights are on the device in that precision.
-    Raises OptionError or CheckpointError."""
-    own, phrases = (
-        tokenizer_from_options(options),
-        load_phrase_table(options),
-    )  # damaged ones are errors before a model
+    """Read the files named by the options and move the weights to the device.
+
+    Args:
+        options: the options.
+        device: device of the weights.
+        precision: precision of the weights.
+        release: see `move_to`.
+
+    Raises:
+        OptionError: if an option does not fit the files.
+        CheckpointError: if a file is damaged or not supported.
+    """
+    # Damaged small files are reported before the model is read
+    tokenizer, phrases = tokenizer_from_options(options), load_phrase_table(options)
     checkpoint = read_checkpoint(options)
     move_to(checkpoint.model, device, precision, in_place=True, release=release)
-    return checkpoint, own, phrases
+    return checkpoint, tokenizer, phrases
 
 
 def read_checkpoint(options: TranslateOptions) -> Checkpoint:
-    """The model that the options name, or the ensemble of several.  Raises CheckpointError."""
-    given = LanguagePair(options.model.src_lang, options.model.tgt_lang)
-    of_tokens = options.text.tokenizer == "space"
-    with torch.random.fork_rng(devices=[]):  # modules draw their first weights at random
+    """Read the model named by the options, or the ensemble of several.
+
+    Raises:
+        CheckpointError: if a file is damaged or not supported.
+    """
+    languages = LanguagePair(options.model.src_lang, options.model.tgt_lang)
+    is_tokenized = options.text.tokenizer == "space"
+    with torch.random.fork_rng(devices=[]):  # modules initialize their weights at random
         return load_checkpoints(
             get_model_paths(options.model.model),
             options.model.model_weights,
             options.model.avg_raw_probs,
-            lambda known: choose_languages(
-                known if of_tokens else for_raw_text(known),
-                given,
+            lambda model_languages: choose_languages(
+                model_languages if is_tokenized else for_raw_text(model_languages),
+                languages,
                 "normalize" in options.text.transforms,
             ),
         )
 
 
 def tokenizer_from_options(options: TranslateOptions) -> NamedTokenizer | None:
-    """The tokenizer of the options themselves, if any.  CheckpointError for a damaged file."""
+    """Return the tokenizer that the options define, or None.
+
+    Raises:
+        CheckpointError: if a tokenizer file is damaged.
+    """
     text, name = options.text, options.text.tokenizer
     if text.token_transforms:
-        return f"transforms {', '.join(text.token_transforms)}", _of_transforms(text)
+        return f"transforms {', '.join(text.token_transforms)}", _tokenizer_from_transforms(text)
     if not text.src_subword_model or name not in ("bpe", "sentencepiece"):
         return None
-    shown = f"{name} of {Path(text.src_subword_model).name}"
-    return shown, TransformTokenizer(*_cut_and_join(name, text))
+    shown_name = f"{name} of {Path(text.src_subword_model).name}"
+    return shown_name, TransformTokenizer(*_tokenize_functions(name, text))
 
 
 def with_tokenizer(
-    checkpoint: Checkpoint, options: TranslateOptions, own: NamedTokenizer | None
+    checkpoint: Checkpoint, options: TranslateOptions, named_tokenizer: NamedTokenizer | None
 ) -> Checkpoint:
-    """The checkpoint with the tokenizer to use as the first one, and with the tokens that stand
-    around lines.  OptionError if it lacks one of these; CheckpointError if its files are missing.
+    """Return the checkpoint with the tokenizer to use first, and with the tokens around lines.
+
+    Args:
+        checkpoint: the model.
+        options: the options.
+        named_tokenizer: the tokenizer that the options define, if any.
+
+    Raises:
+        OptionError: if the model does not have the tokenizer or a token.
+        CheckpointError: if files of the tokenizer are missing.
     """
-    name, tokenizer = own or _of_checkpoint(checkpoint, options.text.tokenizer)
-    others = {other: t for other, t in checkpoint.tokenizers.items() if other != name}
-    if checkpoint.raw_text_end and name != "space":  # a line of tokens may have it already
+    name, tokenizer = named_tokenizer or _tokenizer_from_checkpoint(
+        checkpoint, options.text.tokenizer
+    )
+    others = {
+        other_name: t for other_name, t in checkpoint.tokenizers.items() if other_name != name
+    }
+    if checkpoint.raw_text_end and name != "space":  # a tokenized line may already contain it
         end, languages = (
             checkpoint.raw_text_end + checkpoint.src_end,
             for_raw_text(checkpoint.languages),
         )
         checkpoint = replace(checkpoint, src_end=end, raw_text_end=(), languages=languages)
     if isinstance(tokenizer, TransformTokenizer) and options.text.token_transforms:
-        if not _subword_kind(options.text) and "space" in checkpoint.tokenizers:
-            spaces = checkpoint.tokenizers["space"]  # lines of tokens as its toolkit splits them
+        if not _subword_transform(options.text) and "space" in checkpoint.tokenizers:
+            spaces = checkpoint.tokenizers[
+                "space"
+            ]  # tokenized lines are split as in the toolkit of the model
             tokenizer = TransformTokenizer(
                 spaces.encode,
                 spaces.encode_target,
@@ -124,147 +153,177 @@ def with_tokenizer(
             )
         checkpoint = _with_affixes(checkpoint, tokenizer)
     elif options.text.detokenizer != "auto":
-        join = DETOKENIZERS[options.text.detokenizer]
-        tokenizer = TransformTokenizer(tokenizer.encode, tokenizer.encode_target, join)
+        detokenize = DETOKENIZERS[options.text.detokenizer]
+        tokenizer = TransformTokenizer(tokenizer.encode, tokenizer.encode_target, detokenize)
     if options.text.detokenizer != "auto":
         name = f"{name}, output joined by {options.text.detokenizer}"
     if any(options.text.text_transforms):
-        tokenizer = _rewriting(tokenizer, options)
+        tokenizer = _with_text_transforms(tokenizer, options)
     return replace(checkpoint, tokenizers={name: tokenizer, **others})
 
 
-def _of_checkpoint(checkpoint: Checkpoint, name: str) -> NamedTokenizer:
+def _tokenizer_from_checkpoint(checkpoint: Checkpoint, name: str) -> NamedTokenizer:
+    """Return the tokenizer of the model with this name, or its default for `auto`."""
     available = checkpoint.tokenizers
     if name == "auto" and checkpoint.missing_files:
         raise CheckpointError(
-            f"missing: {', '.join(checkpoint.missing_files)}, by which the model cuts lines into "
-            "tokens; put them there, or give lines of tokens and -tokenizer space"
+            f"missing: {', '.join(checkpoint.missing_files)}, needed for tokenization; add them"
+            " to the model directory, or pass tokenized lines with -tokenizer space"
         )
     name = next(iter(available)) if name == "auto" else name
     if name not in available:
-        problem = "{tokenizer}: the model brings only {0}; name a file with src_subword_model"
+        problem = (
+            "{tokenizer} is not available for this model (available: {0}); "
+            "set src_subword_model to a tokenizer file"
+        )
         raise OptionError(Message.of(problem, ", ".join(available), tokenizer=name))
     return name, available[name]
 
 
 def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Checkpoint:
-    """With the tokens around lines as ids."""
-    # A model of OpenNMT-py gets nothing after a line but what the transforms say: its own suffix,
-    # which takes their place if none are given, is one of them
-    own_end = () if checkpoint.toolkit == "opennmt" else checkpoint.src_end
+    """Return the checkpoint with the ids of the tokens around lines."""
+    # OpenNMT-py models: only the transforms add tokens after a line. The suffix of the model is
+    # part of its default transforms
+    model_end = () if checkpoint.toolkit == "opennmt" else checkpoint.src_end
     src, tgt = tokenizer.src, tokenizer.tgt
     fitted = replace(
         checkpoint,
-        src_start=_ids(checkpoint.src_vocab, src.before, "src_prefix"),
-        src_end=_ids(checkpoint.src_vocab, src.after, "src_suffix") + own_end,
-        tgt_start=_ids(checkpoint.tgt_vocab, tgt.before, "tgt_prefix"),
-        tgt_end=_ids(checkpoint.tgt_vocab, tgt.after, "tgt_suffix"),
+        src_start=_look_up_ids(checkpoint.src_vocab, src.before, "src_prefix"),
+        src_end=_look_up_ids(checkpoint.src_vocab, src.after, "src_suffix") + model_end,
+        tgt_start=_look_up_ids(checkpoint.tgt_vocab, tgt.before, "tgt_prefix"),
+        tgt_end=_look_up_ids(checkpoint.tgt_vocab, tgt.after, "tgt_suffix"),
     )
     if len(fitted.src_start) + len(fitted.src_end) >= checkpoint.model.max_positions:
-        raise OptionError("src_prefix and src_suffix leave no room for a line; shorten them")
+        raise OptionError(
+            "src_prefix and src_suffix must be shorter: they leave no positions for a line"
+        )
     return fitted
 
 
 def forced_prefix_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
-    """The beginning of all translations if tgt_file_prefix is given without tgt: the words of
-    tgt_prefix as the transform `prefix` has them before a blank line, or, without the transform, as
-    tokens of the target.  OptionError for a word that is no token."""
+    """Return the ids with which all translations start if tgt_file_prefix is set without tgt.
+
+    With the transform `prefix`, these are the words of tgt_prefix as it adds them to an empty line.
+    Otherwise they are target tokens.
+
+    Raises:
+        OptionError: if a word is not in the vocabulary.
+    """
     text = options.text
     if not options.data.tgt_file_prefix or options.data.tgt is not None:
         return ()
     if "prefix" not in text.token_transforms:
-        return _ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
+        return _look_up_ids(checkpoint.tgt_vocab, tuple(text.tgt_prefix.split()), "tgt_prefix")
     tokens = next(iter(checkpoint.tokenizers.values())).encode_target("")
     return (*checkpoint.tgt_start, *checkpoint.tgt_vocab.encode(tokens))
 
 
-def _ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
+def _look_up_ids(vocab: Vocab, tokens: tuple[str, ...], option: str) -> tuple[int, ...]:
+    """Return the ids of tokens.
+
+    Args:
+        vocab: the vocabulary.
+        tokens: the tokens.
+        option: the option to name in an error.
+    """
     for token in tokens:
         if token not in vocab.ids:
             raise OptionError(
-                f"{option}: the model's vocabulary has no token {token[:50]!r}; give another one"
+                f"{option}: {token[:50]!r} is not in the model's vocabulary; use another token"
             )
     return tuple(vocab.ids[token] for token in tokens)
 
 
-def _rewriting(tokenizer: Tokenizer, options: TranslateOptions) -> TransformTokenizer:
-    """The tokenizer, which gets lines as they are rewritten; the output stays as it is."""
+def _with_text_transforms(tokenizer: Tokenizer, options: TranslateOptions) -> TransformTokenizer:
+    """Return a tokenizer that normalizes lines first; its output is not changed."""
     text = options.text
     wide, controls = text.pre_replace_unicode_punct, text.post_remove_control_chars
     settings = text.penn, text.norm_quote_commas, text.norm_numbers, wide, controls
 
-    def cutter(cut: TokenizeFn, lang: str) -> TokenizeFn:
-        do: dict[str, Callable[[str], str]]
-        do = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
+    def normalize_first(tokenize: TokenizeFn, lang: str) -> TokenizeFn:
+        functions: dict[str, Callable[[str], str]]
+        functions = {"normalize": Punctuation(lang, *settings), "uppercase": uppercase}
         before, after = text.text_transforms  # as text, and as tokens
 
-        def rewritten(line: str) -> list[str]:
+        def tokenize_normalized(line: str) -> list[str]:
             for name in before:
-                line = do[name](line)
-            tokens = cut(line)
+                line = functions[name](line)
+            tokens = tokenize(line)
             for name in after:
-                tokens = do[name](" ".join(tokens)).split()
+                tokens = functions[name](" ".join(tokens)).split()
             return tokens
 
-        return rewritten
+        return tokenize_normalized
 
-    cut = cutter(tokenizer.encode, options.model.src_lang)
-    cut_target = cutter(tokenizer.encode_target, options.model.tgt_lang)
-    return TransformTokenizer(cut, cut_target, tokenizer.decode)
+    tokenize = normalize_first(tokenizer.encode, options.model.src_lang)
+    tokenize_target = normalize_first(tokenizer.encode_target, options.model.tgt_lang)
+    return TransformTokenizer(tokenize, tokenize_target, tokenizer.decode)
 
 
 # -- transforms -----------------------------------------------------------------------------------
 
 
-def _of_transforms(text: TextOptions) -> TransformTokenizer:
-    names, kind = text.token_transforms, _subword_kind(text)
-    uncut = names[: names.index(kind)] if kind else ()  # these meet the line while it is text
+def _tokenizer_from_transforms(text: TextOptions) -> TransformTokenizer:
+    """Return the tokenizer of the options `transforms`."""
+    names, subword_transform = text.token_transforms, _subword_transform(text)
+    text_transforms = (
+        names[: names.index(subword_transform)] if subword_transform else ()
+    )  # transforms that are applied to text
 
-    def affixes(prefix: str, suffix: str) -> Affixes:
+    def make_affixes(prefix: str, suffix: str) -> Affixes:
         words = {"prefix": prefix.split(), "suffix": suffix.split()}
-        before = {name: " ".join(words[name]) if name in uncut else "" for name in words}
-        later = {n: tuple(words[n]) if n in names and n not in uncut else () for n in words}
-        return Affixes(before["prefix"], before["suffix"], later["prefix"], later["suffix"])
+        as_text = {name: " ".join(words[name]) if name in text_transforms else "" for name in words}
+        as_tokens = {
+            n: tuple(words[n]) if n in names and n not in text_transforms else () for n in words
+        }
+        return Affixes(
+            as_text["prefix"], as_text["suffix"], as_tokens["prefix"], as_tokens["suffix"]
+        )
 
-    src, tgt = affixes(text.src_prefix, text.src_suffix), affixes(text.tgt_prefix, text.tgt_suffix)
-    return TransformTokenizer(*_cut_and_join(kind, text), src, tgt)
+    src, tgt = (
+        make_affixes(text.src_prefix, text.src_suffix),
+        make_affixes(text.tgt_prefix, text.tgt_suffix),
+    )
+    return TransformTokenizer(*_tokenize_functions(subword_transform, text), src, tgt)
 
 
-def _subword_kind(text: TextOptions) -> str:
-    """The transform that cuts words into subwords; "" for none."""
+def _subword_transform(text: TextOptions) -> str:
+    """Return the name of the subword transform, or ""."""
     return next((name for name in text.token_transforms if name in SUBWORD_TRANSFORMS), "")
 
 
-def _cut_and_join(kind: str, text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
-    """How source and target are cut, and how output is joined."""
+def _tokenize_functions(
+    transform: str, text: TextOptions
+) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
+    """Return functions that tokenize source and target and detokenize output."""
     src, tgt = text.subword_files()
-    check_inputs(_files_used(kind, text), CheckpointError)
-    if kind == "onmt_tokenize":
-        return _of_onmt(text)
-    if kind == "bpe":
+    check_inputs(_subword_files(transform, text), CheckpointError)
+    if transform == "onmt_tokenize":
+        return _onmt_functions(text)
+    if transform == "bpe":
         codes = read_bpe_codes(*src)
         if not tgt.path:
-            return codes.encode, _no_target, detokenize_bpe
+            return codes.encode, _reject_target_line, detokenize_bpe
         return codes.encode, (codes if tgt == src else read_bpe_codes(*tgt)).encode, detokenize_bpe
-    if kind == "sentencepiece":
-        pieces = read_sentencepiece(*src)
+    if transform == "sentencepiece":
+        src_model = read_sentencepiece(*src)
         if not tgt.path:
-            return sentencepiece_encoder(pieces), _no_target, detokenize_sentencepiece
-        of_target = pieces if tgt == src else read_sentencepiece(*tgt)
+            return sentencepiece_encoder(src_model), _reject_target_line, detokenize_sentencepiece
+        tgt_model = src_model if tgt == src else read_sentencepiece(*tgt)
         return (
-            sentencepiece_encoder(pieces),
-            sentencepiece_encoder(of_target),
-            sentencepiece_decoder(of_target),
+            sentencepiece_encoder(src_model),
+            sentencepiece_encoder(tgt_model),
+            sentencepiece_decoder(tgt_model),
         )
-    spaces = SpaceTokenizer()  # until the model is known
+    spaces = SpaceTokenizer()  # default until the model is known
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
 
-def _files_used(kind: str, text: TextOptions) -> Iterator[tuple[str, str]]:
-    """Yield the option and path of each file about subwords that is read."""
+def _subword_files(transform: str, text: TextOptions) -> Iterator[tuple[str, str]]:
+    """Yield (option, path) of each subword file that is read."""
     src, tgt = text.subword_files()
-    for side, file in (("src", src), ("tgt", tgt)) if kind else ():
-        if kind == "onmt_tokenize" and getattr(text, f"{side}_subword_type") == "none":
+    for side, file in (("src", src), ("tgt", tgt)) if transform else ():
+        if transform == "onmt_tokenize" and getattr(text, f"{side}_subword_type") == "none":
             continue
         if file.path and (side == "src" or file.path != src.path):
             yield f"{side}_subword_model", file.path
@@ -272,15 +331,19 @@ def _files_used(kind: str, text: TextOptions) -> Iterator[tuple[str, str]]:
             yield f"{side}_subword_vocab", file.vocabulary
 
 
-def _no_target(line: str) -> NoReturn:
+def _reject_target_line(line: str) -> NoReturn:
+    """Raise OptionError because no target tokenizer is set."""
     raise OptionError(
-        "tgt_subword_model is needed to read lines of the target; give it, or share_vocab if it "
-        "is the same file"
+        "tgt_subword_model must be set to read target lines; set it, or share_vocab if it is the "
+        "same file"
     )
 
 
-def _of_onmt(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
-    """As above, by pyonmttok's rules; its package is used only if sentencepiece is not enough."""
+def _onmt_functions(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
+    """Return the functions of `_tokenize_functions` for onmt_tokenize.
+
+    The package pyonmttok is used only if sentencepiece cannot do the same.
+    """
     src, tgt = text.subword_files()
     sides = {
         "src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs)),
@@ -288,36 +351,50 @@ def _of_onmt(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
     }
     if text.share_vocab and src == tgt:
         sides["tgt"] = sides["src"]
-    _, kind, kwargs = sides["tgt"]
+    _, subword_type, kwargs = sides["tgt"]
     if kwargs.get("joiner", JOINER) != JOINER:
         raise OptionError(
-            f"tgt_onmttok_kwargs: a joiner other than {JOINER} is not known; leave joiner out"
+            f"tgt_onmttok_kwargs: a joiner other than {JOINER} is not supported; remove joiner"
         )
-    spaced = kind == "sentencepiece" and kwargs.get("mode") == "none"
-    by_spacer = kwargs.get("spacer_annotate") or (spaced and not kwargs.get("joiner_annotate"))
-    join = detokenize_spacer if by_spacer else detokenize_joiner
-    # These two options, one of each side, decide for both
-    breaks = sides["src"][1] == "sentencepiece" and not kwargs.get("preserve_placeholders")
+    uses_spacers = subword_type == "sentencepiece" and kwargs.get("mode") == "none"
+    joins_by_spacer = kwargs.get("spacer_annotate") or (
+        uses_spacers and not kwargs.get("joiner_annotate")
+    )
+    detokenize = detokenize_spacer if joins_by_spacer else detokenize_joiner
+    # One option of each side determines the behavior of both
+    breaks_lines = sides["src"][1] == "sentencepiece" and not kwargs.get("preserve_placeholders")
 
-    # Lines of the target are read only to score them: that must not ask for the package before
-    of_target = cache(lambda: _onmt_cut("tgt", *sides["tgt"], breaks))
+    # Only scoring tokenizes target lines, so pyonmttok is not required before
+    make_target_function = cache(
+        lambda: _onmt_tokenize_function("tgt", *sides["tgt"], breaks_lines)
+    )
     return (
-        _onmt_cut("src", *sides["src"], breaks),
-        lambda line: of_target()(line),
-        lambda tokens: join(tokens).replace("\n", NEWLINE),
+        _onmt_tokenize_function("src", *sides["src"], breaks_lines),
+        lambda line: make_target_function()(line),
+        lambda tokens: detokenize(tokens).replace("\n", NEWLINE),
     )
 
 
-def _onmt_cut(side: str, file: SubwordFile, kind: str, kwargs: dict, breaks: bool) -> TokenizeFn:
-    """`breaks`: the mark of a line break is one to the tokenizer too."""
-    if kind == "sentencepiece" and breaks and kwargs in PLAIN and not file.threshold:
+def _onmt_tokenize_function(
+    side: str, file: SubwordFile, subword_type: str, kwargs: dict, breaks_lines: bool
+) -> TokenizeFn:
+    """Return the function that tokenizes one side with onmt_tokenize.
+
+    Args:
+        side: src or tgt.
+        file: its subword file.
+        subword_type: its subword type.
+        kwargs: its pyonmttok options.
+        breaks_lines: the line break marker is a line break for the tokenizer, too.
+    """
+    if subword_type == "sentencepiece" and breaks_lines and kwargs in PLAIN and not file.threshold:
         return sentencepiece_encoder(read_sentencepiece(file.path))
-    cut = make_onmt_tokenizer(side, kind, file, kwargs)
-    return (lambda line: cut(line.replace(NEWLINE, "\n"))) if breaks else cut
+    tokenize = make_onmt_tokenizer(side, subword_type, file, kwargs)
+    return (lambda line: tokenize(line.replace(NEWLINE, "\n"))) if breaks_lines else tokenize
 
 
 def load_phrase_table(options: TranslateOptions) -> dict[str, str]:
-    """Replacements of unknown tokens, by source token."""
+    """Return replacements of unknown tokens, by source token."""
     table = options.text.phrase_table
     check_inputs([("phrase_table", table)] if table else [], CheckpointError)
     return read_phrase_table(table) if table else {}

@@ -1,13 +1,13 @@
-"""Postprocessing: a beam's hypotheses as text, and the notes on a line.
+"""Postprocessing: hypotheses to text, confidence and the warnings of a line.
 
-The notes, in all; docs/jobs-reference.md says what each one means:
+All warnings; docs/jobs-reference.md explains each one:
   of the input: empty, invalid-utf8, line-breaks, truncated, capitals
   of its tokens: unknown-tokens, unknown-script
-  of a line of JSONL: invalid-json, no-text-field, tgt-invalid-json, tgt-no-text-field
+  of a JSONL line: invalid-json, no-text-field, tgt-invalid-json, tgt-no-text-field
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number
   of a prefix: prefix-truncated, prefix-over-limit, prefix-unknown, prefix-banned
   of the options: min-length-over-limit
-  of a translation's markup: empty-markup
+  of the markup of a translation: empty-markup
   of the best hypothesis: unfinished, unsure, not-a-number, search-empty, repeats, numbers
 """
 
@@ -46,58 +46,81 @@ from onmt_lite.text.tokenizers import word_log_probs
 
 
 class Postprocessor:
-    """Makes the text of hypotheses for one model, with its first tokenizer."""
+    """Converts the hypotheses of one model to text, with its first tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint, replaces_unk: bool, phrases: dict[str, str]):
-        """`replaces_unk`: unknown tokens give way to the source tokens attended to, or to what
-        `phrases` has for these."""
+        """
+        Args:
+            checkpoint: the model.
+            replaces_unk: replace unknown tokens by the source tokens with the most attention.
+            phrases: replacements for these source tokens.
+        """
         self.checkpoint, self.replaces_unk, self.phrases = checkpoint, replaces_unk, phrases
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
 
-    def found(self, beam: Beam, example: Example, n: int, later: bool = False) -> SearchResult:
-        """The n best distinct hypotheses, as the search counts them.  `later`: unknown tokens stay,
-        for `without_unk`."""
+    def make_result(
+        self, beam: Beam, example: Example, n: int, keeps_unk: bool = False
+    ) -> SearchResult:
+        """Return the n best distinct hypotheses of a finished beam.
+
+        Args:
+            beam: the finished beam.
+            example: its line.
+            n: number of hypotheses.
+            keeps_unk: keep unknown tokens; `replace_unk` replaces them later.
+        """
         hyps: dict[Any, Hypothesis] = {}
         forced = example.line.forced
         for finished in beam.rank_finished():
             if len(hyps) == n and not forced:
                 break
-            hyp = self._hypothesis(beam, finished, example, later)
+            hyp = self._make_hypothesis(beam, finished, example, keeps_unk)
             if hyp is None:
                 continue
-            # Two segmentations of one text are two sequences of tokens
-            tokens = hyp.ids, hyp.ended, finished.token  # one of several end tokens
+            # Two tokenizations of one text are different token sequences
+            tokens = hyp.ids, hyp.ended, finished.token  # which end token, if the model has several
             key = {"text": hyp.text, "tokens": tokens, "copies": len(hyps)}
             hyps.setdefault(key[beam.spec.policy.distinct], hyp)
-        found = sorted(hyps.values(), key=lambda hyp: len(find_unmet_phrases(hyp.text, forced)))
+        hyps_found = sorted(
+            hyps.values(), key=lambda hyp: len(find_unmet_phrases(hyp.text, forced))
+        )
         n_complete = len(beam.finished)
-        if n_complete and not found:  # none is without a banned phrase
+        if n_complete and not hyps_found:  # all contain a banned phrase
             return SearchResult([EMPTY_HYPOTHESIS], SEARCH_EMPTY, n_complete=n_complete)
-        return SearchResult(found[:n], beam.warning, n_complete=n_complete)
+        return SearchResult(hyps_found[:n], beam.warning, n_complete=n_complete)
 
-    def _hypothesis(
-        self, beam: Beam, finished: FinishedHypothesis, example: Example, later: bool
+    def _make_hypothesis(
+        self, beam: Beam, finished: FinishedHypothesis, example: Example, keeps_unk: bool
     ) -> Hypothesis | None:
-        """As text; None if a banned phrase is in it."""
+        """Return a finished hypothesis as text, or None if it contains a banned phrase.
+
+        Args:
+            beam: its beam.
+            finished: the hypothesis.
+            example: the line.
+            keeps_unk: keep unknown tokens.
+        """
         ids, log_probs = beam.backtrack(finished)
-        words = ids[:-1] if finished.ended else ids
-        tokens = self.checkpoint.tgt_vocab.decode(words, example.oov_words)
+        token_ids = ids[:-1] if finished.ended else ids
+        tokens = self.checkpoint.tgt_vocab.decode(token_ids, example.oov_words)
         unk_id = self.checkpoint.tgt_vocab.unk_id
-        n_unk = words.count(unk_id) if self.replaces_unk and unk_id is not None else 0
-        replaces, sources = n_unk > 0 and not later, list[int]()
-        if replaces or example.needs_alignment:  # the token of the line that each token renders
-            late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
-            places = beam.get_alignment(finished)
-            # One that is cut off has no token after its last
-            own = [*places[late:], *places[-1:]][: len(tokens)]
-            sources = [place - n_before for place in own]
+        n_unk = token_ids.count(unk_id) if self.replaces_unk and unk_id is not None else 0
+        replaces, sources = n_unk > 0 and not keeps_unk, list[int]()
+        if replaces or example.needs_alignment:  # the aligned source token of each token
+            aligns_late, (n_before, _) = self.checkpoint.aligns_late, self.checkpoint.src_margins
+            positions = beam.get_alignment(finished)
+            # A truncated hypothesis has no step after its last token
+            token_positions = [*positions[aligns_late:], *positions[-1:]][: len(tokens)]
+            sources = [position - n_before for position in token_positions]
         if replaces:
-            tokens = self._without_unk(words, tokens, sources, example)
-        text, is_empty = self._text(tokens, sources, example)
-        if holds_banned(text, example):  # words put back from the source may be banned
-            tokens, n_unk = self.checkpoint.tgt_vocab.decode(words, example.oov_words), 0
-            text, is_empty = self._text(tokens, [], replace(example, masked_line=None))
-            if holds_banned(text, example):
+            tokens = self._replace_unk(token_ids, tokens, sources, example)
+        text, has_empty_markup = self._detokenize(tokens, sources, example)
+        if contains_banned(text, example):  # restored source words may be banned
+            tokens, n_unk = self.checkpoint.tgt_vocab.decode(token_ids, example.oov_words), 0
+            text, has_empty_markup = self._detokenize(
+                tokens, [], replace(example, masked_line=None)
+            )
+            if contains_banned(text, example):
                 return None
         return Hypothesis(
             text,
@@ -106,34 +129,47 @@ class Postprocessor:
             sum(log_probs),
             log_probs,
             finished.ended,
-            ids=tuple(words),
+            ids=tuple(token_ids),
             n_replaced=n_unk,
-            has_empty_markup=is_empty,
+            has_empty_markup=has_empty_markup,
         )
 
     def with_word_log_probs(self, translation: Translation) -> Translation:
-        """With the log-probability of each word too, for hypotheses that the model has made."""
+        """Add the log-probability of each word to hypotheses that the model generated."""
         hyps = []
         for hyp in translation.hyps:
-            given = hyp.tokens, hyp.token_log_probs, self.tokenizer.decode, hyp.text
-            scores = word_log_probs(*given) if hyp.token_log_probs else []
+            args = hyp.tokens, hyp.token_log_probs, self.tokenizer.decode, hyp.text
+            scores = word_log_probs(*args) if hyp.token_log_probs else []
             hyps.append(replace(hyp, word_log_probs=scores))
         return replace(translation, hyps=hyps)
 
-    def without_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
-        """With tokens of the line in place of unknown ones; sources: the place of each among its
-        own."""
+    def replace_unk(self, hyp: Hypothesis, example: Example, sources: list[int]) -> Hypothesis:
+        """Replace unknown tokens by tokens of the line.
+
+        Args:
+            hyp: the hypothesis.
+            example: the line.
+            sources: aligned token of the line for each target token.
+        """
         if not hyp.n_replaced:
             return hyp
         sources = [example.n_tag + source for source in sources]
-        tokens = self._without_unk([*hyp.ids], hyp.tokens, sources, example)
-        text, _ = self._text(tokens, sources, example)
-        return hyp if holds_banned(text, example) else replace(hyp, tokens=tokens, text=text)
+        tokens = self._replace_unk([*hyp.ids], hyp.tokens, sources, example)
+        text, _ = self._detokenize(tokens, sources, example)
+        return hyp if contains_banned(text, example) else replace(hyp, tokens=tokens, text=text)
 
-    def _text(self, tokens: list[str], sources: list[int], example: Example) -> tuple[str, bool]:
-        """Tokens as text, and whether a pair of tags has lost its words.
+    def _detokenize(
+        self, tokens: list[str], sources: list[int], example: Example
+    ) -> tuple[str, bool]:
+        """Detokenize, restore uppercase words and masked spans.
 
-        sources  the token of the line for each, if words are put back
+        Args:
+            tokens: target tokens.
+            sources: aligned source token of each, needed only for restoration.
+            example: the line.
+
+        Returns:
+            The text, and whether a pair of tags has lost its words.
         """
         text, masked_line = self.tokenizer.decode(tokens), example.masked_line
         aligned = (
@@ -150,93 +186,122 @@ class Postprocessor:
             text = masked_line.capitalize_first(text)
         return restore_spans(masked_line, self.tokenizer.encode, aligned, text, case)
 
-    def _without_unk(
+    def _replace_unk(
         self, ids: list[int], tokens: list[str], sources: list[int], example: Example
     ) -> list[str]:
-        """With each unknown token replaced by the source token that it attended to most."""
+        """Replace each unknown token by the source token that it attended to most.
+
+        Args:
+            ids: ids of the tokens.
+            tokens: target tokens.
+            sources: aligned source token of each.
+            example: the line.
+        """
         unk_id = self.checkpoint.tgt_vocab.unk_id
-        found = (example.src_tokens[source] for source in sources)
-        own = [self.phrases.get(source, source) for source in found]
-        return [w if i == unk_id else token for i, token, w in zip(ids, tokens, own)]
+        source_tokens = (example.src_tokens[source] for source in sources)
+        replacements = [self.phrases.get(source, source) for source in source_tokens]
+        return [
+            replacement if i == unk_id else token
+            for i, token, replacement in zip(ids, tokens, replacements)
+        ]
 
 
 def find_unmet_phrases(text: str, phrases: tuple[str, ...]) -> tuple[str, ...]:
-    """The phrases that a text does not hold."""
+    """Return the phrases that a text does not contain."""
     return tuple(phrase for phrase in phrases if not contains_phrase(text, phrase, standalone=True))
 
 
-def holds_banned(text: str, example: Example) -> bool:
-    """Whether a text holds a phrase that is banned for the line, however it is spaced."""
+def contains_banned(text: str, example: Example) -> bool:
+    """Return True if a text contains a banned phrase of the line, ignoring spacing."""
     banned = example.line.banned
     return bool(banned) and any(contains_phrase(collapse_spaces(text), phrase) for phrase in banned)
 
 
-# -- notes ----------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 WORD = re.compile(r"\w+")
-A_LETTER = re.compile(r"[^\W\d_]")
-LOOP = 3  # times running from which words are a loop
-CHAR_LOOP = re.compile(r"(.{1,20}?)\1{3,}")  # hahahaha
+LETTER = re.compile(r"[^\W\d_]")
+MIN_REPEATS = 3  # consecutive repeats of words that count as repetition
+REPEATED_CHARS = re.compile(r"(.{1,20}?)\1{3,}")  # hahahaha
 TAG = re.compile(markup.TAG)
-LONG_LOOP = 10  # characters from which such a run counts
-SAME_LENGTH = 1.1  # a run up to this much longer than one in the source is a translation of it
-FLAWED = 0.49  # the most confidence in a translation that is cut off or repeats
+MIN_REPEATED_CHARS = 10  # length from which repeated characters count
+LENGTH_TOLERANCE = (
+    1.1  # repeated characters up to this much longer than in the source are a translation
+)
+FLAWED_FACTOR = 0.49  # factor for the confidence of a truncated or repetitive translation
 
 
 def confidence_in(
-    hyps: Sequence[Hypothesis], curve: Confidence | None, flawed: bool
+    hyps: Sequence[Hypothesis], curve: Confidence | None, is_flawed: bool
 ) -> float | None:
-    """Return the probability that the text that hypotheses make up is right, None if it is unknown.
+    """Return the probability that hypotheses that form one text are correct, or None if unknown.
 
-    Each turn of a loop is surer than the last one, so that the curve does not hold for a `flawed`
-    text, which is cut off or repeats.
+    The calibration does not apply to truncated or repetitive text, because the model grows more
+    certain with each repetition. Its confidence is therefore reduced.
+
+    Args:
+        hyps: the hypotheses of the parts of the text.
+        curve: the calibration of the model.
+        is_flawed: whether the text is truncated or repetitive.
     """
     confidence = curve.estimate(hyps) if curve is not None else None
-    return confidence * FLAWED if confidence is not None and flawed else confidence
+    return confidence * FLAWED_FACTOR if confidence is not None and is_flawed else confidence
 
 
 def assess(
     example: Example, result: SearchResult, config: SearchConfig
 ) -> tuple[tuple[str, ...], float | None]:
-    """Return the notes of one line, beginning with the notes of preprocessing, and the confidence
-    in its best hypothesis."""
+    """Return the warnings of a line, including the ones of preprocessing, and its confidence.
+
+    Args:
+        example: the line.
+        result: its search result.
+        config: the search configuration.
+    """
     if not example.src_ids:
         return example.notes, None
     flags, confidence = {"unknown-tokens": example.n_unknown > 0}, None
     if result.hyps:
         best = result.hyps[0]
-        is_cut = not best.ended and not result.note
+        is_truncated = not best.ended and not result.note
         repeats = has_repetition(best.text, example.line.text)
-        confidence = confidence_in([best], config.checkpoint.confidence, is_cut or repeats)
+        confidence = confidence_in([best], config.checkpoint.confidence, is_truncated or repeats)
         flags |= {
             "prefix-over-limit": prefix_reaches_limit(config, example),
             "min-length-over-limit": min_length_exceeds_limit(config, example),
-            "unfinished": is_cut,
+            "unfinished": is_truncated,
             "unsure": confidence is not None and confidence < 0.5,
             "repeats": repeats,
             "empty-markup": best.has_empty_markup,
             result.note: bool(result.note),
         }
-    return (*example.notes, *(name for name, holds in flags.items() if holds)), confidence
+    return (*example.notes, *(name for name, is_set in flags.items() if is_set)), confidence
 
 
 def has_repetition(text: str, source: str) -> bool:
-    """Return True if words of `text` come three times running or more, and more often than in
-    `source`, or if characters repeat for longer than in `source`."""
+    """Return True if words or characters of a text repeat.
+
+    Words count from three consecutive repeats, and if they repeat more often than in `source`;
+    characters count if they repeat for longer than in `source`.
+    """
     text, source = TAG.sub(" ", text), TAG.sub(" ", source)
-    runs = zip(char_runs(text), char_runs(source))
-    if any(n >= LONG_LOOP and n > SAME_LENGTH * n_source for n, n_source in runs):
+    lengths = zip(longest_char_runs(text), longest_char_runs(source))
+    if any(n >= MIN_REPEATED_CHARS and n > LENGTH_TOLERANCE * n_source for n, n_source in lengths):
         return True
-    n_times, n_source_times = max_consecutive_repeats(text), max_consecutive_repeats(source)
-    in_a_word = n_source_times < LOOP and char_runs(source)[0] > 0  # hahahaha may be ha ha ha ha
-    return n_times >= LOOP and n_times > n_source_times and not in_a_word
+    n_repeats, n_source_repeats = max_consecutive_repeats(text), max_consecutive_repeats(source)
+    is_long_word = (
+        n_source_repeats < MIN_REPEATS and longest_char_runs(source)[0] > 0
+    )  # hahahaha may become ha ha ha ha
+    return n_repeats >= MIN_REPEATS and n_repeats > n_source_repeats and not is_long_word
 
 
-def char_runs(text: str) -> tuple[int, int]:
-    """Return the lengths of the longest runs in which letters or other characters repeat, such as
-    hahahaha or ......, without spaces and whatever their case; numbers do not count."""
+def longest_char_runs(text: str) -> tuple[int, int]:
+    """Return the lengths of the longest repetitions of letters and of other characters.
+
+    Examples are hahahaha and ...... . Spaces and case are ignored, and digits do not count.
+    """
     longest = [0, 0]
-    for match in CHAR_LOOP.finditer("".join(text.casefold().split())):
+    for match in REPEATED_CHARS.finditer("".join(text.casefold().split())):
         has_letter = any(map(str.isalpha, match[1]))
         if has_letter or not any(map(str.isdigit, match[1])):
             longest[not has_letter] = max(longest[not has_letter], len(match[0]))
@@ -244,14 +309,14 @@ def char_runs(text: str) -> tuple[int, int]:
 
 
 def max_consecutive_repeats(text: str) -> int:
-    """How often the same words come in a row at most, whatever their case; numbers do not count."""
+    """Return how often the same words are repeated at most, ignoring case and numbers."""
     words = WORD.findall(text.casefold())
     best = 1
-    for size in range(1, len(words) // LOOP + 1):
-        run = 0  # words in a row that equal the word `size` places before
+    for size in range(1, len(words) // MIN_REPEATS + 1):
+        run = 0  # consecutive words that equal the word `size` positions before
         for i in range(size, len(words)):
             run = run + 1 if words[i] == words[i - size] else 0
-            if run // size + 1 > best and any(map(A_LETTER.match, words[i - size : i])):
+            if run // size + 1 > best and any(map(LETTER.match, words[i - size : i])):
                 best = run // size + 1
     return best
 
@@ -259,9 +324,15 @@ def max_consecutive_repeats(text: str) -> int:
 def with_number_warning(
     translation: Translation, checkpoint: Checkpoint, direction: LanguagePair
 ) -> Translation:
-    """With the note `numbers` if the best hypothesis says other ones than the line."""
+    """Add the warning `numbers` if the best hypothesis has other numbers than the line.
+
+    Args:
+        translation: the translation.
+        checkpoint: the model.
+        direction: languages of lines without a language tag.
+    """
     hyp = translation.hyps[0] if translation.hyps else EMPTY_HYPOTHESIS
-    if not hyp.token_log_probs:  # the model did not make it
+    if not hyp.token_log_probs:  # not generated by the model
         return translation
     text, direction = read_tag(translation.src, checkpoint.languages, direction)
     codes = direction if any(direction) else checkpoint.language_pair
@@ -270,48 +341,61 @@ def with_number_warning(
 
 
 def with_reference(translation: Translation, gold: list[float] | None) -> Translation:
-    """With the log-probabilities of the reference's tokens, if they are numbers."""
+    """Add the token log-probabilities of the reference, unless they are NaN."""
     log_prob = reference_log_prob(gold)
-    known = gold if log_prob is not None else None
+    valid = gold if log_prob is not None else None
     return replace(
         translation,
-        notes=translation.notes + ("tgt-not-a-number",) * (gold is not known),
+        notes=translation.notes + ("tgt-not-a-number",) * (gold is not valid),
         gold_log_prob=log_prob,
         has_gold=True,
-        n_gold_tokens=len(known or ()),
-        gold_token_log_probs=known,
+        n_gold_tokens=len(valid or ()),
+        gold_token_log_probs=valid,
     )
 
 
 def reference_log_prob(gold: list[float] | None) -> float | None:
-    """The log-probability of a reference, which may be -inf; None if there is none, or it is NaN or
-    infinity."""
+    """Return the log-probability of a reference, which may be -inf.
+
+    None if there is no reference, or if the sum is NaN or infinity.
+    """
     return sum(gold) if gold is not None and sum(gold) < math.inf else None
 
 
 def model_notices(
     options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
 ) -> list[str]:
-    """Notes on options that change nothing with this model, on this device."""
+    """Return notices about options that have no effect with this model on this device.
+
+    Args:
+        options: the options.
+        checkpoint: the model.
+        device: its device.
+    """
     model, vocab, precision = checkpoint.model, checkpoint.tgt_vocab, options.speed.precision
-    given = {name for name, value in options.given.items() if value}
+    set_options = {name for name, value in options.given.items() if value}
     unknown = [token for token in options.search.ignore_when_blocking if token not in vocab.ids]
-    lacking, n = dict[str, str](), options.search.max_length
-    chosen = checkpoint.languages or any(checkpoint.language_pair)
-    if not chosen and "normalize" not in options.text.transforms:
-        lacking |= dict.fromkeys(("src_lang", "tgt_lang"), "languages to choose from")
+    missing_features, n = dict[str, str](), options.search.max_length
+    has_languages = checkpoint.languages or any(checkpoint.language_pair)
+    if not has_languages and "normalize" not in options.text.transforms:
+        missing_features |= dict.fromkeys(("src_lang", "tgt_lang"), "languages to choose from")
     if vocab.unk_id is None:
-        lacking |= dict.fromkeys(("ban_unk_token", "replace_unk"), "unknown token")
-    idle = [name for name in lacking if name in given]
-    stops = f"{{max_length}}: the model stops at {model.max_positions} tokens"
-    in_fp32 = "{precision}: only for Transformers; the model runs in fp32"
-    rules = {
-        "ignore_when_blocking: the model's vocabulary has no "
-        f"{' '.join(map(repr, unknown))}; passed over": bool(unknown),
-        **{f"{name}: without effect; the model has no {lacking[name]}": True for name in idle},
-        Message.of(stops, max_length=n): ("max_length" in given and n > model.max_positions),
+        missing_features |= dict.fromkeys(("ban_unk_token", "replace_unk"), "unknown token")
+    without_effect = [name for name in missing_features if name in set_options]
+    position_limit = f"{{max_length}}: the model supports at most {model.max_positions} tokens"
+    in_fp32 = "{precision} is only supported for Transformers; using fp32"
+    conditions = {
+        "ignore_when_blocking: not in the model's vocabulary and ignored: "
+        f"{' '.join(map(repr, unknown))}": bool(unknown),
+        **{
+            f"{name}: without effect; the model has no {missing_features[name]}": True
+            for name in without_effect
+        },
+        Message.of(position_limit, max_length=n): (
+            "max_length" in set_options and n > model.max_positions
+        ),
         f"threads: without effect; the model runs on {device}": (
-            "threads" in given and device.type != "cpu"
+            "threads" in set_options and device.type != "cpu"
         ),
         "precision: without effect; a table model has no weights": (
             precision != "auto" and not isinstance(model, torch.nn.Module)
@@ -320,4 +404,4 @@ def model_notices(
             precision == "int8" and precision_of(model) != "int8"
         ),
     }
-    return [*checkpoint.notices, *(note for note, holds in rules.items() if holds)]
+    return [*checkpoint.notices, *(notice for notice, applies in conditions.items() if applies)]

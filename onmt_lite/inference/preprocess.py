@@ -1,9 +1,10 @@
-"""Preprocessing: lines to ids of source, reference and prefix; their languages."""
+"""Preprocessing: lines, references and prefixes to ids, and the languages of lines."""
 
 import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.errors import DataError, Message, OptionError
@@ -24,22 +25,45 @@ from onmt_lite.text.placeholders import LineMasker, UnknownRule
 from onmt_lite.text.tokenizers import SPACER
 from onmt_lite.text.vocab import Vocab
 
-# Notes that a reference or prefix may have too
-OF_READING = (INVALID_JSON, NO_TEXT_FIELD, "invalid-utf8")
-NEITHER = LanguagePair()  # of a model that has no languages
-# >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one blank that belongs to it
-TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
-N_NEAR = 3  # codes that are shown for one that is unknown
+# Warnings from reading that a reference or prefix may have, too
+TARGET_WARNINGS = (INVALID_JSON, NO_TEXT_FIELD, "invalid-utf8")
+NO_LANGUAGES = LanguagePair()
+# >>eng_Latn<< or >>deu_Latn:eng_Latn<<, and one space after it
+LANGUAGE_TAG = re.compile(r">>(?:([^<>:\s]+):)?([^<>:\s]+)<< ?")
+N_SUGGESTIONS = 3  # language codes suggested for an unknown code
+
+
+class SourceText(NamedTuple):
+    """The text of a line as the model reads it."""
+
+    masked_line: MaskedLine
+    is_uppercase: bool = False  # the whole line was in uppercase and is lowercased
+    uppercase_spans: Spans = ()  # otherwise, the words that were in uppercase
+
+
+class TargetIds(NamedTuple):
+    """Ids of the target side of an example."""
+
+    reference: list[int] | None
+    prefix: list[int]
+    warnings: tuple[str, ...]
 
 
 class Preprocessor:
-    """Makes examples for one model, with its first tokenizer."""
+    """Converts lines to examples for one model, with its first tokenizer."""
 
     def __init__(
         self, checkpoint: Checkpoint, lowers_capitals: bool = False, rule: UnknownRule = "model"
     ):
-        """rule: how characters that the model does not know are treated.  OptionError if the
-        tokenizer or the model is not made for it."""
+        """
+        Args:
+            checkpoint: the model.
+            lowers_capitals: lowercase lines and words in uppercase.
+            rule: how to handle unknown characters.
+
+        Raises:
+            OptionError: if the tokenizer or the model does not support the rule.
+        """
         self.checkpoint, self.lowers_capitals, self.rule = checkpoint, lowers_capitals, rule
         self.tokenizer = next(iter(checkpoint.tokenizers.values()))
         self.max_positions = checkpoint.model.max_positions
@@ -47,7 +71,7 @@ class Preprocessor:
         if rule == "model":
             return
         if SPACER not in "".join(self.tokenizer.encode("a a")):
-            problem = "{unknown}: needs lines that sentencepiece cuts; leave it out"
+            problem = "{unknown} is only supported with sentencepiece tokenization; remove it"
             raise OptionError(Message.of(problem, unknown=rule))
         if rule == "copy" and not checkpoint.has_attention:
             problem = "{unknown}: the model has no attention; set unknown to drop"
@@ -63,167 +87,222 @@ class Preprocessor:
         tgt: Line | None = None,
         prefix: Line | None = None,
         forced: Sequence[int] = (),
-        direction: LanguagePair = NEITHER,
+        direction: LanguagePair = NO_LANGUAGES,
         max_source: int | None = None,
     ) -> Example:
-        """Ids of a line, cut to what the model takes; a blank line has none.
+        """Tokenize a line, truncated to the maximum length; an empty line has no source ids.
 
-        tgt         its reference
-        prefix      what its translation begins with; `forced` has the ids of that by default
-        direction   its languages, if it has no tag of its own
-        max_source  the limit of the search system, special tokens counted
+        Args:
+            line: the line.
+            tgt: its reference.
+            prefix: target prefix of its translation.
+            forced: ids of the target prefix of a line without `prefix`.
+            direction: its languages, unless it has a language tag.
+            max_source: source limit of the search preset, including special tokens.
 
-        DataError for a token that is unknown to a vocabulary without a token for such.
+        Raises:
+            DataError: if a token is unknown and the vocabulary has no unknown token.
         """
-        checkpoint, other = self.checkpoint, tgt or prefix
+        checkpoint = self.checkpoint
         max_source = min(self.max_positions, max_source or self.max_positions)
-        own = other.notes if other else ()
-        notes = (*line.notes, *(f"tgt-{note}" for note in own if note in OF_READING))
+        tgt_notes = tgt.notes if tgt else prefix.notes if prefix else ()
+        notes = (*line.notes, *(f"tgt-{note}" for note in tgt_notes if note in TARGET_WARNINGS))
         if prefix is not None and any(
             contains_phrase(prefix.text, phrase) for phrase in line.banned
         ):
             prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
-        frame = checkpoint.get_special_tokens(direction)
-        masked_line, capitals, uppercase_spans = self._read(text)
+        special = checkpoint.get_special_tokens(direction)
+        source = self._read_source(text)
+        masked_line = source.masked_line
         tokens = self.tokenizer.encode(masked_line.text)
-        is_changed = masked_line.spans or masked_line.head
-        plain = (
-            self.tokenizer.encode(masked_line.head + masked_line.plain) if is_changed else tokens
-        )
-        # Of the line's start, if it is too long
-        n_unknown = sum(map(checkpoint.src_vocab.lacks, plain[:max_source]))
+        n_unknown = self._count_unknown(masked_line, tokens, max_source)
         if masked_line.is_passed_through:
-            whole, n = (
-                MaskedLine(text, (text,), is_passed_through=True),
-                len(self.tokenizer.encode(text)),
-            )
             notes = (*line.notes, "unknown-script")
-            return Example(line, [], n, n_unknown, notes=notes, masked_line=whole)
-        before, after = [*frame.src_start], [*frame.src_end]
-        room = max_source - len(before + after)
-        tokens, n_tag, notes = self._fitted(tokens, frame.text, masked_line, room, notes)
+            n, copied = len(self.tokenizer.encode(text)), MaskedLine(text, (text,), (), True)
+            return Example(line, [], n, n_unknown, notes=notes, masked_line=copied)
+        before, after = [*special.src_start], [*special.src_end]
+        limit = max_source - len(before + after)
+        tokens, n_tag, notes = self._truncate(tokens, special.text, masked_line, limit, notes)
         ids = encode(checkpoint.src_vocab, tokens, line)
-        copy_ids, oov_words = self._copying(tokens, before, after)
-        tgt_room = self.max_positions - len(frame.start)
-        tgt_ids = self._target_ids(tgt, masked_line, capitals, bool(uppercase_spans), oov_words)
-        if tgt_ids is not None:
-            tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
-            if len(tgt_ids) > tgt_room or is_cut(tgt):
-                tgt_ids, notes = None, (*notes, "tgt-too-long")
-        prefix_ids = (
-            self._target_ids(prefix, masked_line, capitals, bool(uppercase_spans), oov_words) or []
-        )
-        notes += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
-        prefix_ids = [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else list(forced)
-        if len(prefix_ids) > tgt_room or is_cut(prefix):
-            notes = (*notes, "prefix-truncated")
+        copy_ids, oov_words = self._copy_ids(tokens, before, after)
+        max_target = self.max_positions - len(special.start)
+        target = self._target_side(tgt, prefix, source, oov_words, max_target)
+        prefix_ids = target.prefix or list(forced)
+        is_truncated = len(prefix_ids) > max_target or has_lost_end(prefix)
+        notes += target.warnings + ("prefix-truncated",) * is_truncated
+        changes_case = source.is_uppercase or bool(source.uppercase_spans)
         return Example(
             line,
             src_ids=before + ids + after if ids else [],
             n_src_tokens=len(ids),
             n_unknown=n_unknown,
-            tgt_ids=tgt_ids,
-            notes=(*notes, CAPITALS) if capitals or uppercase_spans else notes,
+            tgt_ids=target.reference,
+            notes=(*notes, CAPITALS) if changes_case else notes,
             copy_ids=copy_ids,
             oov_words=oov_words,
-            start=frame.start,
-            prefix_ids=tuple(prefix_ids[:tgt_room]),
+            start=special.start,
+            prefix_ids=tuple(prefix_ids[:max_target]),
             src_tokens=tuple(tokens),
             n_tag=n_tag,
-            masked_line=self._kept(masked_line),
-            is_uppercase=capitals,
-            # Phrases are matched as the model writes them
-            uppercase_spans=() if line.forced or line.banned else uppercase_spans,
+            masked_line=self._spans_to_restore(masked_line),
+            is_uppercase=source.is_uppercase,
+            # Phrases must match the casing of the model output
+            uppercase_spans=() if line.forced or line.banned else source.uppercase_spans,
         )
 
-    def _read(self, text: str) -> tuple[MaskedLine, bool, Spans]:
-        """Take the items out of a line, and lowercase what is in uppercase.
-
-        Returns:
-            The line, whether all of it was in uppercase, and otherwise the words that were.
-        """
+    def _read_source(self, text: str) -> SourceText:
+        """Mask the line and lowercase uppercase words."""
         masked_line = (self.masker.mask(text) if self.masker else None) or MaskedLine(text, (text,))
         if not self.lowers_capitals:
-            return masked_line, False, ()
+            return SourceText(masked_line)
         if is_all_uppercase("".join(masked_line.parts)):
-            return masked_line.lower(), True, ()
+            return SourceText(masked_line.lower(), is_uppercase=True)
         masked_line, uppercase_spans = lower_masked_line(masked_line, self.tokenizer.encode)
-        return masked_line, False, uppercase_spans
+        return SourceText(masked_line, uppercase_spans=uppercase_spans)
 
-    def _kept(self, masked_line: MaskedLine) -> MaskedLine | None:
-        """What is put back into the translation: everything, or by the rule `drop` the head."""
+    def _count_unknown(
+        self, masked_line: MaskedLine, tokens: Sequence[str], max_source: int
+    ) -> int:
+        """Count the unknown tokens of a line, within the maximum length.
+
+        Args:
+            masked_line: the line.
+            tokens: its tokens as the model reads them.
+            max_source: maximum number of tokens.
+        """
+        if masked_line.spans or masked_line.head:
+            tokens = self.tokenizer.encode(masked_line.head + masked_line.plain)
+        return sum(map(self.checkpoint.src_vocab.lacks, tokens[:max_source]))
+
+    def _spans_to_restore(self, masked_line: MaskedLine) -> MaskedLine | None:
+        """Return the spans to restore in the translation; with the rule `drop`, only the head."""
         if self.rule == "drop":
             masked_line = replace(masked_line, spans=())
         return masked_line if masked_line.spans or masked_line.head else None
 
-    def _fitted(
+    def _truncate(
         self,
         tokens: list[str],
         tag: str,
         masked_line: MaskedLine,
-        room: int,
+        limit: int,
         notes: tuple[str, ...],
     ) -> tuple[list[str], int, tuple[str, ...]]:
-        """The tokens that the model takes, with the tag of the line's language; the number that
-        the tag takes; the notes, one of which says why a line is blank."""
+        """Add the language tag and truncate the tokens.
+
+        Args:
+            tokens: tokens of the line.
+            tag: text of the language tag, or "".
+            masked_line: the line.
+            limit: maximum number of tokens.
+            notes: warnings so far.
+
+        Returns:
+            The tokens, the number of tag tokens, and the warnings.
+        """
         n_tag = 0
         if not tokens:
             return [], 0, notes if WITHOUT_TEXT & {*notes} else (*notes, "empty")
         if tag:
             tagged = self.tokenizer.encode(tag + masked_line.text)
             tokens, n_tag = tagged, len(tagged) - len(tokens)
-        if len(tokens) > room and "truncated" not in notes:
+        if len(tokens) > limit and "truncated" not in notes:
             notes = (*notes, "truncated")
-        return tokens[:room], n_tag, notes
+        return tokens[:limit], n_tag, notes
 
-    def _copying(
+    def _copy_ids(
         self, tokens: list[str], before: list[int], after: list[int]
     ) -> tuple[list[int] | None, tuple[str, ...]]:
-        """For a model that copies: see `Example`."""
+        """Return the fields `copy_ids` and `oov_words` of an Example for a model that copies.
+
+        Args:
+            tokens: source tokens.
+            before: source ids of special tokens before them.
+            after: source ids of special tokens after them.
+        """
         if not tokens or not self.checkpoint.model.has_copy_mechanism:
             return None, ()
         src, tgt = self.checkpoint.src_vocab, self.checkpoint.tgt_vocab
-        around = [
+        special = [
             [tgt.ids.get(token, tgt.unk_id or 0) for token in src.decode(ids)]
             for ids in (before, after)
         ]
         ids, oov_words = tgt.encode_copied(tokens)
-        return around[0] + ids + around[1], tuple(oov_words)
+        return special[0] + ids + special[1], tuple(oov_words)
 
-    def _target_ids(
+    def _target_side(
         self,
-        line: Line | None,
-        masked_line: MaskedLine,
-        capitals: bool,
-        some_capitals: bool,
+        tgt: Line | None,
+        prefix: Line | None,
+        source: SourceText,
         oov_words: Sequence[str],
+        max_target: int,
+    ) -> TargetIds:
+        """Return the ids of the reference and of the prefix.
+
+        Args:
+            tgt: the reference.
+            prefix: the target prefix.
+            source: their source.
+            oov_words: source words that the model may copy.
+            max_target: maximum number of target tokens.
+        """
+        checkpoint, warnings = self.checkpoint, tuple[str, ...]()
+        tgt_ids = self._encode_target(tgt, source, oov_words)
+        if tgt_ids is not None:
+            tgt_ids = [*checkpoint.tgt_start, *tgt_ids, *checkpoint.tgt_end]
+            if len(tgt_ids) > max_target or has_lost_end(tgt):
+                tgt_ids, warnings = None, ("tgt-too-long",)
+        prefix_ids = self._encode_target(prefix, source, oov_words) or []
+        warnings += ("prefix-unknown",) * (checkpoint.tgt_vocab.unk_id in prefix_ids)
+        return TargetIds(
+            tgt_ids, [*checkpoint.tgt_start, *prefix_ids] if prefix_ids else [], warnings
+        )
+
+    def _encode_target(
+        self, line: Line | None, source: SourceText, oov_words: Sequence[str]
     ) -> list[int] | None:
-        """Ids of a line in the target language; capitals: whether its source is in uppercase;
-        some_capitals: whether words of it are."""
+        """Return the ids of a target line, masked and lowercased like its source.
+
+        Args:
+            line: the target line.
+            source: its source.
+            oov_words: source words that the model may copy.
+        """
         if line is None or WITHOUT_TEXT & {*line.notes}:
             return None
         text = LINE_BREAKS.sub(" ", line.text)
         if not text.strip():
             return []
-        text = text.lower() if capitals and is_all_uppercase(text) else text
-        text = (
-            lower_uppercase_words(text, self.tokenizer.encode_target)[0] if some_capitals else text
-        )
-        text = masked_line.mask_target(text)
-        tokens = self.tokenizer.encode_target(text)
+        if source.is_uppercase and is_all_uppercase(text):
+            text = text.lower()
+        if source.uppercase_spans:
+            text, _ = lower_uppercase_words(text, self.tokenizer.encode_target)
+        tokens = self.tokenizer.encode_target(source.masked_line.mask_target(text))
         return encode(self.checkpoint.tgt_vocab, tokens, line, "tgt ", oov_words)
 
 
-def is_cut(line: Line | None) -> bool:
-    """Whether a reference or prefix that is used has lost its end when it was read."""
+def has_lost_end(line: Line | None) -> bool:
+    """Return True if a reference or prefix was truncated while reading."""
     return line is not None and "truncated" in line.notes and not WITHOUT_TEXT & {*line.notes}
 
 
 def encode(
     vocab: Vocab, tokens: list[str], line: Line, side: str = "", oov_words: Sequence[str] = ()
 ) -> list[int]:
-    """Ids of a line's tokens; a DataError says which line it is."""
+    """Return the ids of the tokens of a line.
+
+    Args:
+        vocab: the vocabulary.
+        tokens: the tokens.
+        line: the line, named in errors.
+        side: prefix of its name in errors.
+        oov_words: see `Vocab.encode`.
+
+    Raises:
+        DataError: if a token is unknown and the vocabulary has no unknown token.
+    """
     try:
         return vocab.encode(tokens, oov_words)
     except DataError as error:
@@ -233,88 +312,108 @@ def encode(
 # -- languages -------------------------------------------------------------------------------------
 
 
-def check_language_pair(checkpoint: Checkpoint, given: LanguagePair) -> None:
-    """Raise OptionError for a language that a model without a choice of languages does not have, as
-    far as its files say."""
+def check_language_pair(checkpoint: Checkpoint, codes: LanguagePair) -> None:
+    """Check the language options of a model that does not select languages.
+
+    Raises:
+        OptionError: if the model config names other languages.
+    """
     pair = checkpoint.language_pair
-    triples = [*zip(("src_lang", "tgt_lang"), given, pair)]
-    if checkpoint.toolkit == "transformers" and any(given):
-        asked = ", ".join(name for name, code, _ in triples if code)
+    triples = [*zip(("src_lang", "tgt_lang"), codes, pair)]
+    if checkpoint.toolkit == "transformers" and any(codes):
+        names = ", ".join(name for name, code, _ in triples if code)
         raise OptionError(
-            f"{asked}: the model has no languages to choose from; leave it out "
-            "(words such as `translate English to German:` belong into each line)"
+            f"{names}: the model does not select languages; remove it "
+            "(put a task prefix such as `translate English to German:` at the start of every line)"
         )
-    known = [each for each in triples if all(each)]
-    wrong = [f"{name} {code[:50]}" for name, code, own in known if code.lower() != own.lower()]
-    if wrong:
-        only = f"the model translates from {pair.src} to {pair.tgt} only"
-        raise OptionError(f"{', '.join(wrong)}: {only}; leave that out, or give another model")
+    comparable = [triple for triple in triples if all(triple)]
+    mismatches = [
+        f"{name} {code[:50]}"
+        for name, code, model_code in comparable
+        if code.lower() != model_code.lower()
+    ]
+    if mismatches:
+        problem = f"the model translates from {pair.src} to {pair.tgt} only"
+        raise OptionError(
+            f"{', '.join(mismatches)}: {problem}; remove that option or use another model"
+        )
 
 
 def choose_languages(
-    languages: Languages | None, given: LanguagePair, normalizes: bool = False
+    languages: Languages | None, codes: LanguagePair, normalizes: bool = False
 ) -> LanguagePair:
-    """Return the languages of lines without a tag.
+    """Return the languages of lines without a language tag.
 
     Args:
-        languages: those of the model.
-        given: the codes in the options, which replace the defaults of the model.
-        normalizes: a transform needs the source language, whether or not the model does.
+        languages: the languages of the model.
+        codes: language codes of the options, which override the defaults of the model.
+        normalizes: the transform `normalize` uses the source language even if the model does not.
 
     Raises:
         OptionError: if a code is unknown, or is needed and missing.
     """
     if languages is None:
-        return NEITHER
-    if languages.source == "none" and given.src:
+        return NO_LANGUAGES
+    if languages.source == "none" and codes.src:
         if not normalizes:
-            raise OptionError("src_lang: the model takes a target language only; leave it out")
-        given = LanguagePair("", given.tgt)
-    for name, code in zip(("src_lang", "tgt_lang"), given):
+            raise OptionError("src_lang: the model takes a target language only; remove src_lang")
+        codes = LanguagePair("", codes.tgt)
+    for name, code in zip(("src_lang", "tgt_lang"), codes):
         if code and code not in languages.ids:
             raise OptionError(
-                f"{name}: the model has no language {code[:50]!r}; {near(code, languages)}"
+                f"{name}: the model has no language {code[:50]!r}; {suggest_codes(code, languages)}"
             )
-    held = languages.optional_in_tokens
-    if held and not any(given) and languages.target != "start":
-        return NEITHER
-    default = NEITHER if held else languages.default
-    direction = LanguagePair(given.src or default.src, given.tgt or default.tgt)
-    lacks = {"src_lang": languages.source != "none" and not (direction.src or held)}
-    lacks["tgt_lang"] = languages.target != "text" and not direction.tgt
+    tags_in_tokens = languages.optional_in_tokens
+    if tags_in_tokens and not any(codes) and languages.target != "start":
+        return NO_LANGUAGES
+    default = NO_LANGUAGES if tags_in_tokens else languages.default
+    direction = LanguagePair(codes.src or default.src, codes.tgt or default.tgt)
+    is_missing = {"src_lang": languages.source != "none" and not (direction.src or tags_in_tokens)}
+    is_missing["tgt_lang"] = languages.target != "text" and not direction.tgt
     problems = [
-        f"{name} is missing: the model has {len(languages.ids)} languages, none as default; give "
-        f"one such as {', '.join(list(languages.ids)[:N_NEAR])} (onmt_lite -print_model lists all)"
-        for name, lacking in lacks.items()
-        if lacking
+        f"{name} is missing: the model has {len(languages.ids)} languages and no default; "
+        f"set one, such as {', '.join(list(languages.ids)[:N_SUGGESTIONS])} "
+        "(onmt_lite -print_model lists all)"
+        for name, missing in is_missing.items()
+        if missing
     ]
     if problems:
         raise OptionError(*problems)
     return direction
 
 
-def near(code: str, languages: Languages) -> str:
-    """Known codes that are perhaps meant: first those that begin alike, then the most similar."""
+def suggest_codes(code: str, languages: Languages) -> str:
+    """Return a hint with the most similar known codes; a common prefix comes first."""
     code = code[:50].lower()
 
     def distance(known: str) -> tuple[bool, float]:
-        alike = difflib.SequenceMatcher(None, code, known.lower()).ratio()
-        return known[:2].lower() != code[:2], -alike
+        """Return the sort key of a code, most similar first."""
+        similarity = difflib.SequenceMatcher(None, code, known.lower()).ratio()
+        return known[:2].lower() != code[:2], -similarity
 
-    found = sorted(languages.ids, key=distance)[:N_NEAR]
-    return f"nearest are {', '.join(found)} (onmt_lite -print_model lists all)"
+    suggestions = sorted(languages.ids, key=distance)[:N_SUGGESTIONS]
+    return f"nearest are {', '.join(suggestions)} (onmt_lite -print_model lists all)"
 
 
 def read_tag(
     text: str, languages: Languages | None, direction: LanguagePair
 ) -> tuple[str, LanguagePair]:
-    """The line without its tag, and its languages; a tag with unknown codes stays text."""
-    found = TAG.match(text) if languages else None
-    if found is None or languages is None or (languages.optional_in_tokens and not direction.tgt):
+    """Split a language tag off a line; a tag with unknown codes is text.
+
+    Args:
+        text: the line.
+        languages: the languages of the model.
+        direction: languages of lines without a tag.
+
+    Returns:
+        The line without its tag, and its languages.
+    """
+    match = LANGUAGE_TAG.match(text) if languages else None
+    if match is None or languages is None or (languages.optional_in_tokens and not direction.tgt):
         return text, direction
-    src, tgt = found[1] or direction.src, found[2]
-    if tgt not in languages.ids or (found[1] and src not in languages.ids):
+    src, tgt = match[1] or direction.src, match[2]
+    if tgt not in languages.ids or (match[1] and src not in languages.ids):
         return text, direction
-    if found[1] and languages.source == "none":
+    if match[1] and languages.source == "none":
         return text, direction
-    return text[found.end() :], LanguagePair(src, tgt)
+    return text[match.end() :], LanguagePair(src, tgt)

@@ -1,4 +1,4 @@
-"""Records: the values that travel through the pipeline, in order, each made once."""
+"""Immutable records that are passed through the pipeline, in order of creation."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +8,11 @@ from typing import Any, Literal
 from onmt_lite.text.lines import Line
 from onmt_lite.text.masked_line import MaskedLine
 
-Pairs = list[tuple[int, int]]  # (source, target), from 0, in order: what aligns with what
-ProgressTotal = Callable[[int, int], object]  # is told how many lines and target tokens are done
-ProgressDelta = Callable[[int, int], object]  # is told how many lines and target tokens were added
+Pairs = list[tuple[int, int]]  # alignment: sorted (source, target) indices from 0
+ProgressTotal = Callable[[int, int], object]  # callback: total lines and target tokens so far
+ProgressDelta = Callable[
+    [int, int], object
+]  # callback: lines and target tokens since the last call
 
 
 @dataclass(frozen=True)
@@ -19,25 +21,25 @@ class Example:
 
     line: Line
     src_ids: list[int]
-    n_src_tokens: int  # tokens of the line itself, without an end token the model wants
-    n_unknown: int = 0  # tokens of the line that the model does not know
-    tgt_ids: list[int] | None = None  # of its reference
-    notes: tuple[str, ...] = ()
-    # For a model that copies (`Vocab.encode_copied`): source ids as those of the target vocabulary
+    n_src_tokens: int  # tokens of the line, without special tokens
+    n_unknown: int = 0  # unknown tokens of the line
+    tgt_ids: list[int] | None = None  # ids of the reference
+    notes: tuple[str, ...] = ()  # warnings
+    # Copy attention: source ids in the extended target vocabulary (`Vocab.encode_copied`)
     copy_ids: list[int] | None = None
-    oov_words: tuple[str, ...] = ()  # which follow that vocabulary
-    start: tuple[int, ...] = ()  # tokens that the decoder reads before the first one
-    prefix_ids: tuple[int, ...] = ()  # tokens that its translation begins with
+    oov_words: tuple[str, ...] = ()  # words after the target vocabulary
+    start: tuple[int, ...] = ()  # decoder input before the first target token
+    prefix_ids: tuple[int, ...] = ()  # forced ids at the start of the translation
     src_tokens: tuple[str, ...] = ()
-    n_tag: int = 0  # the first of them that only say the line's language
-    masked_line: MaskedLine | None = None  # words and marks taken out of the line, to be put back
-    is_uppercase: bool = False  # its translation is written in uppercase
-    # Places of words in uppercase that the model reads in lowercase, see `onmt_lite.text.casing`
+    n_tag: int = 0  # number of language tag tokens at the start of src_tokens
+    masked_line: MaskedLine | None = None  # masked spans to restore
+    is_uppercase: bool = False  # the translation is uppercased
+    # Spans of uppercase words that the model reads in lowercase; see `onmt_lite.text.casing`
     uppercase_spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def needs_alignment(self) -> bool:
-        """Return True if attention places parts of the text of its translation."""
+        """True if restoring parts of the text needs the attention of the hypothesis."""
         return bool(self.uppercase_spans or self.masked_line is not None and self.masked_line.spans)
 
 
@@ -46,19 +48,18 @@ class Hypothesis:
     """One of the n best translations of a line.
 
     Attributes:
-        text: str, as it is to be read.
-        tokens: list of str, as the model made them, without start and end tokens.
-        score: float, by which hypotheses are ranked: nats, with penalties; higher is better.
-        log_prob: float, the plain sum of the model's log-probabilities in nats, the end token's
-            included.
-        token_log_probs: list of float in nats, one per token, and the end token's if `ended`.
-        ended: bool, False if max_length cut it off.
-        word_log_probs: list of float in nats, one per word of the text, the end token's not
-            counted; None unless asked for with `token_scores`.
-        align: list of (source, target) numbers of tokens from 0; None without `report_align`.
-        word_align: the same of words.
-        ids: tuple of int, the tokens' numbers in the vocabulary.
-        n_replaced: int, tokens that stand in place of unknown ones, with `replace_unk`.
+        text: str, detokenized text.
+        tokens: list of str, target tokens without start and end tokens.
+        score: float, ranking score in nats, with penalties; higher is better.
+        log_prob: float, sum of the model's log-probabilities in nats, including the end token.
+        token_log_probs: list of float in nats, one per token, and one for the end token if `ended`.
+        ended: bool, False if it was truncated at max_length.
+        word_log_probs: list of float in nats, one per word of the text, without the end token; None
+            without `token_scores`.
+        align: list of (source, target) token indices from 0; None without `report_align`.
+        word_align: the same for words.
+        ids: tuple of int, ids of the tokens.
+        n_replaced: int, number of unknown tokens replaced with `replace_unk`.
         has_empty_markup: bool, whether a pair of tags has lost its text.
     """
 
@@ -79,40 +80,49 @@ class Hypothesis:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its part of the JSONL record."""
-        inner = ("word_align", "ids", "n_replaced", "has_empty_markup")
-        return {n: json_safe(v) for n, v in vars(self).items() if n not in inner and v is not None}
+        """Return the hypothesis as part of the JSONL record."""
+        internal = ("word_align", "ids", "n_replaced", "has_empty_markup")
+        return {
+            name: json_safe(value)
+            for name, value in vars(self).items()
+            if name not in internal and value is not None
+        }
 
 
-EMPTY_HYPOTHESIS = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # the translation of a blank line
+EMPTY_HYPOTHESIS = Hypothesis("", [], 0.0, 0.0, [], ended=False)  # translation of an empty line
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A row of the step before with a token, as a recorded search keeps it."""
+    """A candidate of a recorded search step: a row of the previous step plus a token."""
 
     parent: int
     token: int
     score: float
     log_prob: float
-    # What became of it; "ended": the end token, not counted; "none": there is no such row
+    # "ended": end token that was not counted as finished; "none": no such row
     state: Literal["open", "finished", "ended", "lost", "blocked", "none"] = "open"
-    why: str = ""  # the reason, if it does not live on
-    text: str = ""  # the token in words, see `onmt_lite.trace.tracer`
+    why: str = ""  # why it was not kept
+    text: str = ""  # text of the token, see `onmt_lite.trace.tracer`
 
     @property
     def exists(self) -> bool:
+        """True unless it is an unused row."""
         return self.score > -math.inf
 
     @property
     def key(self) -> tuple[int, int]:
+        """(parent, token), unique within a step."""
         return self.parent, self.token
 
 
 @dataclass(frozen=True)
 class TracedHypothesis:
-    """A hypothesis that finished in a search that was traced: at `step`, from 1, in the row `row`.
-    Its log_prob is divided by `norm`, a number for its length."""
+    """A finished hypothesis of a recorded search.
+
+    It finished at step `step` (from 1) in row `row`. Its log_prob is divided by `norm`, which
+    depends on its length.
+    """
 
     text: str
     tokens: list[str]
@@ -125,40 +135,43 @@ class TracedHypothesis:
 
     @property
     def log_prob(self) -> float:
+        """Sum of the token log-probabilities in nats."""
         return sum(self.log_probs)
 
     @property
     def mean(self) -> float:
+        """Log-probability after length normalization."""
         return self.log_prob / self.norm
 
     @property
     def penalty(self) -> float:
-        """The part of the score that the length does not explain."""
+        """The part of the score that is not the normalized log-probability."""
         return self.score - self.mean
 
     @property
     def length(self) -> str:
+        """Its length in words, such as "3 tokens"."""
         return "1 token" if len(self.tokens) == 1 else f"{len(self.tokens)} tokens"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The search of one line, in words; of a blank line nothing but the line."""
+    """The recorded search of one line; an empty line has no steps."""
 
     id: int
     src: str
     src_tokens: tuple[str, ...] = ()
     beam_size: int = 0
-    # Rows of each step: the K new rows, then hypotheses that finished beside them
+    # Rows of each step: the K new rows, then the hypotheses that finished in this step
     steps: list[list[Continuation]] = field(default_factory=list)
-    # Of each step, the best continuations that did not become rows
+    # Best candidates of each step that were not kept
     pruned: list[list[Continuation]] = field(default_factory=list)
-    path: list[int] = field(default_factory=list)  # the best hypothesis' row at each of its steps
+    path: list[int] = field(default_factory=list)  # row of the best hypothesis at each of its steps
     hypotheses: list[TracedHypothesis] = field(
         default_factory=list
     )  # the finished hypotheses, best first
-    stop: str = ""  # why the search was over
-    # From each token of the best hypothesis to each of src_tokens, if the model has attention
+    stop: str = ""  # why the search stopped
+    # (T, S) attention of the best hypothesis, if the model has attention
     attention: list[list[float]] = field(default_factory=list)
 
 
@@ -166,11 +179,11 @@ class Trace:
 class SearchResult:
     """The result of the search for one example."""
 
-    # Distinct, best first; none if the model's output is NaN, or of a job that only scores
+    # Distinct, best first; empty if the model returned NaN, or with score_only
     hyps: list[Hypothesis] = field(default_factory=list)
-    note: str = ""  # what went wrong in the search, if anything
-    n_complete: int = 0  # number of hypotheses before equal ones were left out
-    trace: Trace | None = None  # of an example that is traced: the search itself
+    note: str = ""  # warning of the search, if any
+    n_complete: int = 0  # number of finished hypotheses before deduplication
+    trace: Trace | None = None  # the recorded search of a traced example
 
 
 @dataclass(frozen=True)
@@ -178,26 +191,30 @@ class Translation:
     """The translation of one line; `str()` of it is its text.
 
     Attributes:
-        id: int, the number of the line, from 0.
-        src: str, the line as it was given, without its line feed.
-        hyps: list of Hypothesis, best first, at most `n_best`; of a blank line an empty one.
-        notes: tuple of str, what a reader should check; docs/jobs-reference.md lists all.
-        gold_log_prob: float, nats of the reference, the end token's included; None without one.
+        id: int, line number, from 0.
+        src: str, the input line, without its line feed.
+        hyps: list of Hypothesis, best first, at most `n_best`; an empty line has an empty
+            hypothesis.
+        notes: tuple of str, warnings; docs/jobs-reference.md explains them.
+        gold_log_prob: float, log-probability of the reference in nats, including the end token;
+            None
+            without a reference.
         has_gold: bool, whether there is a reference.
-        n_src_tokens: int, tokens of the line as the model reads it.
-        n_unknown: int, those of them that the model does not know.
-        confidence: float from 0 to 1, the probability that the best hypothesis is right; None if
-            the model did not make it, or is not `calibrated`.
-        trace: the search, if it was watched; None if not.
-        calibrated: bool, whether the model can tell how sure it is.
-        fields: str, JSON: the other fields of a line of JSONL; None if there are none.
-        n_gold_tokens: int, tokens of the reference, the end token counted.
-        src_tokens: list of str, to which alignments refer; None if there are none.
-        gold_align: list of (source, target) numbers of tokens: alignment of the reference.
+        n_src_tokens: int, number of source tokens.
+        n_unknown: int, number of unknown source tokens.
+        confidence: float from 0 to 1, probability that the best hypothesis is correct; None if the
+            model did not generate it, or is not `calibrated`.
+        trace: the recorded search, or None.
+        calibrated: bool, whether the model is calibrated to estimate confidence.
+        fields: str, the other fields of a JSONL line as JSON, or None.
+        n_gold_tokens: int, number of tokens of the reference, including the end token.
+        src_tokens: list of str, the tokens to which alignments refer, or None.
+        gold_align: list of (source, target) token indices: alignment of the reference.
         attn_table: tuple of str, attention of the best hypothesis, with `attn_debug`.
-        n_forced: int, phrases that the best hypothesis was to hold.
-        unmet: tuple of str, those that it does not hold.
-        gold_token_log_probs: list of float in nats, of the reference's tokens; None without one.
+        n_forced: int, number of phrases that the translation must contain.
+        unmet: tuple of str, phrases that the best hypothesis lacks.
+        gold_token_log_probs: list of float in nats, log-probabilities of the reference tokens, or
+            None.
     """
 
     id: int
@@ -225,11 +242,11 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best hypothesis' text; "" of a line that is blank or could not be translated."""
+        """Text of the best hypothesis; "" if the line is empty or could not be translated."""
         return self.hyps[0].text if self.hyps else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSONL record, but for the `fields`."""
+        """Return the JSONL record, without `fields`."""
         record: dict[str, Any] = {
             "id": self.id,
             "src": self.src,
@@ -247,13 +264,13 @@ class Translation:
             value = self.confidence
             record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
-            record["gold_log_prob"] = json_safe(self.gold_log_prob)  # None for a blank line
+            record["gold_log_prob"] = json_safe(self.gold_log_prob)  # None for an empty line
             record["gold_token_log_probs"] = json_safe(self.gold_token_log_probs)
         return record
 
 
 def json_safe(value: Any) -> Any:
-    """The value, with None for infinite numbers and NaN in it: JSON has no words for them."""
+    """Replace infinite numbers and NaN by None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return [json_safe(item) for item in value] if isinstance(value, list) else value

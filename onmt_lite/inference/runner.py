@@ -153,7 +153,7 @@ class Runner:
                     model, sentences, spec, n_slots, on_step, n_batches, self.clock
                 ):
                     with self.clock.phase("tokenize"):
-                        found = self.postprocessor.found(
+                        found = self.postprocessor.make_result(
                             beam, part[i], config.n_returned, config.replaces_unk_later
                         )
                         if observer is not None:

@@ -373,8 +373,8 @@ def test_a_marian_directory_without_its_sentencepiece_models(main, marian, tmp_p
     (tmp_path / "raw").write_bytes(b"w37 w3 w90 w24\n")
     expected = main("-src", "raw", "-model", "marian").out
     (marian / "source.spm").unlink()
-    rest = ", by which the model cuts lines into tokens; "
-    rest += "put them there, or give lines of tokens and -tokenizer space"
+    rest = ", needed for tokenization; add them to the model directory, "
+    rest += "or pass tokenized lines with -tokenizer space"
     done = main("-src", "raw", "-model", "marian", "-output", "out")
     done.failed(4, f"missing: marian/source.spm{rest}")
     (marian / "target.spm").unlink()

@@ -335,7 +335,7 @@ def run(tmp_path, monkeypatch, capfd):
     [
         (
             "-block_ngram_repeat 2 -ignore_when_blocking the zz 'y y'",
-            "ignore_when_blocking: the model's vocabulary has no 'zz' 'y y'; passed over",
+            "ignore_when_blocking: not in the model's vocabulary and ignored: 'zz' 'y y'",
         ),
         ("-ban_unk_token", "ban_unk_token: without effect; the model has no unknown token"),
         ("-precision bf16", "precision: without effect; a table model has no weights"),
@@ -349,7 +349,7 @@ def test_one_line_in_the_log(run, line, note):
 
 def test_max_length_above_what_the_model_takes(run, tiny_checkpoint):
     err = run("-max_length 1000", tiny_checkpoint)
-    said = f"NOTE: max_length 1000: the model stops at {tiny.MAX_POSITIONS} tokens"
+    said = f"NOTE: max_length 1000: the model supports at most {tiny.MAX_POSITIONS} tokens"
     assert err.count("NOTE") == 1 and said in err
 
 

@@ -136,7 +136,7 @@ class TestKinds:
         examples = [Example(Line(i, "a"), value, 1) for i, value in enumerate(values * 2)]
         copies = Deduplicator(examples, merge=True)
         assert copies.distinct == examples[:5]
-        assert copies.firsts == examples[:5] * 2
+        assert copies.representatives == examples[:5] * 2
 
 
 JOBS = {

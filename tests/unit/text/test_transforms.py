@@ -435,7 +435,7 @@ def test_a_prefix_that_the_model_does_not_know(run):
     text = f"model: {SMALL}\nsrc: src.txt\ntransforms: [prefix]\nsrc_prefix: cat\n"
     code, out, err = run(text)
     assert (code, out) == (2, "")
-    why = "the model's vocabulary has no token 'cat'; give another one"
+    why = "'cat' is not in the model's vocabulary; use another token"
     assert err == f"onmt_lite: error: src_prefix: {why}\n"
 
 
