@@ -277,7 +277,7 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
     said = describe(native.load(tmp_path), "model")
     assert "asks for           -split_longer 70\n" in said
     native.update_manifest(tmp_path, {}, UnknownPolicy(), None, -1)
-    with pytest.raises(CheckpointError, match="split_longer is below 0"):
+    with pytest.raises(CheckpointError, match="split_longer must be an integer of at least 0"):
         native.load(tmp_path)
 
 
