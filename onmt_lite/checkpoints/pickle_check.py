@@ -1,10 +1,10 @@
 """Checks a pickle before torch loads it with `weights_only=True`.
 
-torch's loader calls a few constructors of its own, and the inert classes that it is given for the
-names of other packages. Beyond that it trusts the file: it hashes and prints values that a few
-bytes can nest arbitrarily deep, and lets the attributes of a dict hide its methods. `check_pickle`
-rejects such files, and every class or function that no model needs. It simulates the stack of the
-pickle machine (see `pickletools` for the opcodes) without creating any object.
+torch's loader only calls a few safe constructors and the inert classes that replace the classes of
+other packages. In other respects it trusts the file: it hashes and prints values that a few bytes
+can nest arbitrarily deep, and attributes of a dict can hide its methods. `check_pickle` rejects
+such files, and every class or function that no model needs. It simulates the stack of the pickle
+machine (see `pickletools` for the opcodes) without creating any object.
 """
 
 import pickletools
@@ -140,6 +140,7 @@ class _Simulator:
         self.memo: dict[int, Any] = {}
 
     def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Execute one opcode; raise ValueError if torch.save does not write it."""
         name = opcode.name
         self.count_operations(1)
         if name in SCALARS:
@@ -165,11 +166,13 @@ class _Simulator:
             raise ValueError(f"its pickle uses {feature}, which torch.save does not write")
 
     def count_operations(self, n: int) -> None:
+        """Subtract n operations from the limit of the pickle."""
         self.n_left -= n
         if self.n_left < 0:
             raise ValueError("its pickle is longer or copies more values than any model needs")
 
     def resolve_global(self, name: str) -> Global:
+        """Check that a class or function is allowed, after mapping Python 2 names."""
         for old, new in PYTHON_2.items():
             name = name.replace(old, new, 1) if name.startswith(old) else name
         if INERT_GLOBALS.fullmatch(name):
@@ -179,7 +182,7 @@ class _Simulator:
         return Global(name)
 
     def make_tuple(self, *items: Any) -> Tuple:
-        """Limit the size: hashing a deeply nested or shared tuple as a key would not terminate."""
+        """Create a tuple of limited size, because torch may hash it as a dict key."""
         result = Tuple(items)
         result.n_values = sum(i.n_values + 1 if isinstance(i, Tuple) else 1 for i in items)
         if result.n_values > MAX_TUPLE:
@@ -187,11 +190,13 @@ class _Simulator:
         return result
 
     def extend(self, target: Any, *items: Any) -> Any:
+        """Append to a list, or add the keys of key-value pairs to a dict."""
         if isinstance(target, list):
             target.extend(items[::2] if isinstance(target, Keys) else items)
         return target
 
     def make_storage(self, description: Any) -> Instance:
+        """Check the persistent id of a storage, which contains its declared size."""
         if not isinstance(description, Tuple):
             raise ValueError("the description of a storage is not a tuple")
         self.count_operations(len(description))

@@ -54,6 +54,7 @@ class _ModelParser:
         self.stream, self.n_left = stream, n_bytes
 
     def parse(self) -> tuple[int, dict[str, Tensor]]:
+        """Parse the whole file; return the binary version and the variables by name."""
         version = self.read_int("I")
         if version not in VERSIONS:
             raise ValueError(
@@ -97,6 +98,7 @@ class _ModelParser:
         return make_tensor(self.read_bytes(n_bytes), DTYPES[type_id], shape)
 
     def read_count(self, items: str) -> int:
+        """Read a number of variables or aliases, within the limit."""
         n = self.read_int("I")
         if n > MAX_TENSORS:
             raise ValueError(f"{n:,} {items} are more than any model has")

@@ -92,8 +92,8 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     silent = [vocab.tokens[i] for i in languages.ids.values()] if languages else []
     tokenizers, missing = find_tokenizer(directories, tgt.tokens, SHARED_MODELS[:1], silent)
     if not tokenizers and any((d / ARGOS_BPE).is_file() for d in directories):
-        path = directories[-1] / SHARED_MODELS[0]
-        missing = (f"{path} ({ARGOS_BPE} with Moses tokenization is not supported)",)
+        needed = directories[-1] / SHARED_MODELS[0]
+        missing = (f"{needed} ({ARGOS_BPE} with Moses tokenization is not supported)",)
     # Models from transformers need the end token; CTranslate2 leaves it to the caller
     needs_end = has_zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.get_bool("add_source_eos", None)
