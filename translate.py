@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Translate from the command line in a checkout; `python translate.py -help` lists the options."""
+"""Translate from the command line in a checkout; see `python translate.py -help`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Translation with sequence-to-sequence models: one loop, one Beam per sentence."""
+"""Translation with sequence-to-sequence models from many toolkits."""
 
-# This file and translate.py must parse under every Python, 2.7 included: no annotations, f-strings
+# This file and translate.py must parse under every Python, including 2.7: no annotations, f-strings
 # or unpacking
 import sys
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onmt_lite.inference.records import Hypothesis, Translation
     from onmt_lite.search.beam import Beam
 else:
-    # Imported on first use, as reading options must not wait for torch; the other names are errors
+    # Imported on first use, because importing torch is slow; all other names are errors
     _MODULES = {
         "Beam": "onmt_lite.search.beam",
         "Hypothesis": "onmt_lite.inference.records",
@@ -47,7 +47,7 @@ else:
         if name not in __all__:
             raise AttributeError("module '" + __name__ + "' has no attribute '" + name + "'")
         with warnings.catch_warnings():
-            # torch works without numpy and says at length that it is missing
+            # torch works without numpy but warns that it is missing
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             return getattr(import_module(_MODULES.get(name, "onmt_lite.errors")), name)
 

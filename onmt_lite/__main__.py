@@ -15,26 +15,42 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of a translation with these words, those of the command line by default."""
-    early: list[int] = []  # signals while modules are loaded, which must not break into that
+    """Run the translator.
+
+    Args:
+        argv: Words after the command (default: sys.argv).
+
+    Returns:
+        The exit code.
+    """
+    early: list[int] = []  # signals that arrive while modules are imported
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: early.append(number))
     prepare_environment()
-    # Imported late: what follows needs the packages
+    # Imported here, after the environment is prepared
     from onmt_lite.config.cli import run_program
     from onmt_lite.config.options import PROGRAM
     from onmt_lite.system.terminal import ignore_signals
 
     code = run_program(argv, PROGRAM, lambda options: translate(options, early))
-    ignore_signals()  # the output is complete, or what is wrong has been said
+    ignore_signals()  # the output is complete or the error is printed
     return code
 
 
 def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
-    """Do what the options ask for; stop at once where a signal arrived `early`."""
+    """Translate, or print model information.
+
+    Args:
+        options: The options.
+        early: Signals that have arrived already; the first one stops the program.
+
+    Raises:
+        OnmtLiteError: The job fails.
+        Interrupted: A signal arrives.
+    """
     check_memory()
-    # Imported late: wrong options must not wait for what a job needs, least of all for torch
+    # Imported here so that errors in options are reported without importing torch
     from onmt_lite.system.terminal import CONSOLE, Interrupted, is_typed
 
     if options.information.print_model:
@@ -51,7 +67,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
         run_job(options).check()
     except Interrupted as stop:
-        if not stop.status:  # the job had not begun
+        if not stop.status:  # the job has not started
             from onmt_lite.jobs.job import attach_initial_state
 
             attach_initial_state(stop, options)
@@ -59,7 +75,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
 
 def print_models(options: TranslateOptions) -> None:
-    """Print a block for each model of the options, with the tokenizer that would be used."""
+    """Print a description of each model and its tokenizer."""
     from onmt_lite.checkpoints.checkpoint import describe
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.shipped import get_model_paths

@@ -1,4 +1,4 @@
-"""What can go wrong that is not a bug: each error knows the exit code of the command line."""
+"""Errors that a user can fix, each with its exit code, and explanations of file errors."""
 
 import contextlib
 import difflib
@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-# What to do about an operating system error, by its number
+# Remedies for operating system errors, by errno
 REMEDIES = {
     errno.EACCES: "change its permissions or those of its directory",
     errno.EPERM: "change its permissions or those of its directory",
@@ -15,10 +15,10 @@ REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOSPC: "free some space or choose another disk",
     errno.EDQUOT: "free some space or choose another disk",
-    errno.EROFS: "choose another place",
-    errno.ENOLCK: "choose another place, whose file system has locks",
-    errno.ENOSYS: "choose another place, whose file system has locks",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another place",
+    errno.EROFS: "choose another directory",
+    errno.ENOLCK: "choose a directory on a file system that supports locks",
+    errno.ENOSYS: "choose a directory on a file system that supports locks",
+    errno.EFBIG: "raise the file size limit (ulimit -f) or choose another directory",
     errno.EIO: "check the disk and the path",
     errno.EBADF: "check the path",
     errno.ELOOP: "check the links in the path",
@@ -26,26 +26,28 @@ REMEDIES = {
 
 
 class Message(str):
-    """A text in the words of the command line.
+    """A message in command-line style.
 
     Attributes:
-        keywords: the same text for Python, where options are keyword arguments.
+        keywords: the same message in Python style, with options as keyword arguments.
     """
 
     keywords: str
 
     @classmethod
     def of(cls, template: str, *texts: str, **options: object) -> "Message":
-        """Fill in options: `Message.of("{n_best} needs -{search}", n_best=9, search="x")` is
-        "n_best 9 needs -search x", and for Python "n_best=9 needs search=x".
+        """Fill in a template.
+
+        `Message.of("{n_best} requires -{search}", n_best=9, search="x")` is "n_best 9 requires
+        -search x", and in Python style "n_best=9 requires search=x".
 
         Args:
-            template: `{name}` stands for an option with its value, `{0}` for the first text.
-            texts: further texts.
-            options: the values of the options by name; "" names the option only.
+            template: Template; `{name}` is an option with its value, `{0}` is the first text.
+            texts: Texts to insert.
+            options: Values of the options by name; "" inserts only the name.
 
         Returns:
-            The text.
+            The message.
         """
         words = {n: str(v).lower() if isinstance(v, bool) else v for n, v in options.items()}
         message = cls(template.format(*texts, **{n: f"{n} {v}".rstrip() for n, v in words.items()}))
@@ -56,13 +58,13 @@ class Message(str):
 
 
 def to_keyword_style(text: str) -> str:
-    """Return a text as Python has it."""
+    """Return a message in Python style."""
     return getattr(text, "keywords", text)
 
 
 @contextlib.contextmanager
 def use_keyword_style() -> Iterator[None]:
-    """Let errors name options as Python does."""
+    """Convert the messages of raised errors to Python style."""
     try:
         yield
     except OnmtLiteError as error:
@@ -71,13 +73,14 @@ def use_keyword_style() -> Iterator[None]:
 
 
 class OnmtLiteError(Exception):
-    """Base class of the errors that a user can act on.  The text is one line: what (where); what
-    to do.
+    """Base class of errors that a user can fix.
+
+    The message is a single line: `<option or file>: <what is wrong>; <what to do>`.
 
     Attributes:
-        exit_code: int, with which the command line ends.
-        can_resume: bool, whether the same command with -resume goes on from what is written.
-        status: str, how far the work was, and what is left of it; "" if nothing was begun.
+        exit_code: Exit code of the command line, an int.
+        can_resume: Whether the same command with -resume continues from the written output.
+        status: Progress of the job and state of its output; "" if nothing was started.
     """
 
     exit_code = 1
@@ -86,10 +89,10 @@ class OnmtLiteError(Exception):
 
 
 class OptionError(OnmtLiteError):
-    """Options or a configuration that cannot be.
+    """Invalid options or configuration.
 
     Args:
-        problems: str, every problem found, not only the first; the text has a line for each.
+        problems: All problems; the message has one line per problem.
     """
 
     exit_code = 2
@@ -99,7 +102,7 @@ class OptionError(OnmtLiteError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Every problem found."""
+        """All problems."""
         return self.args
 
     def __str__(self) -> str:
@@ -107,17 +110,17 @@ class OptionError(OnmtLiteError):
 
 
 class OptionWarning(UserWarning):
-    """An option that changes nothing where it is given, and why: the note of the command line."""
+    """An option that has no effect, with the reason; a notice on the command line."""
 
 
 class DataError(OnmtLiteError):
-    """Input that cannot be translated as it stands."""
+    """Input that cannot be translated."""
 
     exit_code = 3
 
 
 class CheckpointError(OnmtLiteError):
-    """A model that is missing, damaged or of a kind that is not read."""
+    """A model that is missing, damaged or in an unsupported format."""
 
     exit_code = 4
 
@@ -129,23 +132,23 @@ class FileError(OnmtLiteError):
 
 
 class MemoryExhausted(OnmtLiteError):
-    """One sentence alone, or the model, does not fit into memory."""
+    """A single sentence, or the model, does not fit in memory."""
 
     exit_code = 6
 
 
 class Untranslated(OnmtLiteError):
-    """A job is complete, but for lines that could not be translated and are blank."""
+    """A job is complete except for lines that could not be translated and are empty."""
 
     exit_code = 7
 
 
 class WorkerLost(OnmtLiteError):
-    """A process that a job needs cannot be started, or dies again and again.
+    """A worker process cannot be started, or keeps dying.
 
     Args:
-        problem: str, the text.
-        by_memory: bool, whether memory was probably short, which sets the exit code.
+        problem: The message.
+        by_memory: Whether the process probably ran out of memory; sets the exit code.
     """
 
     def __init__(self, problem: str, by_memory: bool = False):
@@ -156,8 +159,14 @@ class WorkerLost(OnmtLiteError):
 
 @contextlib.contextmanager
 def wrap_os_errors(action: str) -> Iterator[None]:
-    """Raise FileError ("cannot write out: No space left on device") if an operation on a file
-    fails; nothing else belongs within."""
+    """Convert OSError and ValueError to FileError; wrap only file operations.
+
+    Args:
+        action: What is done, such as "write out.txt".
+
+    Raises:
+        FileError: Such as "cannot write out.txt: No space left on device; free some space or ...".
+    """
     try:
         yield
     except (OSError, ValueError) as error:
@@ -165,32 +174,41 @@ def wrap_os_errors(action: str) -> Iterator[None]:
 
 
 def explain_os_error(error: Exception, action: str = "") -> str:
-    """Return the reason and the remedy of a failed operation on a file: "No space left on device;
-    free some space or choose another disk".  `action` begins with "write" if a file was written."""
+    """Explain a failed file operation.
+
+    Args:
+        error: The error.
+        action: What was done; starts with "write" if a file was written.
+
+    Returns:
+        Reason and remedy, such as "No space left on device; free some space or choose ...".
+    """
     number = getattr(error, "errno", None) or 0
     writes = action.startswith("write")
     known = {
         **REMEDIES,
         errno.ENOENT: "create its directory first" if writes else "check the path",
-        errno.EISDIR: f"give the path of a file{' in it' if writes else ''}",
+        errno.EISDIR: f"use the path of a file{' in it' if writes else ''}",
     }
     return f"{getattr(error, 'strerror', None) or error}; {known.get(number, 'check the path')}"
 
 
 def hint_for_path(path: str) -> str:
-    """Return why nothing may be at a path: its near name, or what no program replaces in it; ""
-    if neither is known."""
+    """Return a hint for a path that does not exist: a similar path, or characters to replace.
+
+    Returns "" if there is no hint.
+    """
     if near := find_similar_path(path):
         return f"did you mean {near}?"
     if re.search(r"^~|\$\w|\$\{\w|%\w+%", path):
-        return "write the path out: variables and ~ are not replaced in it"
+        return "write the full path: variables and ~ are not expanded in it"
     if not path.isprintable():
-        return f"the path is {path!r}: in YAML, write / or use single quotes"
+        return f"the path is {path!r}: in YAML, use / or single quotes"
     return ""
 
 
 def find_similar_path(path: str) -> str:
-    """Return an existing path that is spelled like `path`, "" if there is none."""
+    """Return an existing path with a similar spelling; "" if there is none."""
     found = ""
     if not path:
         return ""

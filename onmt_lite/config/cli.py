@@ -1,4 +1,4 @@
-"""What every program does around its work: help, errors, signals, exit codes."""
+"""The shell of every command-line program: help, errors, signals and exit codes."""
 
 import os
 import platform
@@ -19,22 +19,30 @@ from onmt_lite.system.terminal import CONSOLE, Interrupted, pending_signals, sto
 from onmt_lite.version import __version__
 
 T = TypeVar("T")
-ENABLED: tuple[list[str], ...] = ([], ["true"])  # words after a switch
+ENABLED: tuple[list[str], ...] = ([], ["true"])  # words after a boolean option that turn it on
 
 
 def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[T], None]) -> int:
-    """Run a program on the words of `argv`, by default those of the command line.
+    """Parse a command line and run a program.
 
-    Returns the exit code: 0 done, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
-    7 some lines not translated, 128+N stopped by signal N.  An error of any other kind is a defect:
-    it is announced and raised, which ends a process with its traceback and exit code 1.
+    An unexpected error is a bug: it is reported and raised, so that the process ends with a
+    traceback and exit code 1.
+
+    Args:
+        argv: Words after the command (default: sys.argv).
+        program: The program.
+        run: Function to call with the options.
+
+    Returns:
+        The exit code: 0 success, 2 options, 3 input, 4 model, 5 files, 6 out of memory,
+        7 some lines not translated, 128+N stopped by signal N.
     """
     words = sys.orig_argv[1:] if argv is None else ["-m", "onmt_lite", *argv]
     argv = sys.argv[1:] if argv is None else argv
     try:
         stop_on_signals()
-        if told := format_information(argv, program):
-            write_text(told + "\n")
+        if information := format_information(argv, program):
+            write_text(information + "\n")
             return 0
         loaded, resolved = program.load(argv)
         if resolved.values["print_config"]:
@@ -53,39 +61,42 @@ def run_program(argv: Sequence[str] | None, program: Program[T], run: Callable[[
         return error.exit_code
     except Interrupted as interrupted:
         pending_signals.clear()
-        # The interpreter must not flush into a pipe that nobody reads any more
+        # The interpreter must not flush to a closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if interrupted.signal != signal.SIGPIPE:  # the reader of a pipe has what it wanted
-            echoed = "\r" if CONSOLE.isatty() else ""  # ^C, which the line below covers
-            kept = f" {_one_line(interrupted.status)}" if interrupted.status else ""
-            print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{kept}", file=CONSOLE)
+        if interrupted.signal != signal.SIGPIPE:  # after SIGPIPE the reader is done
+            echoed = "\r" if CONSOLE.isatty() else ""  # overwrite ^C
+            status = f" {_one_line(interrupted.status)}" if interrupted.status else ""
+            print(f"{echoed}onmt_lite: stopped by {interrupted.signal.name}{status}", file=CONSOLE)
             print_resume_command(interrupted, words)
         return interrupted.exit_code
     except Exception as error:
-        what = f"a defect of the program ({_one_line(f'{type(error).__name__}: {error}')})"
-        print(f"onmt_lite: error: {what}; please report the traceback below", file=CONSOLE)
+        problem = f"internal error ({_one_line(f'{type(error).__name__}: {error}')})"
+        print(f"onmt_lite: error: {problem}; please report the traceback below", file=CONSOLE)
         print_resume_command(error, words)
         raise
     return 0
 
 
 def print_resume_command(error: BaseException, words: Sequence[str]) -> None:
-    """Print the command that goes on with a job; `words` follow the name of the interpreter."""
+    """Print the command that resumes a job; `words` are the current command line."""
     if not getattr(error, "can_resume", False):
         return
-    if not isinstance(error, Interrupted):  # which says that itself
+    if not isinstance(error, Interrupted):  # already printed for a signal
         print(f"onmt_lite: stopped {_one_line(vars(error)['status'])}", file=CONSOLE)
     resumes = dict(split_argv(words)[0]).get("resume") in ENABLED
-    again = [] if resumes else ["-resume"]  # of several the last one counts
-    print(shlex.join([sys.executable, *words, *again]), file=CONSOLE)
+    extra = [] if resumes else ["-resume"]  # the last one wins
+    print(shlex.join([sys.executable, *words, *extra]), file=CONSOLE)
 
 
 def format_information(argv: Sequence[str], program: Program[Any]) -> str:
-    """Return what the command line asks the program about itself, which is then all that it does.
-    Raises OptionError for a wrong question."""
-    asked = dict(split_argv(argv)[0])
+    """Return the output of -help, -version or -md; "" if none of them is given.
+
+    Raises:
+        OptionError: -help names an unknown option.
+    """
+    given = dict(split_argv(argv)[0])
     columns = shutil.get_terminal_size((80, 24)).columns
-    if (names := asked.get("help", asked.get("h"))) is not None:
+    if (names := given.get("help", given.get("h"))) is not None:
         if names in ENABLED or names == ["all"]:
             usage = f"{get_command_name()} {program.usage}".replace("{command}", get_command_name())
             return format_help(
@@ -94,16 +105,16 @@ def format_information(argv: Sequence[str], program: Program[Any]) -> str:
         return describe_options(
             names, program.options, columns, program.common_options, program.hint
         )
-    if asked.get("version") in ENABLED:
+    if given.get("version") in ENABLED:
         return format_versions()
-    if "md" in asked and "md" in program.foreign_options():  # OpenNMT-py's name
+    if "md" in given and "md" in program.foreign_options():  # an OpenNMT-py option
         return format_markdown(program.options)
     return ""
 
 
 def get_command_name() -> str:
-    """Return the words that started this program, as far as the first option."""
-    module = sys.modules["__main__"].__spec__  # None but for `python -m`
+    """Return the command of this program for the help, such as `python translate.py`."""
+    module = sys.modules["__main__"].__spec__  # None unless started with `python -m`
     if module is not None and module.origin == sys.argv[0]:
         return f"python -m {module.name.removesuffix('.__main__')}"
     path = Path(sys.argv[0])
@@ -111,18 +122,18 @@ def get_command_name() -> str:
 
 
 def format_versions() -> str:
-    """onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"""
-    from importlib import metadata  # takes longer than all else before a job
+    """Return versions: "onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"."""
+    from importlib import metadata  # slow to import
 
     try:
-        torch = metadata.version("torch")  # without the import, which takes seconds
+        torch = metadata.version("torch")  # importing torch takes seconds
     except metadata.PackageNotFoundError:
         torch = "of unknown version"
     return f"onmt_lite {__version__} (Python {platform.python_version()}, torch {torch})"
 
 
 def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str, str]]:
-    """Yield every file that the options name: which option, and its path; of a model all files."""
+    """Yield option and path of every input file in the options, with all files of each model."""
     for name, option in program.options.items():
         if not option.is_path or name == "save_config":
             continue
@@ -131,7 +142,7 @@ def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str,
         if name in ("model", "init_from"):
             models = map(find_model, get_model_paths(paths) if name == "model" else paths)
             files = [file for path in models for file in list_model_files(path)]
-            # An empty one there may be what the shell has made for `> file`
+            # The shell may have created an empty file for `> file`
             paths = [str(file) for file in files if file.stat().st_size]
         elif name == "config":
             paths = [find_config(path) for path in paths]
@@ -139,5 +150,5 @@ def list_files(program: Program[Any], resolved: Resolved) -> Iterator[tuple[str,
 
 
 def _one_line(problem: str) -> str:
-    """Whatever a file name or a value holds, an error is one line that can be printed."""
+    """Return an error as a single printable line, whatever names and values it contains."""
     return " ".join(problem.encode("utf-8", "backslashreplace").decode("utf-8").split())

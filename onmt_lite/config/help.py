@@ -1,4 +1,4 @@
-"""Options described: what -help prints, and the tables of the documentation."""
+"""Help texts: the output of -help, and the option tables of the documentation."""
 
 import re
 import shlex
@@ -14,16 +14,16 @@ from onmt_lite.errors import OptionError
 
 Options = Mapping[str, Option]
 
-MAX_WIDTH = 100  # columns; longer lines are hard to read
+MAX_WIDTH = 100  # columns
 MIN_WIDTH = 40
-TEXT_COLUMN = 26  # at which descriptions begin
-MAX_CHOICES = 40  # characters; longer lists of choices go into the description
-ESCAPED_BAR = "\\|"  # a bar inside a cell of a Markdown table
-UNSET = (None, (), "")  # defaults that go without saying
+TEXT_COLUMN = 26  # column of the descriptions
+MAX_CHOICES = 40  # characters; longer lists of choices are moved to the description
+ESCAPED_BAR = "\\|"  # for cells of a Markdown table
+UNSET = (None, (), "")  # defaults that are not shown
 
 
 def group_options(options: Options) -> dict[str, list[Option]]:
-    """The options of each group, by its title, in order."""
+    """Return the options of each group by its title, in order."""
     groups: dict[str, list[Option]] = {}
     for option in options.values():
         groups.setdefault(option.group, []).append(option)
@@ -31,16 +31,25 @@ def group_options(options: Options) -> dict[str, list[Option]]:
 
 
 def format_help(options: Options, usage: str, columns: int = 80, page: Sequence[str] = ()) -> str:
-    """The options of a page, the most used ones, in short; without a page all, group by group.  For
-    a terminal of so many columns; paragraphs of `usage` that are indented stay as they are."""
+    """Format the help of a program.
+
+    Args:
+        options: All options by name.
+        usage: Text at the start; indented paragraphs are not wrapped.
+        columns: Width of the terminal.
+        page: Names of the options to describe briefly; if empty, all options by group.
+
+    Returns:
+        The help, without a final line feed.
+    """
     width = max(MIN_WIDTH, min(columns, MAX_WIDTH))
     listings = [
         _format_group(title, group, width) for title, group in group_options(options).items()
     ]
-    end = f"-help NAME ... describes options and groups, with examples: -help {[*options][0]}"
+    end = f"-help NAME ... describes options or groups with examples: -help {[*options][0]}"
     if page:
         members = [shorten(options[n]) for n in page]
-        listings = [_format_group("The most used options", members, width, describe_briefly)]
+        listings = [_format_group("Common options", members, width, describe_briefly)]
         end = f"-help all lists all {len(options)} options by group; {end}"
     paragraphs = [
         text if text.startswith(" ") else "\n".join(_wrap(text, width))
@@ -50,7 +59,7 @@ def format_help(options: Options, usage: str, columns: int = 80, page: Sequence[
 
 
 def shorten(option: Option) -> Option:
-    """The option with one value and a default that is none by itself."""
+    """Return a copy of the option with a short signature and without an empty default."""
     default = None if not option.default or option.default == "-" else option.default
     metavar = option.metavar or "NAME" * bool(option.choices)
     return replace(
@@ -63,12 +72,22 @@ def describe_options(
     options: Options,
     columns: int = 80,
     page: Sequence[str] = (),
-    remark: Callable[[str], str | None] = lambda name: None,
+    hint: Callable[[str], str | None] = lambda name: None,
 ) -> str:
-    """The options and groups of these names, with examples.  OptionError for unknown names.
+    """Describe options and groups with examples.
 
-    `page` and `remark` are those of the Program.  Any word of a group's title names the group; if
-    an option has the same name, both are shown.
+    Args:
+        names: Names of options, or any word of a group's title; a name that is both describes both.
+        options: All options by name.
+        columns: Width of the terminal.
+        page: Common options, which suggestions prefer.
+        hint: Function from an unknown name to a hint, or None.
+
+    Returns:
+        The descriptions, separated by empty lines.
+
+    Raises:
+        OptionError: A name is unknown.
     """
     width, groups = max(MIN_WIDTH, min(columns, MAX_WIDTH)), group_options(options)
     parts: list[str] = []
@@ -84,9 +103,9 @@ def describe_options(
             ]
         if name not in options and not titles:
             near = suggest_names(name, options, page, [title.lower() for title in groups])
-            hint = f"did you mean {' or '.join(near)}?" if near else "-help all lists all"
-            hint = remark(name.replace("-", "_")) or hint
-            problems.append(f"help: no option or group is called {name[:50]!r}; {hint}")
+            remedy = f"did you mean {' or '.join(near)}?" if near else "-help all lists all options"
+            remedy = hint(name.replace("-", "_")) or remedy
+            problems.append(f"help: there is no option or group {name[:50]!r}; {remedy}")
     if problems:
         raise OptionError(*problems)
     return "\n\n".join(parts)
@@ -96,12 +115,23 @@ def _format_group(
     title: str,
     members: Sequence[Option],
     width: int,
-    describe: Callable[[Option], str] = lambda option: describe(option),
+    get_text: Callable[[Option], str] | None = None,
 ) -> str:
-    """A group: options on the left, what they do on the right."""
+    """Format a group of options as two columns.
+
+    Args:
+        title: Title of the group.
+        members: Options of the group.
+        width: Maximum line width.
+        get_text: Function that returns the right column (default: describe).
+
+    Returns:
+        The lines, joined.
+    """
     lines = [f"{title}:"]
     for option in members:
-        head, body = f"  {format_signature(option)}", _wrap(describe(option), width, TEXT_COLUMN)
+        text = get_text(option) if get_text else describe(option)
+        head, body = f"  {format_signature(option)}", _wrap(text, width, TEXT_COLUMN)
         if len(head) < TEXT_COLUMN - 1:
             body[0] = head.ljust(TEXT_COLUMN) + body[0].lstrip()
         else:
@@ -111,11 +141,11 @@ def _format_group(
 
 
 def _format_details(option: Option, options: Options, width: int) -> str:
-    """All about one option."""
+    """Describe one option: signature, help, group, values and example."""
     command, pairs = format_example(option, options)
     lines = _wrap(format_signature(option), width, 4, first=0)
     lines += [*_wrap(describe(option), width, 4), "", f"    Group:         {option.group}"]
-    lines += _wrap(f"Value:         {option.expected()}", width, 19, first=4)
+    lines += _wrap(f"Value:         {option.describe_values()}", width, 19, first=4)
     lines += _wrap(f"Command line:  {command}", width, 19, first=4)
     for i, pair in enumerate(pairs):
         lines += _wrap(f"YAML:          {pair}" if i == 0 else pair, width, 21, 19 if i else 4)
@@ -123,7 +153,7 @@ def _format_details(option: Option, options: Options, width: int) -> str:
 
 
 def format_example(option: Option, options: Options) -> tuple[str, list[str]]:
-    """Return the words of a command line, and the lines of YAML that say the same, if any."""
+    """Return an example as a command line, and the equivalent YAML lines if there are any."""
     command = f"-{option.name} {option.example}".rstrip()
     if option.name in META_NAMES:
         return command, []
@@ -134,7 +164,7 @@ def format_example(option: Option, options: Options) -> tuple[str, list[str]]:
 
 
 def format_markdown(options: Options) -> str:
-    """A table for each group, under its title."""
+    """Return a Markdown table of the options of each group, under its title."""
     lines = []
     for title, members in group_options(options).items():
         lines += ["", f"### {title}", "", "| option | default | meaning |", "|---|---|---|"]
@@ -146,7 +176,7 @@ def format_markdown(options: Options) -> str:
 
 
 def format_signature(option: Option) -> str:
-    """The option's name and the form of its value: -beam_size N."""
+    """Return the name and a placeholder for the value: -beam_size N."""
     choices = "{" + ",".join(option.choices) + "}"
     word = {bool: "", int: "N", float: "X", str: "TEXT"}[option.value_type]
     if option.choices:
@@ -157,12 +187,21 @@ def format_signature(option: Option) -> str:
 
 
 def describe_briefly(option: Option) -> str:
-    """Return the first clause of an option's help, and its default."""
+    """Return the first clause of the help, and the default."""
     return describe(option, of=re.split(r"[:;.](?=\s)", option.help, maxsplit=1)[0])
 
 
 def describe(option: Option, with_default: bool = True, of: str = "") -> str:
-    """Return sentences: what the option does, its choices, its default, what it needs."""
+    """Describe an option: help, choices, default and requirements.
+
+    Args:
+        option: The option.
+        with_default: Whether to include the default.
+        of: Text to use instead of the help.
+
+    Returns:
+        Sentences.
+    """
     sentences = [of or option.help]
     if option.choices and "{" not in format_signature(option):
         sentences.append(f"One of {', '.join(option.choices)}")
@@ -178,7 +217,17 @@ def _format_default(value: Any) -> str:
 
 
 def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> list[str]:
-    """Lines of the text, indented by so many columns, the first one by `first`."""
+    """Wrap text.
+
+    Args:
+        text: The text.
+        width: Maximum line width.
+        indent: Columns to indent all lines.
+        first: Columns to indent the first line (default: indent).
+
+    Returns:
+        The lines.
+    """
     return textwrap.wrap(
         text,
         width,

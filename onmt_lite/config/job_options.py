@@ -1,4 +1,4 @@
-"""Options of speed, of how a job behaves, and of what it says about its work."""
+"""Options for speed, jobs and diagnostics."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 from onmt_lite.config.option import DEVICE_PATTERN, File, opt
 from onmt_lite.system.resources import may_have_gpu
 
-# Levels of a log, by name and by number
+# Log levels by name and by number
 LEVELS = tuple("NOTSET DEBUG INFO WARNING ERROR CRITICAL 0 10 20 30 40 50".split())
 
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """Device, precision and sizes of batches."""
+    """Device, precision and batch size."""
 
     title: ClassVar[str] = "Speed"
 
@@ -26,7 +26,7 @@ class SpeedOptions:
 
     @property
     def expects_gpu(self) -> bool:
-        """Whether the model runs on a GPU, as far as that is known without torch."""
+        """True if the model probably runs on a GPU; a guess that does not import torch."""
         if self.device == "auto" and not self.gpu:
             return may_have_gpu()
         return self.device != "cpu" and self.gpu != (-1,)
@@ -46,7 +46,7 @@ class JobOptions:
     bucket_lines: int | None = opt(None, within=(1, 10_000_000))
     shard: str | None = opt(
         None,
-        pattern=(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}", "I/N, where I counts from 1"),
+        pattern=(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}", "I/N with I from 1 to N"),
         metavar="I/N",
     )
     workers: int | None = opt(None, within=(1, 256))
@@ -62,6 +62,6 @@ class InformationOptions:
     report_time: bool = False
     report_bleu: bool = False
     dump_beam: File | None = opt(
-        None, pattern=(r".*\.(json|html)", "a file that ends in .json or .html")
+        None, pattern=(r".*\.(json|html)", "a file name that ends in .json or .html")
     )
     print_model: bool = False

@@ -1,4 +1,4 @@
-"""Options: how they are declared, and what their values may be."""
+"""Declaration of options, and validation of their values."""
 
 import dataclasses
 import difflib
@@ -18,18 +18,18 @@ import yaml
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
-# Words that YAML 1.1 and ConfigArgParse read as a switch
+# Words that YAML 1.1 and ConfigArgParse accept as booleans
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-File = Annotated[str, "FILE"]  # and what help calls a value
+File = Annotated[str, "FILE"]  # a path, shown as FILE in the help
 BOUNDS = {
     "above": ("above", operator.gt),
     "min": ("at least", operator.ge),
     "max": ("at most", operator.le),
 }
-DEVICE_PATTERN = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")  # a `form`
+DEVICE_PATTERN = (r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", "auto, cpu, cuda or cuda:N")
 
 Group = TypeVar("Group")
 
@@ -39,26 +39,32 @@ def opt(
     within: tuple[Any, Any] = (None, None),
     help: str = "",
     example: str = "",
-    **more: Any,
+    **attributes: Any,
 ) -> Any:
-    """Declare an option as a field of a group; its annotation is its type.  A field without `opt`
-    is an option with a default alone.
+    """Declare an option as a dataclass field; its annotation is its type.
+
+    A field without `opt` is an option with only a default.
 
     Args:
-        default: the value if none is given.
-        within: the inclusive bounds of a number, or None.
-        help: what it does, for programs outside of the package; help.yaml has it for the others.
-        example: the words after the option in an example, likewise.
-        more: other fields of `Option`.
+        default: Default value.
+        within: Inclusive bounds of a number, None for no bound.
+        help: Help text, only for programs outside the package; all others use help.yaml.
+        example: Value in the example of the help, likewise.
+        attributes: Other fields of `Option`.
+
+    Returns:
+        A dataclass field.
     """
     texts = {"help": help, "example": example} if help else None
     bounds = dict(zip(("min", "max"), within))
-    return dataclasses.field(default=default, metadata={"help_texts": texts, **bounds, **more})
+    return dataclasses.field(
+        default=default, metadata={"help_texts": texts, **bounds, **attributes}
+    )
 
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """Where options come from."""
+    """Configuration files."""
 
     title: ClassVar[str] = "Jobs"
 
@@ -67,7 +73,7 @@ class ConfigOptions:
 
 @dataclass(frozen=True)
 class MetaOptions:
-    """What every program tells about itself."""
+    """Options that print information about a program."""
 
     title: ClassVar[str] = "Information"
 
@@ -77,7 +83,7 @@ class MetaOptions:
     version: bool = False
 
 
-# Groups that every program has, and that are never part of a configuration
+# Groups of every program; they are never part of a configuration
 META_GROUPS = (ConfigOptions, MetaOptions)
 META_NAMES = tuple(f.name for group in META_GROUPS for f in dataclasses.fields(group))
 
@@ -87,29 +93,29 @@ class Option:
     """A declared option."""
 
     name: str
-    group: str  # the title of the group that help shows it in
-    sections: tuple[str, ...]  # of help.yaml, the first that has the name counts
-    value_type: type  # of one value: bool, int, float or str
+    group: str  # title of its group in the help
+    sections: tuple[str, ...]  # sections of help.yaml to search, in this order
+    value_type: type  # type of a single value: bool, int, float or str
     default: Any
-    is_list: bool = False  # takes a list of values
-    choices: tuple[str, ...] = ()  # values of a text
-    min: float | None = None  # bounds of a number, inclusive
+    is_list: bool = False  # accepts several values
+    choices: tuple[str, ...] = ()  # allowed strings
+    min: float | None = None  # inclusive bounds of a number
     max: float | None = None
-    above: float | None = None  # a bound, exclusive
-    pattern: tuple[str, str] = (".*", "")  # what a text must match, and how messages describe that
-    is_dict: bool = False  # a text; a table in YAML becomes what Python would write
-    metavar: str = ""  # what help calls a value; FILE and PATH name what is on disk
-    help_texts: Mapping[str, str] | None = None  # its help and example, if help.yaml has none
-    extra_help: str = ""  # what help says besides, such as what the option needs
+    above: float | None = None  # exclusive lower bound
+    pattern: tuple[str, str] = (".*", "")  # regular expression of a string, and its description
+    is_dict: bool = False  # a string; a YAML mapping is converted to a Python literal
+    metavar: str = ""  # placeholder in the help; FILE and PATH mark paths
+    help_texts: Mapping[str, str] | None = None  # help and example, if not in help.yaml
+    extra_help: str = ""  # appended to the help, such as requirements
 
     @property
     def help(self) -> str:
-        """What the option does."""
+        """Help text."""
         return self._texts["help"]
 
     @property
     def example(self) -> str:
-        """The words after the option in the example of -help NAME."""
+        """Value in the example of -help NAME."""
         return self._texts.get("example", "")
 
     @property
@@ -121,37 +127,44 @@ class Option:
 
     @property
     def is_path(self) -> bool:
+        """True if values are paths."""
         return self.metavar in ("FILE", "PATH")
 
     @property
     def bounds(self) -> dict[str, float | None]:
+        """Bounds of a number by name, None for no bound."""
         return {name: getattr(self, name) for name in BOUNDS}
 
-    def expected(self) -> str:
-        """Describe valid values."""
+    def describe_values(self) -> str:
+        """Describe valid values, such as "an integer between 1 and 10"."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.pattern[1]:
             return self.pattern[1]
-        text = "a path" if self.is_path else "text"
-        nouns = {bool: "true or false", int: "a whole number", float: "a number", str: text}
-        limits = [
-            f"{BOUNDS[k][0]} {_format_bound(v)}" for k, v in self.bounds.items() if v is not None
-        ]
-        return " ".join([nouns[self.value_type], " and ".join(limits)]).strip()
+        string = "a path" if self.is_path else "a string"
+        nouns = {bool: "true or false", int: "an integer", float: "a number", str: string}
+        bounds = [(BOUNDS[k][0], v) for k, v in self.bounds.items() if v is not None]
+        limits = " and ".join(f"{word} {_format_bound(bound)}" for word, bound in bounds)
+        if self.min is not None:
+            limits = f"of {limits}"
+            if self.max is not None:
+                limits = f"between {_format_bound(self.min)} and {_format_bound(self.max)}"
+        return f"{nouns[self.value_type]} {limits}".strip()
 
 
 @cache
 def read_help() -> dict[str, dict[str, dict[str, str]]]:
-    """Return help.yaml: the texts of each option, by section and name.  Read when first needed,
-    as a job needs none."""
+    """Return the help and example of each option, by section of help.yaml and name.
+
+    Reads the file on first use, because a job does not need it.
+    """
     path = Path(__file__).with_name("help.yaml")
     texts: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(path.read_bytes())
     return texts
 
 
 def _format_bound(bound: float) -> str:
-    """Write a bound readably: 1000, 100,000, 2^63 - 1."""
+    """Format a bound: 1000, 100,000 or 2^63 - 1."""
     if bound == 2**63 - 1:
         return "2^63 - 1"
     return f"{round(bound):,}" if abs(bound) >= 10_000 else f"{bound:g}"
@@ -165,9 +178,12 @@ def collect_options(
     """Return the options of all groups by name, in order.
 
     Args:
-        groups: dataclasses with a `title`, whose fields are options.
-        sections: of help.yaml, where the texts are looked up.
-        extra_help: returns what help adds about the option of a name.
+        groups: Dataclasses with a `title`; their fields are options.
+        sections: Sections of help.yaml with the help texts; `common` is added.
+        extra_help: Function from an option's name to text appended to its help.
+
+    Returns:
+        The options by name.
     """
     sections = (*sections, "common")
     found: dict[str, Option] = {}
@@ -181,12 +197,15 @@ def collect_options(
 
 
 def build_group(group: type[Group], values: Mapping[str, Any]) -> Group:
-    """Build the dataclass of one group from the values of all options."""
+    """Build one option group from the values of all options."""
     return group(**{f.name: values[f.name] for f in dataclasses.fields(group)})  # type: ignore
 
 
 def _parse_hint(hint: Any) -> dict[str, Any]:
-    """int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> many str."""
+    """Convert a type hint to fields of Option.
+
+    int | None -> int;  Literal -> str with choices;  tuple[str, ...] -> list of str
+    """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (hint,) = [part for part in parts if part is not type(None)]
@@ -206,7 +225,11 @@ def _parse_hint(hint: Any) -> dict[str, Any]:
 
 
 def parse_words(option: Option, words: list[str]) -> Any:
-    """Read the words of a command line.  Raises ValueError that says what was expected."""
+    """Parse the value of an option on the command line.
+
+    Raises:
+        ValueError: The value is missing or not valid.
+    """
     if option.value_type is bool and not words:
         return True
     if not words:
@@ -220,7 +243,7 @@ def parse_words(option: Option, words: list[str]) -> Any:
 
 
 def _parse_word(option: Option, word: str) -> Any:
-    """5 -> 5 for a number; other words stay text, which `check` refuses if it must."""
+    """Convert "5" to 5 for a number; return all other words unchanged."""
     if option.value_type is bool and word in ("true", "false"):
         return word == "true"
     if option.value_type in (int, float) and NUMBER.fullmatch(word):
@@ -232,8 +255,13 @@ def _parse_word(option: Option, word: str) -> Any:
 
 
 def check_unquoted_value(option: Option, value: Any) -> Any:
-    """Check a value from YAML whose quotes make no difference: "5" and 5 are the same number and
-    the same text, as in files of programs that read all values as words of a command line."""
+    """Check a YAML value regardless of quotes: "5" and 5 are the same.
+
+    ConfigArgParse, and so OpenNMT-py, reads all YAML values like words of the command line.
+
+    Raises:
+        ValueError: The value is not valid.
+    """
 
     def unquoted(item: Any) -> Any:
         if option.value_type is bool and type(item) in (str, int):
@@ -244,7 +272,11 @@ def check_unquoted_value(option: Option, value: Any) -> Any:
 
 
 def check_value(option: Option, value: Any) -> Any:
-    """Return a value from YAML or Python as it is used.  Raises ValueError, as `parse_words`."""
+    """Check a value from YAML or Python and convert it to the option's type.
+
+    Raises:
+        ValueError: The value is not valid.
+    """
     if option.is_dict and isinstance(value, dict):
         value = str(value)
     if not option.is_list:
@@ -260,49 +292,49 @@ def _check_item(option: Option, value: Any) -> Any:
     if isinstance(value, PurePath):
         value = str(value)
     near = difflib.get_close_matches(str(value).lower(), map(str.lower, option.choices), 1)
-    meant = [choice for choice in option.choices if choice.lower() in near]
-    remedy = f"; did you mean {meant[0]}?" if meant else ""
+    similar = [choice for choice in option.choices if choice.lower() in near]
+    remedy = f"; did you mean {similar[0]}?" if similar else ""
     if _is_list(value) or isinstance(value, dict):
-        remedy = f"; give one value, written after {option.name}"
-    wrong = ValueError(f"expected {option.expected()}, got {_quote(value)}{remedy}")
+        remedy = f"; write a single value after {option.name}"
+    error = ValueError(f"must be {option.describe_values()}, got {_quote(value)}{remedy}")
     if option.choices:
-        if isinstance(value, (bool, int)):  # YAML reads true if a choice is "true"
+        if isinstance(value, (bool, int)):  # YAML parses the choice "true" as True
             value = str(value).lower()
         if value not in option.choices:
-            raise wrong
+            raise error
         return value
     if option.value_type is float:
         if isinstance(value, str) and EXPONENT.fullmatch(value):
-            value = float(value)  # YAML 1.1 takes 1e-3 for text
+            value = float(value)  # a string in YAML 1.1
         if type(value) is int and abs(value) < 2**53:
             value = float(value)
-    if type(value) is not option.value_type:  # True is an int to isinstance
-        raise wrong
+    if type(value) is not option.value_type:  # isinstance(True, int) is true
+        raise error
     if isinstance(value, str):
         if "\0" in value or not re.fullmatch(option.pattern[0], value, re.DOTALL):
-            raise wrong
-        if option.is_path:  # the shell does it only for a word that begins with ~
+            raise error
+        if option.is_path:  # the shell expands ~ only at the start of a word
             value = os.path.expanduser(value)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise wrong
+        raise error
     elif isinstance(value, (int, float)):
         for name, bound in option.bounds.items():
             if bound is not None and not BOUNDS[name][1](value, bound):
-                raise wrong
+                raise error
     return 0.0 if option.value_type is float and value == 0 else value  # -0.0 is 0
 
 
 def _quote(value: Any) -> str:
-    """The value as it was given, at most 100 characters of it."""
+    """Return the repr of a value, truncated to 100 characters."""
     try:
         text = repr(value)
-    except ValueError:  # a number of thousands of digits
+    except ValueError:  # an int with thousands of digits
         return "a number too long to print"
     return text if len(text) <= 100 else text[:100] + "..."
 
 
 def format_value(value: Any) -> str:
-    """Write a value as on a command line: (0, 1) -> "0 1", True -> "true"."""
+    """Format a value for the command line: (0, 1) -> "0 1", True -> "true"."""
     if _is_list(value):
         return " ".join(map(format_value, value))
     if isinstance(value, bool):

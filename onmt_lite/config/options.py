@@ -1,4 +1,4 @@
-"""All options of a translation, `TranslateOptions`, and how they are loaded."""
+"""TranslateOptions: all options of the translator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 USAGE = """\
 [options]
 
-Translates lines of text, by default from German to English: standard input to standard
-output unless -src and -output name files.  Options are spelt -name VALUE, --name VALUE
-or --name=VALUE, and are the keys of YAML files too; the command line wins over YAML,
-YAML over the default.
+Translates text line by line, by default from German to English and from standard input
+to standard output.  Options are written as -name VALUE, --name VALUE or --name=VALUE.
+The same names are keys in YAML files.  The command line overrides YAML files, and YAML
+files override defaults.
 
   echo "Guten Morgen!" | {command}
   {command} -src input.de -output output.en -config nbest"""
@@ -55,20 +55,20 @@ COMMON_OPTIONS += "output_format search device workers resume quiet".split()
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """All options, in groups.  Build them with `TranslateOptions.of(beam_size=4, ...)`.
+    """All options, in groups; create them with `TranslateOptions.of(beam_size=4, ...)`.
 
     Attributes:
-        model: which model, its precision and its languages.
-        text: how text is cut into tokens and joined again.
+        model: models and languages.
+        text: tokenization and detokenization.
         data: files, and the formats of input and output.
         search: beam search, lengths and penalties.
-        sampling: drawing of tokens.
-        attention: alignments and reports of attention.
-        phrases: words that translations must, or must not, hold.
+        sampling: random sampling.
+        attention: alignments and attention weights.
+        phrases: required and forbidden phrases.
         speed: device, precision, threads and batches.
         jobs: workers, resuming, shards.
-        information: what is printed and logged.
-        resolved: the values by name, with where each came from.
+        information: logging and diagnostics.
+        resolved: all values by name, with their origin.
     """
 
     data: DataOptions
@@ -85,42 +85,42 @@ class TranslateOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values by name that are not defaults."""
+        """The values that were given, by name."""
         return self.resolved.given()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Options without effect, each with the reason."""
+        """Notices, such as options without effect and the reason."""
         return self.resolved.notices
 
     @property
     def configs(self) -> tuple[str, ...]:
-        """The YAML files that were read."""
+        """Paths of the YAML files."""
         return self.resolved.values["config"]
 
     @property
     def n_workers(self) -> int | None:
-        """Processes that translate: one per GPU if there are several.  None: as many as pay."""
+        """Number of worker processes: one per GPU if there are several; None means automatic."""
         return len(self.speed.gpu) if len(self.speed.gpu) > 1 else self.jobs.workers
 
     @property
     def is_exact(self) -> bool:
-        """Whether results must equal those of another system, which int8 would not do."""
+        """True if results must equal those of another system, which rules out int8."""
         return self.search.search != "opennmt"
 
     @classmethod
     def of(cls, **given: "Unpack[AllOptions]") -> "TranslateOptions":
-        """Build options from keyword arguments.
+        """Create options from keyword arguments.
 
         Args:
-            given: the command line's options by name, such as `beam_size=4`, with values as in
-                YAML; all others have their defaults.  docs/options.md lists all.
+            given: Command-line options by name, such as `beam_size=4`, with values as in YAML;
+                docs/options.md lists all options.
 
         Returns:
-            The options, checked.
+            The options; an option that is not given has its default.
 
         Raises:
-            OptionError: with every problem.
+            OptionError: An option is not valid; the error lists all problems.
         """
         resolver = Resolver(PROGRAM)
         for name, value in given.items():
@@ -129,40 +129,39 @@ class TranslateOptions:
             return build_options(resolver.resolve())
 
     def updated(self, **given: "Unpack[AllOptions]") -> "TranslateOptions":
-        """Change some options.
+        """Return a copy with some options changed.
 
         Args:
-            given: as of `of`.
+            given: As in `of`.
 
         Returns:
-            These options but for the given ones; what nobody gave may get another default.
+            The changed options; the defaults of other options may change with them.
 
         Raises:
-            OptionError: with every problem.
+            OptionError: An option is not valid; the error lists all problems.
         """
         return TranslateOptions.of(**{**self.given, **given})
 
     def with_models(self) -> "TranslateOptions":
-        """Fetch the models of the hub.
+        """Download models from the Hugging Face hub.
 
         Returns:
-            These options with paths in the place of their names, and with the defaults that these
-            models bring.
+            A copy with the paths of the models, and with the defaults that these models set.
 
         Raises:
-            CheckpointError: if a model cannot be fetched.
-            OptionError: with every problem that these defaults make.
+            CheckpointError: A model cannot be downloaded.
+            OptionError: The defaults of a model conflict with the options.
         """
         paths = tuple(hub.download_model(name, self.jobs.quiet) for name in self.model.model)
         if paths == self.model.model:
             return self
         before = {**self.resolved.values, "model": paths}
         resolved = PROGRAM.complete(replace(self.resolved, values=before))
-        brought = {n: v for n, v in resolved.values.items() if v != self.resolved.values[n]}
+        changed = {n: v for n, v in resolved.values.items() if v != self.resolved.values[n]}
         groups = {}
         for name in GROUPS:
             group = getattr(self, name)
-            groups[name] = replace(group, **{n: brought[n] for n in vars(group) if n in brought})
+            groups[name] = replace(group, **{n: changed[n] for n in vars(group) if n in changed})
         return replace(self, **groups, resolved=resolved)
 
 
@@ -170,35 +169,35 @@ GROUPS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if f.
 
 
 def describe_dependencies(name: str) -> str:
-    """Return what help says about an option besides its own text: what it needs, which searches
-    have it, and the defaults that they bring."""
-    have = [s for s, preset in PRESETS.items() if name in preset.options or name not in SWITCHES]
-    lack = [s for s in PRESETS if s not in have]
+    """Return text for the help of an option: requirements, searches and their defaults."""
+    supporting = [s for s, p in PRESETS.items() if name in p.options or name not in SWITCHES]
+    others = [s for s in PRESETS if s not in supporting]
     sentences = [describe_requirements(RULES, name)]
-    if lack:
-        word, searches = ("Only", have) if len(have) < len(lack) else ("Not", lack)
+    if others:
+        is_rare = len(supporting) < len(others)
+        word, searches = ("Only", supporting) if is_rare else ("Not", others)
         sentences.append(f"{word} with -search {', '.join(searches)}")
-    brought = {search: PRESETS[search].defaults for search in have}
-    drawn = {search: PRESETS[search].sampling_defaults for search in have}
-    for of_what, defaults in (("of searches", brought), ("with -do_sample", drawn)):
+    defaults = {search: PRESETS[search].defaults for search in supporting}
+    sampling_defaults = {search: PRESETS[search].sampling_defaults for search in supporting}
+    for case, by_search in (("by search", defaults), ("with -do_sample", sampling_defaults)):
         by_value: dict[str, list[str]] = {}
-        for search, values in defaults.items():
+        for search, values in by_search.items():
             if name in values:
                 by_value.setdefault(format_value(values[name]), []).append(search)
         if by_value:
             shown = [f"{value} ({', '.join(names)})" for value, names in by_value.items()]
-            sentences.append(f"Default {of_what}: {', '.join(shown)}")
+            sentences.append(f"Default {case}: {', '.join(shown)}")
     return ". ".join(filter(None, sentences))
 
 
 def awaits_model(values: Mapping[str, Any]) -> bool:
-    """Return True if a search takes defaults from a model that may be one of the hub."""
-    is_here = [find_model(path).exists() for path in values["model"]]
-    return PRESETS[values["search"]].model_defaults is not None and not all(is_here)
+    """Return True if a model that sets defaults of the search is not downloaded yet."""
+    are_local = [find_model(path).exists() for path in values["model"]]
+    return PRESETS[values["search"]].model_defaults is not None and not all(are_local)
 
 
 def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
-    """The defaults of the system whose search is asked for, then those that the model brings."""
+    """Return the defaults of the preset, then the defaults of the model, with their origin."""
     name = given.get("search", "opennmt")
     preset = PRESETS[name]
     defaults = dict(preset.defaults)
@@ -206,60 +205,64 @@ def find_defaults(given: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str
         defaults |= preset.sampling_defaults
     if preset.max_length_replaces_ratio and "max_length" in given:
         defaults["max_length_ratio"] = 0.0
-    own: list[tuple[Mapping[str, Any], str]] = []
+    model_defaults: list[tuple[Mapping[str, Any], str]] = []
     models = given.get("model", ())
     if preset.model_defaults == "marian":
-        own = read_decoder_yml(models, lambda n, value: check_value(OPTIONS[n], value))
+        model_defaults = read_decoder_yml(models, lambda n, value: check_value(OPTIONS[n], value))
     elif preset.model_defaults is not None:
-        own = read_defaults(models, name, preset, given, lambda n, v: check_value(OPTIONS[n], v))
-    return [(defaults, f"of {name}"), *own]
+        model_defaults = read_defaults(
+            models, name, preset, given, lambda n, v: check_value(OPTIONS[n], v)
+        )
+    return [(defaults, f"of {name}"), *model_defaults]
 
 
 def describe_auto_values(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what `auto` resolves to, by option."""
-    found, data = describe_precision(values), build_group(DataOptions, values)
+    """Return what `auto` resolves to on this machine, by option."""
+    described, data = describe_precision(values), build_group(DataOptions, values)
     if data.output_format == "auto":
-        found["output_format"] = f"here {data.format}"
+        described["output_format"] = f"here {data.format}"
     if awaits_model(values):
-        found["model"] = "its defaults are read once it is fetched"
-    return found
+        described["model"] = "its defaults are read when it is downloaded"
+    return described
 
 
 def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
-    """Say what precision `auto` is on this machine, as far as that is known without torch."""
+    """Describe what precision `auto` is on this machine, without importing torch."""
     if values["precision"] != "auto":
         return {}
     if build_group(SpeedOptions, values).expects_gpu:
-        return {"precision": "here bf16, or fp32 if the GPU lacks it"}
+        return {"precision": "here bf16, or fp32 if the GPU does not support it"}
     is_exact = values["search"] != "opennmt"
     if not is_exact and find_library(compiles=False) is None:
         return {"precision": "here fp32, or int8 with kernels; kernels: not compiled yet"}
     if is_exact or load_library() is None:
         return {"precision": "here fp32"}
     widths = [*map(read_width, map(find_model, get_model_paths(values["model"])))]
-    known = "int8" if min(widths, default=0) >= MIN_INT8_WIDTH else "fp32"
-    return {"precision": f"here {known if all(widths) else 'int8, or fp32 if the model is small'}"}
+    if not all(widths):
+        return {"precision": "here int8, or fp32 if the model is small"}
+    return {"precision": f"here {'int8' if min(widths, default=0) >= MIN_INT8_WIDTH else 'fp32'}"}
 
 
 def read_width(path: Path) -> int:
-    """The width of a Transformer that a JSON file describes; 0 if none does."""
+    """Return d_model from the JSON config in a model directory; 0 if there is none."""
     for name in ("model.json", "config.json"):
         try:
-            described = parse_json((path / name).read_bytes())
-            return int(described.get("config", described)["d_model"])
+            config = parse_json((path / name).read_bytes())
+            return int(config.get("config", config)["d_model"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     return 0
 
 
 def hint_translation_option(name: str) -> str | None:
-    """Return the hint on a translator option given to another program."""
+    """Return a hint if a name given to another program is a translator option."""
     is_known = name in OPTIONS
-    return "it is for translation (python -m onmt_lite); leave it out" if is_known else None
+    return "it is a translation option (python -m onmt_lite); remove it" if is_known else None
 
 
 def build_options(resolved: Resolved) -> TranslateOptions:
-    groups = {name: resolved.build(kind) for name, kind in GROUPS.items()}
+    """Build TranslateOptions from resolved values."""
+    groups = {name: resolved.build(group) for name, group in GROUPS.items()}
     return TranslateOptions(**groups, resolved=resolved)
 
 

@@ -1,8 +1,9 @@
-"""Options of other programs: those of OpenNMT-py's `translate.py`, 2018 to 3.5.1, and Eole that do
-nothing here, and names from other tools, which are refused with ours.  peers.yaml holds both.
+"""Options of other programs, from peers.yaml.
 
-Values that ask for nothing are taken without a word, so that configurations work as they stand.
-Other values get a note, or are refused if the output would not be what was asked for.
+Names from other tools are rejected with the equivalent option.  Options of OpenNMT-py's
+`translate.py` (2018 to 3.5.1) and Eole that are not needed are accepted, so that existing YAML
+files load.  A neutral value is ignored.  Any other value causes a notice, or an error if the output
+would differ from that of the other program.
 """
 
 import functools
@@ -16,8 +17,8 @@ import yaml
 
 from onmt_lite.config.option import format_value
 
-NO_EQUIVALENT = "nothing here does the same; python -m onmt_lite -help all lists all"
-TRAINING_ONLY = "it is for training (python -m onmt_lite.train); leave it out"
+NO_EQUIVALENT = "there is no equivalent; python -m onmt_lite -help all lists all options"
+TRAINING_ONLY = "it is a training option (python -m onmt_lite.train); remove it"
 # Keys of `foreign` in peers.yaml, and the fields of ForeignOption
 FIELDS = {
     "says": "message",
@@ -30,60 +31,60 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ForeignOption:
-    """An option of another program that has nothing to do here, taken so that its files load.
+    """An option of another program that is accepted but not needed.
 
-    An entry for an option that we have too says which values are as if it were not given, and what
-    to add to the message about a wrong value.
+    If onmt_lite has an option of the same name, `neutral_values` are treated as not given, and
+    `message` is added to the error about an invalid value.
     """
 
-    neutral_values: tuple[str, ...] | None  # values that ask for nothing, as words; None: all do
-    message: str = "without effect here"  # what a note says of any other value
-    is_rejected: bool = False  # other values are refused; `says` is the reason and the remedy
-    transform: str = ""  # if `transforms` name it, they are noted instead
-    renamed_to: str = ""  # our option that has the same values
-    sets: tuple[str, Any] | None = None  # our option and its value if the switch is on
+    neutral_values: tuple[str, ...] | None  # values without effect, as words; None: all values
+    message: str = "has no effect in onmt_lite"  # notice for any other value
+    is_rejected: bool = False  # any other value is an error with `message`
+    transform: str = ""  # if `transforms` contains it, the error is only a notice
+    renamed_to: str = ""  # our option with the same values
+    sets: tuple[str, Any] | None = None  # our option and its value if this boolean is true
 
     def has_effect(self, words: str) -> bool:
-        """Return whether the value would have an effect in the other program."""
+        """Return True if the value would have an effect in the other program."""
         return self.neutral_values is not None and _plain(words) not in map(
             _plain, self.neutral_values
         )
 
 
 def _plain(words: str) -> str:
-    """.02 and 0.020 are the same number."""
+    """Normalize numbers: .02 and 0.020 are equal."""
     try:
         return f"{float(words) + 0.0:g}"
     except ValueError:
         return words
 
 
-# Ours too: what "not given" is in OpenNMT-py, and what else a value may mean
+# Options that onmt_lite has as well: neutral values in OpenNMT-py, and other meanings
 SHARED_OPTIONS = {
     **dict.fromkeys(("src_lang", "tgt_lang", "precision"), ForeignOption(("",))),
     "seed": ForeignOption(("-1",)),
-    "length_penalty": ForeignOption((), "the exponent is alpha", is_rejected=True),  # as elsewhere
+    "length_penalty": ForeignOption((), "the exponent is alpha", is_rejected=True),
     "coverage_penalty": ForeignOption((), "its weight is beta", is_rejected=True),
     "tgt_prefix": ForeignOption(
-        ("false", ""), "here it is tgt_file_prefix", sets=("tgt_file_prefix", True)
+        ("false", ""), "use tgt_file_prefix instead", sets=("tgt_file_prefix", True)
     ),
 }
 
 
 @functools.cache
 def load_peers() -> dict[str, Any]:
-    """Read peers.yaml, when a name is met that no option has."""
+    """Read peers.yaml; called only for unknown option names."""
     return yaml.safe_load(Path(__file__).with_name("peers.yaml").read_bytes())
 
 
 @functools.cache
 def load_opennmt_options() -> Mapping[str, ForeignOption]:
-    """Return the options of OpenNMT-py that do nothing here, and those that are ours too."""
+    """Return the accepted options of OpenNMT-py and Eole by name."""
     found: dict[str, ForeignOption] = {}
     for entry in load_peers()["foreign"]:
         fields = {FIELDS[key]: entry[key] for key in entry.keys() - {"options"}}
         if "transform" in fields:
-            fields |= {"message": "for training only; leave it out", "is_rejected": True}
+            fields |= {"message": "is used in training only; remove it", "is_rejected": True}
         for name, off in entry["options"].items():
             values = off if isinstance(off, list) else [off]
             words = None if off is None else tuple(map(format_value, values))
@@ -92,19 +93,29 @@ def load_opennmt_options() -> Mapping[str, ForeignOption]:
 
 
 def find_hint(name: str, options: Container[str]) -> str | None:
-    """Return what to say about a name of another tool, with underscores for hyphens; None if no
-    tool is known to have it."""
+    """Return a hint for an option name of another tool.
+
+    Args:
+        name: The name, with underscores instead of hyphens.
+        options: Options of the program.
+
+    Returns:
+        The hint; None if no tool is known to have this option.
+    """
     peers = load_peers()
     for names in (*peers["tools"].values(), peers["others"]):
         for theirs, ours in names.items():
             if theirs.replace("-", "_") == name:
-                return f"here it is {ours}" if parse_option_name(ours) in options else NO_EQUIVALENT
-    for answer, others in (*peers["says"].items(), (NO_EQUIVALENT, peers["nothing"])):
+                if parse_option_name(ours) not in options:
+                    return NO_EQUIVALENT
+                equivalent, _, remark = ours.partition(", ")
+                return f"use {equivalent} instead" + f" ({remark})" * bool(remark)
+    for hint, others in (*peers["says"].items(), (NO_EQUIVALENT, peers["nothing"])):
         if name in others.split():
-            return answer
+            return hint
     return TRAINING_ONLY if name in peers["training"].split() else None
 
 
 def parse_option_name(ours: str) -> str:
-    """Return the option that an entry of the table names."""
+    """Return the name of the option in an entry such as "batch_size, with batch_type sents"."""
     return re.split(r"\W", ours, maxsplit=1)[0]

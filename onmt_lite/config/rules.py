@@ -1,4 +1,4 @@
-"""Rules about options that do not go together: when a rule holds, how serious it is, what it says.
+"""Rules about combinations of options: when a rule applies, how severe it is, and its message.
 
 Each program has a table of rules; the translator's is in `onmt_lite.config.translate_rules`.
 """
@@ -19,184 +19,220 @@ class Values(dict[str, Any]):
         return self[name]
 
     def fill(self, template: str, *texts: str) -> Message:
-        """Fill in `{beam_size}` with name and value, and `{0}` with the first text."""
+        """Replace `{beam_size}` with name and value, and `{0}` with the first text."""
         return Message.of(
             template, *texts, **{name: format_value(value) for name, value in self.items()}
         )
 
 
 Predicate = Callable[[Values], Any]
-# A template of `Values.fill`, or a function that makes one or several messages
+# A template for `Values.fill`, or a function that returns one or several messages
 MessageSource = str | Callable[[Values], str | Iterable[str]]
-Conditions = dict[
-    str, Predicate
-]  # conditions that must all hold, by the words that help has for them
+Conditions = dict[str, Predicate]  # conditions that must all be met, by their text in the help
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of a table of rules.
+    """An entry in a table of rules.
 
-    refused: the program ends with this message.  idle: the options `names` have no effect, and a
-    note says why if they were given.  noted: the message is a note.
+    Severity "error": the program exits with the message.  "no effect": a notice reports the
+    options if they were given.  "notice": the message is a notice.
     """
 
-    severity: Literal["refused", "idle", "noted"]
+    severity: Literal["error", "no effect", "notice"]
     applies: Predicate
     message: MessageSource
-    options: tuple[str, ...] = ()  # options, each of which is `v.option` in turn
-    help: str = ""  # what the help on these options says about the rule
+    options: tuple[str, ...] = ()  # the rule is applied to each, as `v.option`
+    help: str = ""  # added to the help of these options
 
     def format_messages(self, v: Values) -> list[str]:
-        """Return what to say about these values; nothing unless the rule holds."""
+        """Return the messages for these values; none unless the rule applies."""
         if not self.applies(v):
             return []
         if isinstance(self.message, str):
             return [v.fill(self.message)]
-        said = self.message(v)
-        return [said] if isinstance(said, str) else list(said)
+        messages = self.message(v)
+        return [messages] if isinstance(messages, str) else list(messages)
 
 
-# -- entries of a table ---------------------------------------------------------------------------
+# -- rules ----------------------------------------------------------------------------------------
 
 
-def reject_if(holds: Predicate, says: MessageSource) -> Rule:
-    return Rule("refused", holds, says)
+def reject_if(applies: Predicate, message: MessageSource) -> Rule:
+    """Return a rule that reports an error if a predicate is true."""
+    return Rule("error", applies, message)
 
 
-def reject_all(problems: Callable[[Values], Iterable[str]]) -> Rule:
-    """Refuse with every problem that a function finds."""
-    return Rule("refused", lambda v: True, problems)
+def reject_all(find_problems: Callable[[Values], Iterable[str]]) -> Rule:
+    """Return a rule that reports every problem found by a function as an error."""
+    return Rule("error", lambda v: True, find_problems)
 
 
 def require_paths(*names: str) -> Rule:
-    """Refuse if one of these paths is not given."""
-    return reject_all(lambda v: [f"{n} is missing; give a path" for n in names if not v[n]])
+    """Return a rule that reports each of these paths that is not set."""
+    return reject_all(lambda v: [f"{n} is missing; set it to a path" for n in names if not v[n]])
 
 
-def requires(names: str, clauses: Conditions, usual: Any = None) -> Rule:
-    """Refuse the options unless all clauses hold; `usual` is a value that asks for nothing."""
+def requires(names: str, conditions: Conditions, usual: Any = None) -> Rule:
+    """Return a rule that rejects options unless all conditions are met.
 
-    def says(v: Values) -> str:
-        lacks = _strip_hyphens(find_unmet(clauses, v))
-        return v.fill(f"{v.option} needs {{0}}; give that too, or leave {v.option} out", lacks)
+    Args:
+        names: Options, separated by spaces.
+        conditions: The conditions.
+        usual: Value that never needs the conditions.
+
+    Returns:
+        The rule.
+    """
+
+    def explain(v: Values) -> str:
+        lacks = _strip_hyphens(find_unmet(conditions, v))
+        return v.fill(f"{v.option} requires {{0}}; set it as well, or remove {v.option}", lacks)
 
     return Rule(
-        "refused",
-        lambda v: is_set(v[v.option]) and v[v.option] != usual and find_unmet(clauses, v),
-        says,
+        "error",
+        lambda v: is_set(v[v.option]) and v[v.option] != usual and find_unmet(conditions, v),
+        explain,
         tuple(names.split()),
-        f"Requires {' and '.join(clauses)}",
+        f"Requires {' and '.join(conditions)}",
     )
 
 
-def no_effect_if(names: str, holds: Predicate, says: MessageSource) -> Rule:
-    return Rule("idle", holds, says, tuple(names.split()))
+def no_effect_if(names: str, applies: Predicate, message: MessageSource) -> Rule:
+    """Return a rule for options that have no effect if a predicate is true.
+
+    Args:
+        names: Options, separated by spaces.
+        applies: The predicate.
+        message: The reason.
+
+    Returns:
+        The rule.
+    """
+    return Rule("no effect", applies, message, tuple(names.split()))
 
 
-def effective_only_with(names: str, clauses: Conditions, on: bool = False) -> Rule:
-    """The options are idle unless all clauses hold; `on`: false asks for something, too."""
+def effective_only_with(names: str, conditions: Conditions, on: bool = False) -> Rule:
+    """Return a rule for options that have no effect unless all conditions are met.
 
-    def says(v: Values) -> str:
-        clause = find_unmet(clauses, v)
-        why = v.fill(f"{v.option} needs {{0}}", _strip_hyphens(clause))
-        needed = re.findall(r"(?<!\S)-([a-z]\w*)", clause)
-        if len(needed) != 1:
+    Args:
+        names: Options, separated by spaces.
+        conditions: The conditions.
+        on: True if the options are on by default, so that false counts as set.
+
+    Returns:
+        The rule.
+    """
+
+    def explain(v: Values) -> str:
+        unmet = find_unmet(conditions, v)
+        why = v.fill(f"{v.option} requires {{0}}", _strip_hyphens(unmet))
+        required = re.findall(r"(?<!\S)-([a-z]\w*)", unmet)
+        if len(required) != 1:
             return why
-        shown = "not given" if v[needed[0]] in (None, "", ()) else format_value(v[needed[0]])
-        return v.fill(f"{needed[0]} is {shown}, {{0}}", why)
+        (name,) = required
+        state = "not set" if v[name] in (None, "", ()) else format_value(v[name])
+        return v.fill(f"{name} is {state}, but {{0}}", why)
 
     return Rule(
-        "idle",
-        lambda v: (on or is_set(v[v.option])) and find_unmet(clauses, v),
-        says,
+        "no effect",
+        lambda v: (on or is_set(v[v.option])) and find_unmet(conditions, v),
+        explain,
         tuple(names.split()),
-        f"Effective only with {' and '.join(clauses)}",
+        f"Effective only with {' and '.join(conditions)}",
     )
 
 
-def notice_if(holds: Predicate, says: MessageSource) -> Rule:
-    return Rule("noted", holds, says)
+def notice_if(applies: Predicate, message: MessageSource) -> Rule:
+    """Return a rule that prints a notice if a predicate is true."""
+    return Rule("notice", applies, message)
 
 
-# -- clauses --------------------------------------------------------------------------------------
+# -- conditions -----------------------------------------------------------------------------------
 
 
 def any_set(*names: str) -> Conditions:
-    """-a or -b: one of these options asks for something."""
+    """Return the condition "-a or -b": at least one of these options is set."""
     return {" or ".join(f"-{n}" for n in names): lambda v: any(is_set(v[n]) for n in names)}
 
 
 def none_set(*names: str) -> Conditions:
-    """no -a and no -b: none of these options asks for anything."""
+    """Return the conditions "no -a" and "no -b": none of these options is set."""
 
-    def absence(name: str) -> Predicate:
+    def is_unset(name: str) -> Predicate:
         return lambda v: not is_set(v[name])
 
-    return {f"no -{name}": absence(name) for name in names}
+    return {f"no -{name}": is_unset(name) for name in names}
 
 
 def value_in(name: str, *values: str) -> Conditions:
-    """-name x or y: the value is one of these, or holds one of them."""
+    """Return the condition "-name x or y": the option is, or contains, one of these values."""
 
-    def holds(v: Values) -> bool:
+    def has_value(v: Values) -> bool:
         return bool({*values} & ({*v[name]} if isinstance(v[name], tuple) else {v[name]}))
 
-    return {Message.of(f"-{{{name}}}", **{name: " or ".join(values)}): holds}
+    return {Message.of(f"-{{{name}}}", **{name: " or ".join(values)}): has_value}
 
 
 def at_least(name: str, least: int) -> Conditions:
+    """Return the condition "-name N or more"."""
     return {Message.of(f"-{{{name}}} or more", **{name: least}): lambda v: v[name] >= least}
 
 
 def is_set(value: Any) -> bool:
-    """Return whether a value asks for anything."""
+    """Return True unless a value is false, empty, 0, None or "none"."""
     return bool(value) and value != "none"
 
 
-def find_unmet(clauses: Conditions, v: Values) -> str:
-    """The first clause that does not hold; "" if all do."""
-    return next((words for words, holds in clauses.items() if not holds(v)), "")
+def find_unmet(conditions: Conditions, v: Values) -> str:
+    """Return the text of the first condition that is not met; "" if all are met."""
+    return next((text for text, is_met in conditions.items() if not is_met(v)), "")
 
 
-def _strip_hyphens(clause: str) -> Message:
-    """Write a clause as messages have it: -beam_size becomes beam_size."""
-    plain = Message(re.sub(r"(?<!\S)-(?=[a-z])", "", clause))
-    plain.keywords = getattr(clause, "keywords", plain)
+def _strip_hyphens(condition: str) -> Message:
+    """Remove hyphens before option names, as in messages: -beam_size -> beam_size."""
+    plain = Message(re.sub(r"(?<!\S)-(?=[a-z])", "", condition))
+    plain.keywords = getattr(condition, "keywords", plain)
     return plain
 
 
 def find_errors(rules: Iterable[Rule], values: Mapping[str, Any]) -> list[str]:
-    """Return the messages of all rules that refuse these values."""
+    """Return the messages of all rules with severity "error"."""
     return [
-        said
+        message
         for rule in rules
-        if rule.severity == "refused"
+        if rule.severity == "error"
         for name in rule.options or ("",)
-        for said in rule.format_messages(Values(values, option=name))
+        for message in rule.format_messages(Values(values, option=name))
     ]
 
 
 def find_notices(
-    rules: Iterable[Rule], values: Mapping[str, Any], asked: Mapping[str, str]
+    rules: Iterable[Rule], values: Mapping[str, Any], given: Mapping[str, str]
 ) -> list[str]:
-    """Return the notes about these values, one for each option that is idle.
+    """Return notices about values.
 
-    asked  options that ask for more than holds anyway, and where each was given
+    Args:
+        rules: The rules.
+        values: Values of all options.
+        given: Options with a value other than the default, and the origin of each value.
+
+    Returns:
+        The notices; an option without effect has one, from the first rule that applies.
     """
-    others: list[str] = []
-    idle: dict[str, str] = {}
+    notices: list[str] = []
+    no_effect: dict[str, str] = {}
     for rule in rules:
-        if rule.severity == "noted":
-            others += rule.format_messages(Values(values))
-        for name in rule.options if rule.severity == "idle" else ():
-            if name in asked and name not in idle:
+        if rule.severity == "notice":
+            notices += rule.format_messages(Values(values))
+        for name in rule.options if rule.severity == "no effect" else ():
+            if name in given and name not in no_effect:
                 for why in rule.format_messages(Values(values, option=name)):
-                    template = f"{name}: without effect; {{0}} ({{1}})"
-                    idle[name] = Message.of(template, why, asked[name])
-    return [*others, *idle.values()]
+                    template = f"{name}: has no effect; {{0}} ({{1}})"
+                    no_effect[name] = Message.of(template, why, given[name])
+    return [*notices, *no_effect.values()]
 
 
 def describe_requirements(rules: Iterable[Rule], name: str) -> str:
-    """Return what the help on an option says about the rules."""
+    """Return the requirements of an option for its help."""
     return ". ".join(rule.help for rule in rules if rule.help and name in rule.options)

@@ -1,4 +1,4 @@
-"""Options of the search and of its reports: hypotheses, sampling, attention, phrases."""
+"""Options of the search: beam search, sampling, attention and phrases."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,7 +9,7 @@ from onmt_lite.search.presets import PRESETS
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The search; meanings and defaults of its options can depend on `search`."""
+    """Beam search; some defaults and meanings depend on `search`."""
 
     title: ClassVar[str] = "Search"
 
@@ -38,7 +38,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are drawn at random."""
+    """Sampling."""
 
     title: ClassVar[str] = "Sampling"
 
@@ -51,7 +51,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Which source tokens the tokens of a translation come from; names are OpenNMT-py's."""
+    """Alignments and attention; option names are those of OpenNMT-py."""
 
     title: ClassVar[str] = "Attention"
 
@@ -63,8 +63,7 @@ class AttentionOptions:
 
     @property
     def uses_alignment(self) -> bool:
-        """Return whether unknown tokens are replaced by these alignments, not by the attention of
-        the search."""
+        """True if replace_unk uses alignment heads instead of the attention of the search."""
         return self.report_align or self.alignment_layer is not None
 
 

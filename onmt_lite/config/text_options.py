@@ -1,8 +1,7 @@
-"""Options of the model, of how lines become tokens and tokens text, and of input and output.
+"""Options for models, text processing, input and output.
 
-`transforms` and the options that belong to it mean what they mean to `onmt_translate` of OpenNMT-py
-3.5.1, so that its YAML files work as they stand.  `-tokenizer` and `-detokenizer` are ours, for
-models of any toolkit.
+`transforms` and its options mean the same as in `onmt_translate` of OpenNMT-py 3.5.1, so that its
+YAML files work unchanged.  `-tokenizer` and `-detokenizer` are our own, for models of any toolkit.
 """
 
 import ast
@@ -13,17 +12,17 @@ from onmt_lite.config.extensions import format_from_path
 from onmt_lite.config.option import File, opt
 from onmt_lite.text.bpe import SubwordFile
 
-# Transforms of OpenNMT-py
+# OpenNMT-py transforms
 SUBWORD_TRANSFORMS = (
     "sentencepiece",
     "bpe",
     "onmt_tokenize",
-)  # cut lines; one of them may be given
+)  # at most one of these is allowed
 TOKEN_TRANSFORMS = (*SUBWORD_TRANSFORMS, "prefix", "suffix")
-TEXT_TRANSFORMS = ("normalize", "uppercase")  # whatever cuts the line
+TEXT_TRANSFORMS = ("normalize", "uppercase")  # apply with any tokenizer
 TRAINING_TRANSFORMS = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")
-SCORE_FORMATS = ("text", "jsonl")  # output formats that -score_only can have
-DEFAULT_KWARGS = "{'mode': 'none'}"  # cut at nothing but the subwords: the original's default
+SCORE_FORMATS = ("text", "jsonl")  # output formats of -score_only
+DEFAULT_KWARGS = "{'mode': 'none'}"  # subwords only, the OpenNMT-py default
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How text is cut and joined; cannot be changed once the model is loaded."""
+    """Tokenization and detokenization; fixed once the model is loaded."""
 
     title: ClassVar[str] = "Text"
 
@@ -76,23 +75,23 @@ class TextOptions:
 
     @property
     def token_transforms(self) -> tuple[str, ...]:
-        """The transforms that cut lines or put something around them."""
+        """Transforms that tokenize lines or add a prefix or suffix."""
         return tuple(name for name in self.transforms if name in TOKEN_TRANSFORMS)
 
     @property
     def text_transforms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The transforms that rewrite the line before it is cut, and its tokens after that."""
-        cut = [
-            self.transforms.index(name) for name in SUBWORD_TRANSFORMS if name in self.transforms
-        ]
-        at = cut[0] if cut else len(self.transforms)
-        idle = () if self.upper_corpus_ratio >= 1 else ("uppercase",)
-        names = [n if n in TEXT_TRANSFORMS and n not in idle else "" for n in self.transforms]
-        return tuple(filter(None, names[:at])), tuple(filter(None, names[at:]))
+        """Transforms that rewrite the line before tokenization, and the tokens after it."""
+        indices = [self.transforms.index(n) for n in SUBWORD_TRANSFORMS if n in self.transforms]
+        split = indices[0] if indices else len(self.transforms)
+        active = {*TEXT_TRANSFORMS} - ({"uppercase"} if self.upper_corpus_ratio < 1 else set())
+        before, after = self.transforms[:split], self.transforms[split:]
+        return tuple(n for n in before if n in active), tuple(n for n in after if n in active)
 
     def subword_files(self) -> tuple[SubwordFile, SubwordFile]:
-        """Of the source and of the target, whose path is "" if none is given.  As in the original:
-        one file for both if the vocabulary is shared and restricted alike."""
+        """Return the subword files of source and target, with path "" if not set.
+
+        As in OpenNMT-py, both use the same file if the vocabulary is shared and restricted alike.
+        """
         src = SubwordFile(self.src_subword_model, self.src_subword_vocab, self.src_vocab_threshold)
         tgt = SubwordFile(self.tgt_subword_model, self.tgt_subword_vocab, self.tgt_vocab_threshold)
         if self.share_vocab and (src[1:] == tgt[1:] or not tgt.path):
@@ -119,16 +118,16 @@ class DataOptions:
 
     @property
     def format(self) -> str:
-        """The output format, which `auto` takes from the ending of the output."""
+        """The output format; `auto` is resolved by the extension of the output."""
         if self.output_format != "auto":
             return self.output_format
-        found = format_from_path(self.output) or "text"
-        return "text" if self.score_only and found not in SCORE_FORMATS else found
+        resolved = format_from_path(self.output) or "text"
+        return "text" if self.score_only and resolved not in SCORE_FORMATS else resolved
 
     def is_jsonl(self, path: str) -> bool:
-        """Return whether the lines of an input, src or tgt, are JSON objects.
+        """Return True if the lines of an input file (src or tgt) are JSON objects.
 
-        -input_format jsonl speaks of src; a tgt of objects has a name that says so.
+        -input_format jsonl applies to src; tgt is JSON if its extension is .jsonl.
         """
         if path == self.src and self.input_format == "jsonl":
             return True
@@ -136,11 +135,15 @@ class DataOptions:
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:
-    """Read a dict of plain values, written as in Python.  Raises ValueError for anything else."""
+    """Parse a Python literal of a dict.
+
+    Raises:
+        ValueError: The text is not such a literal.
+    """
     try:
-        found = ast.literal_eval(text)
+        parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(type(name) is str for name in found):
-        raise ValueError(f"expected a dict like {DEFAULT_KWARGS!r}, got {text[:50]!r}")
-    return found
+        parsed = None
+    if not isinstance(parsed, dict) or not all(type(name) is str for name in parsed):
+        raise ValueError(f"must be a dict such as {DEFAULT_KWARGS!r}, got {text[:50]!r}")
+    return parsed

@@ -23,13 +23,13 @@ from onmt_lite.errors import Message
 from onmt_lite.search.policy import FILTERS, Preset, Sampling
 from onmt_lite.search.presets import PRESETS, SWITCHES
 
-FORCED_AND_SAMPLED = "force_words and drawing at random exclude each other; leave one out"
-END_TOKEN = "</s>"  # of OpenNMT-py's models
-APPLY_BEFORE = "apply it to the file before, and leave it out here"
-UNSUPPORTED_TRANSFORMS = {  # transforms, and why
+FORCED_AND_SAMPLED = "force_words cannot be combined with sampling; remove one of them"
+END_TOKEN = "</s>"  # in OpenNMT-py models
+APPLY_BEFORE = "apply it to the input file first, and remove it here"
+UNSUPPORTED_TRANSFORMS = {  # transforms, and what to do instead
     **dict.fromkeys(("docify", "fuzzymatch", "terminology", "inlinetags"), APPLY_BEFORE),
-    "inferfeats": "models with word features are not read; leave it out",
-    "insert_mask_before_placeholder": "language models are not read; leave it out",
+    "inferfeats": "remove it (models with word features are not supported)",
+    "insert_mask_before_placeholder": "remove it (language models are not supported)",
 }
 SEARCH_FIELDS = {
     f.name: f for g in (SearchOptions, SamplingOptions, PhraseOptions) for f in fields(g)
@@ -37,78 +37,84 @@ SEARCH_FIELDS = {
 
 
 def find_subword_transform(v: Values) -> str:
-    """Return the first transform that cuts lines; "" for none."""
+    """Return the first transform that splits words into subwords; "" if there is none."""
     return next((name for name in v.transforms if name in SUBWORD_TRANSFORMS), "")
 
 
 def get_preset(v: Values) -> Preset:
+    """Return the preset of -search."""
     return PRESETS[v.search]
 
 
 def get_sampling(v: Values) -> Sampling | None:
-    """Return how the search draws tokens at random; None if it does not."""
+    """Return how the search samples tokens; None if it does not sample."""
     sampling = get_preset(v).sampling
     return sampling if sampling and sampling.is_enabled(v) else None
 
 
 def samples_independently(v: Values) -> bool:
-    """Return whether samples are drawn that do not compete."""
+    """Return True if samples of a sentence do not compete in a beam."""
     sampling = get_sampling(v)
     return sampling is not None and (sampling.mode == "rows" or v.beam_size == 1)
 
 
 def uses_plain_average(v: Values) -> bool:
-    """Return whether the length penalty is the length itself, whatever alpha."""
+    """Return True if scores are divided by the length, regardless of alpha."""
     return get_preset(v).policy.average_ignores_alpha and v.length_penalty == "avg"
 
 
-def check_files(v: Values) -> Iterator[str]:
-    """Of the group Input and output, and all other files."""
-    yield from find_bad_extensions(
-        {n: v[n] for n in ("output", "report", "log_file", "save_config")}
-    )
-    if not v.text_field:
-        yield "text_field is empty; give the name of a field"
-    if v.src == v.tgt == "-":
-        yield "src and tgt cannot both be standard input; give one as a file"
-    for name in ("force_words", "ban_words", "report"):
-        if v[name] == "-":
-            yield f"{name}: standard input and output are for translations; give a file"
-    if v.score_only and v.tgt_file_prefix:
-        yield "tgt is either scored (score_only) or a beginning (tgt_file_prefix)"
-    if v.score_only and v.output_format not in ("auto", *SCORE_FORMATS):
-        remedy = f"with score_only give {' or '.join(SCORE_FORMATS)}"
-        yield v.fill("{output_format} is for translations; {0}", remedy)
-
-
 def get_output_format(v: Values) -> str:
+    """Return the resolved output format."""
     return build_group(DataOptions, v).format
 
 
 def has_misleading_extension(v: Values) -> bool:
-    """Return whether the name of the output means another format than the one that is written."""
-    meant = format_from_path(v.output, LIKELY_EXTENSIONS)
-    is_table = v.score_only and meant == "tsv" and get_output_format(v) == "text"  # has tabs too
-    return meant not in (None, get_output_format(v)) and not is_table
+    """Return True if the extension of the output means a format other than the one written."""
+    likely = format_from_path(v.output, LIKELY_EXTENSIONS)
+    is_score_table = v.score_only and likely == "tsv" and get_output_format(v) == "text"
+    return likely not in (None, get_output_format(v)) and not is_score_table  # which has tabs
+
+
+# -- errors, by group of options -----------------------------------------------------------------
+
+
+def check_files(v: Values) -> Iterator[str]:
+    """Yield errors of the group Input and output, and of all other files."""
+    yield from find_bad_extensions(
+        {n: v[n] for n in ("output", "report", "log_file", "save_config")}
+    )
+    if not v.text_field:
+        yield "text_field is empty; set it to the name of a JSON field"
+    if v.src == v.tgt == "-":
+        yield "src and tgt cannot both be standard input; use a file for one of them"
+    for name in ("force_words", "ban_words", "report"):
+        if v[name] == "-":
+            yield f"{name}: standard input and output are reserved for translation; use a file"
+    if v.score_only and v.tgt_file_prefix:
+        yield (
+            "score_only and tgt_file_prefix cannot be combined: tgt is either a reference or a "
+            "prefix; remove one of them"
+        )
+    if v.score_only and v.output_format not in ("auto", *SCORE_FORMATS):
+        remedy = f"use {' or '.join(SCORE_FORMATS)}"
+        yield v.fill("{output_format} is not supported with score_only; {0}", remedy)
 
 
 def check_text(v: Values) -> Iterator[str]:
-    """Of the groups Model and Text."""
+    """Yield errors of the groups Model and Text."""
     n_models = max(1, len(v.model))
     if v.model_weights and len(v.model_weights) != n_models:
         weights = f"{len(v.model_weights)} weights for {n_models} models"
-        yield f"model_weights: {weights}; give one for each"
-    cutters = ", ".join(SUBWORD_TRANSFORMS)
-    twice = any(v.transforms.count(name) > 1 for name in TOKEN_TRANSFORMS + TEXT_TRANSFORMS)
-    if twice or len({*v.transforms} & {*SUBWORD_TRANSFORMS}) > 1:
-        yield f"transforms cut lines twice; give one of {cutters}, and each name once"
+        yield f"model_weights: {weights}; set one weight per model"
+    names = ", ".join(SUBWORD_TRANSFORMS)
+    has_duplicate = any(v.transforms.count(name) > 1 for name in TOKEN_TRANSFORMS + TEXT_TRANSFORMS)
+    if has_duplicate or len({*v.transforms} & {*SUBWORD_TRANSFORMS}) > 1:
+        yield f"transforms: tokenize lines twice; use one of {names}, and each name once"
     if {*v.transforms} & {*TOKEN_TRANSFORMS} and v.tokenizer != "auto":
-        yield "transforms and tokenizer both say how lines are cut; give one"
-    if find_subword_transform(v) and v.detokenizer != "auto":
-        both = (
-            f"transforms {find_subword_transform(v)} and detokenizer both say how output is joined"
-        )
-        yield f"{both}; leave detokenizer out"
+        yield "transforms and tokenizer cannot be combined; remove one of them"
+    if subwords := find_subword_transform(v):
+        if v.detokenizer != "auto":
+            yield f"transforms {subwords} already sets how to detokenize; remove detokenizer"
     for name in ("src_onmttok_kwargs", "tgt_onmttok_kwargs"):
         try:
             parse_kwargs(v[name])
@@ -117,47 +123,46 @@ def check_text(v: Values) -> Iterator[str]:
 
 
 def check_transforms(v: Values) -> Iterator[str]:
+    """Yield errors of transforms."""
     known = TOKEN_TRANSFORMS + TEXT_TRANSFORMS + TRAINING_TRANSFORMS
     for name in v.transforms:
         if name in UNSUPPORTED_TRANSFORMS:
-            yield f"transforms: {name} is not performed; {UNSUPPORTED_TRANSFORMS[name]}"
+            yield f"transforms: {name} is not supported; {UNSUPPORTED_TRANSFORMS[name]}"
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            there = f"there are {', '.join(TOKEN_TRANSFORMS + TEXT_TRANSFORMS)}"
-            hint = f"did you mean {near[0]}?" if near else there
+            available = f"available are {', '.join(TOKEN_TRANSFORMS + TEXT_TRANSFORMS)}"
+            hint = f"did you mean {near[0]}?" if near else available
             yield f"transforms: {name[:50]!r} is unknown; {hint}"
-    # End tokens that would be cut like the line around which they stand
-    early = (
-        v.transforms[: v.transforms.index(find_subword_transform(v))]
-        if find_subword_transform(v)
-        else ()
-    )
+    # An end token added before the line is tokenized would be split like text
+    subwords = find_subword_transform(v)
+    early = v.transforms[: v.transforms.index(subwords)] if subwords else ()
     for name in sorted({"prefix", "suffix"}.intersection(early)):
         for side in ("src", "tgt"):
             if END_TOKEN in v[f"{side}_{name}"].split():
-                problem = f"{side}_{name}: {END_TOKEN} would be cut like text"
-                yield f"{problem}; put {name} after {find_subword_transform(v)} in transforms"
+                problem = f"{side}_{name}: {END_TOKEN} would be split into subwords"
+                yield f"{problem}; put {name} after {subwords} in transforms"
 
 
 def check_subword_models(v: Values) -> Iterator[str]:
-    transform, ours = find_subword_transform(v), v.tokenizer in ("bpe", "sentencepiece")
-    used = f"transforms {transform}" if transform else f"tokenizer {v.tokenizer}"
+    """Yield an error if a subword model is missing."""
+    transform, is_ours = find_subword_transform(v), v.tokenizer in ("bpe", "sentencepiece")
+    user = f"transforms {transform}" if transform else f"tokenizer {v.tokenizer}"
     src, tgt = (bool(file.path) for file in build_group(TextOptions, v).subword_files())
     if transform == "onmt_tokenize":
         src |= v.src_subword_type == "none"
         tgt |= v.tgt_subword_type == "none"
-    # Our own switch joins output by its marks: it can do without a model of the target
-    reads_target = not transform and ours and src and v.tgt is not None
+    # -tokenizer detokenizes by the subword marks, so it needs a target model only to read tgt
+    reads_tgt = not transform and is_ours and src and v.tgt is not None
     if (transform or v.tokenizer == "bpe") and not src:
-        yield f"{used} needs src_subword_model; name the file that cuts the source with it"
-    elif (transform or reads_target) and not tgt:
-        why = " to read -tgt" if reads_target else ""
-        remedy = "give it, or share_vocab if it is the same file"
-        yield f"{used} needs tgt_subword_model{why}; {remedy}"
+        yield f"{user} requires src_subword_model; set it to the subword model of the source"
+    elif (transform or reads_tgt) and not tgt:
+        why = " to read tgt" if reads_tgt else ""
+        remedy = "set it, or share_vocab to use the same file"
+        yield f"{user} requires tgt_subword_model{why}; {remedy}"
 
 
 def check_search(v: Values) -> Iterator[str]:
-    """Of the groups Search, Sampling and Phrases."""
+    """Yield errors of the groups Search, Sampling and Phrases."""
     defaults = {name: field.default for name, field in SEARCH_FIELDS.items()} | vars(DataOptions())
     for name in SWITCHES:
         if name not in get_preset(v).options and v[name] != defaults[name]:
@@ -166,52 +171,64 @@ def check_search(v: Values) -> Iterator[str]:
         "length_penalty": get_preset(v).length_penalties,
         "coverage_penalty": get_preset(v).coverage_penalties,
     }
-    for name, have in forms.items():
-        if v[name] not in have:
-            there = " and ".join(have)
-            yield v.fill(f"{{{name}}}: -{{search}} has {{0}}; give one of these", there)
+    for name, supported in forms.items():
+        if v[name] not in supported:
+            values = " or ".join(supported)
+            yield v.fill(f"{{{name}}} is not supported by -{{search}}; use {{0}}", values)
     if v.early_stopping == "never" and "early_stopping=never" not in get_preset(v).stop_rules:
-        yield v.fill("{early_stopping}: -{search} has true and false; give one")
+        yield v.fill("{early_stopping} is not supported by -{search}; use true or false")
     if v.n_best > v.beam_size:
         yield v.fill("{n_best} is more than {beam_size}; raise beam_size or lower n_best")
     if v.min_length > v.max_length:
         yield v.fill("{min_length} is more than {max_length}; lower min_length or raise max_length")
     if v.beam_size % v.beam_groups:
-        remedy = f"give a beam_size that is a multiple of {v.beam_groups}"
+        remedy = f"set beam_size to a multiple of {v.beam_groups}"
         yield v.fill("{beam_groups} does not divide {beam_size}; {0}", remedy)
     sampling = get_sampling(v)
     if any(v[name] for name in ("do_sample", *FILTERS)):
-        for name, asked in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
-            if asked:
-                yield f"{name} and drawing at random exclude each other; leave one out"
+        for name, is_on in (("n_best_unique", v.n_best_unique), ("beam_groups", v.beam_groups > 1)):
+            if is_on:
+                yield f"{name} cannot be combined with sampling; remove one of them"
     if v.n_best_unique and v.replace_unk and (v.report_align or v.alignment_layer is not None):
         heads = "replace_unk by alignment heads (report_align, alignment_layer)"
-        yield f"n_best_unique cannot be combined with {heads}; leave one out"
+        yield f"n_best_unique cannot be combined with {heads}; remove one of them"
     if sampling and not sampling.implied_by_filters and not v.do_sample:
-        yield f"{' and '.join(FILTERS)} need do_sample; give that too"
+        yield f"{' and '.join(FILTERS)} require do_sample; set it as well"
     if v.force_words and (v.do_sample or sampling):
         yield FORCED_AND_SAMPLED
 
 
-def explain_missing_option(name: str, search: str, shown: str = "") -> Message:
-    """Say that a search lacks an option, which other searches have."""
-    have = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
-    why = Message.of("-{search} has no such option ({0})", PRESETS[search].system, search=search)
-    rest = Message.of("leave it out, or choose from -{search}", search=have)
-    return Message.of("{0}: {1}; {2}", shown or name, why, rest)
+def explain_missing_option(name: str, search: str, subject: str = "") -> Message:
+    """Return the error for an option that only other searches support.
+
+    Args:
+        name: The option.
+        search: The value of -search.
+        subject: Start of the message (default: the option).
+
+    Returns:
+        The message, with the searches that support the option.
+    """
+    supporting = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
+    problem = Message.of(
+        "is not supported by -{search} ({0})", PRESETS[search].system, search=search
+    )
+    remedy = Message.of("remove it, or use one of -{search}", search=supporting)
+    return Message.of("{0}: {1}; {2}", subject or name, problem, remedy)
 
 
 def check_jobs(v: Values) -> Iterator[str]:
-    """Of the groups Speed, Jobs and Information."""
+    """Yield errors of the groups Speed, Jobs and Information."""
     if v.gpu and v.device != "auto":
-        yield v.fill("{gpu} and {device} both choose the device; give one")
+        yield v.fill("{gpu} and {device} cannot be combined; remove one of them")
     if len(v.gpu) > 1 and -1 in v.gpu:
-        yield v.fill("{gpu}: -1 is the CPU, which goes alone; leave it out")
+        yield v.fill("{gpu}: -1 is the CPU and cannot be combined with GPUs; remove it")
     if len(v.gpu) > 1 and v.workers not in (None, 1, len(v.gpu)):
-        yield v.fill("{gpu} has one worker per GPU, not {0}; leave workers out", str(v.workers))
+        yield v.fill("{gpu} uses one worker per GPU, not {0}; remove workers", str(v.workers))
     if v.shard and Fraction(v.shard) > 1:
-        yield v.fill("{shard}: there are {0} parts; give one from 1", v.shard.split("/")[1])
+        n_parts = v.shard.split("/")[1]
+        yield v.fill("{shard}: there are only {0} parts; use a part from 1 to {0}", n_parts)
     if v.shard and "-" in (v.src, v.tgt):
-        yield "shard: lines of standard input cannot be counted first; give a file"
+        yield "shard: lines of standard input cannot be counted in advance; use a file"
     if v.verbose and v.quiet:
-        yield "verbose and quiet contradict each other; give one"
+        yield "verbose and quiet cannot be combined; remove one of them"

@@ -1,7 +1,7 @@
-"""What is wrong with the options of a translation together, and which of them have no effect.
+"""Rules of the translator: combinations of options that are errors or have no effect.
 
-Everything stands in the order of help's groups.  Of several rules that make an option idle, the
-first one counts; see `onmt_lite.config.rules`.
+The rules are in the order of the groups in the help.  If several rules apply to an option without
+effect, the first one is reported; see `onmt_lite.config.rules`.
 """
 
 from typing import get_args
@@ -45,12 +45,12 @@ from onmt_lite.config.translate_checks import (
 from onmt_lite.errors import Message
 from onmt_lite.search.policy import FILTERS
 
-FEW_SENTENCES = 128  # up to here, a batch_size probably means sentences
-TOP_1_IS_GREEDY = "random_sampling_topk 1 leaves one token to draw, as greedy search does"
+FEW_SENTENCES = 128  # a smaller batch_size probably counts sentences
+TOP_1_IS_GREEDY = "random_sampling_topk 1 leaves only the best token, like greedy search"
 
 
 def has_penalty(penalty: str) -> Conditions:
-    """Its option is not `none`, the first choice."""
+    """Return the condition that a penalty is not `none`, its first choice."""
     return value_in(penalty, *get_args(SEARCH_FIELDS[penalty].type)[1:])
 
 
@@ -66,31 +66,31 @@ SUBWORD_MODEL = {
 RULES: tuple[Rule, ...] = (
     *map(reject_all, (check_files, check_text, check_transforms, check_subword_models)),
     *map(reject_all, (check_search, check_jobs)),
-    # Nothing is searched
+    # Scoring only
     no_effect_if(
         " ".join([*SEARCH_FIELDS, "with_score"]),
         lambda v: v.score_only,
-        "score_only is true: nothing is searched",
+        "score_only is true, so there is no search",
     ),
     # Input and output
     no_effect_if(
         "text_field",
         lambda v: not any(map(build_group(DataOptions, v).is_jsonl, filter(None, (v.src, v.tgt)))),
-        "the input is text; for objects give -input_format jsonl",
+        "the input is plain text; use -input_format jsonl for JSON objects",
     ),
     effective_only_with("with_score", value_in("output_format", "text", "auto")),
     no_effect_if(
         "with_score",
         lambda v: get_output_format(v) != "text",
         lambda v: v.fill(
-            "{output} is {0}, with_score needs output_format text", get_output_format(v)
+            "{output} is {0}, but with_score requires output_format text", get_output_format(v)
         ),
     ),
     notice_if(
         has_misleading_extension,
         lambda v: v.fill(
-            "{output}: {0} is written, though the name means {1}; give that output_format or "
-            "another name",
+            "{output}: the format is {0} although the extension means {1}; set output_format or "
+            "change the name",
             *(get_output_format(v), format_from_path(v.output, LIKELY_EXTENSIONS) or ""),
         ),
     ),
@@ -108,14 +108,14 @@ RULES: tuple[Rule, ...] = (
         lambda v: {*v.transforms} & {*TRAINING_TRANSFORMS},
         lambda v: (
             f"transforms: {', '.join(n for n in v.transforms if n in TRAINING_TRANSFORMS)}: "
-            "for training only"
+            "used in training only"
         ),
     ),
     notice_if(
         lambda v: "uppercase" in v.transforms and v.upper_corpus_ratio < 1,
         lambda v: (
-            "transforms: uppercase: without effect; upper_corpus_ratio is "
-            f"{format_value(v.upper_corpus_ratio)}, uppercase needs 1"
+            "transforms: uppercase: has no effect; upper_corpus_ratio is "
+            f"{format_value(v.upper_corpus_ratio)}, but uppercase requires 1"
         ),
     ),
     no_effect_if(
@@ -159,49 +159,51 @@ RULES: tuple[Rule, ...] = (
             v.max_length == get_preset(v).model_fallbacks.get("max_length")
             and "max_length" not in v.given
         ),
-        "{max_length} cuts longer outputs off, as generate() does if the model's files set no "
-        "limit; give max_length",
+        "{max_length} truncates longer translations, as generate() does if the model config sets "
+        "no limit; set max_length",
     ),
     effective_only_with("length_penalty", {"-alpha": lambda v: v.alpha or uses_plain_average(v)}),
     no_effect_if(
         "alpha",
         uses_plain_average,
-        "-{search} divides by the length itself with length_penalty avg",
+        "-{search} ignores alpha with length_penalty avg",
     ),
     effective_only_with("alpha", has_penalty("length_penalty")),
     # Search: n-grams and coverage
     no_effect_if(
         "block_ngram_repeat ignore_when_blocking",
         lambda v: (sampling := get_sampling(v)) and not sampling.blocks_ngrams,
-        "-{search} blocks no n-grams if it draws them",
+        "-{search} does not support n-gram blocking with sampling",
     ),
     no_effect_if(
         "block_ngram_repeat",
         lambda v: v.block_ngram_repeat >= v.max_length,
-        "{max_length} leaves no room to repeat",
+        "{max_length} leaves no room for a repetition",
     ),
     no_effect_if(
         "block_ngram_repeat",
         lambda v: v.block_ngram_repeat == 1 and not get_preset(v).policy.blocks_unigrams,
-        "-{search} blocks 2 tokens in a row or more",
+        "-{search} blocks n-grams of 2 or more tokens only",
     ),
     effective_only_with("ignore_when_blocking", any_set("block_ngram_repeat")),
     no_effect_if(
         "coverage_penalty beta stepwise_penalty",
         lambda v: (sampling := get_sampling(v)) and not sampling.applies_coverage,
-        "-{search} has no coverage penalty if it draws tokens",
+        "-{search} does not support a coverage penalty with sampling",
     ),
     effective_only_with("coverage_penalty", any_set("beta")),
     effective_only_with("beta", COVERAGE),
     effective_only_with("stepwise_penalty", COVERAGE | any_set("beta")),
-    # Search: when it stops
+    # Search: stopping
     no_effect_if(
-        "early_stopping", samples_independently, "tokens are drawn, and each sample ends by itself"
+        "early_stopping",
+        samples_independently,
+        "sampling is on, and each sample ends independently",
     ),
     no_effect_if(
         "early_stopping patience",
         lambda v: get_preset(v).has_separate_greedy and v.beam_size == 1,
-        "beam_size is 1, and greedy search ends with the first end token",
+        "beam_size is 1, and greedy search stops at the first end token",
     ),
     effective_only_with("ratio", none_set("do_sample", *FILTERS)),
     effective_only_with(
@@ -216,8 +218,8 @@ RULES: tuple[Rule, ...] = (
             and (sampling := get_sampling(v))
             and sampling.implied_by_filters
         ),
-        "{random_sampling_topk} takes the best token each time, as greedy search does; for a beam "
-        "leave it out, or give 0",
+        "{random_sampling_topk} always samples the best token, like greedy search; remove it, or "
+        "set it to 0, for beam search",
     ),
     requires("random_sampling_temp", SAMPLING, usual=1.0),
     no_effect_if(
@@ -227,7 +229,7 @@ RULES: tuple[Rule, ...] = (
             and sampling.n_chains == "n_best"
             and v.beam_size not in (1, v.n_best)
         ),
-        "tokens are drawn, and n_best says how many samples there are",
+        "sampling is on, and n_best sets the number of samples",
     ),
     no_effect_if(
         " ".join(["seed", *(name for name in FILTERS if name != "random_sampling_topk")]),
@@ -257,7 +259,7 @@ RULES: tuple[Rule, ...] = (
             and not v.deterministic
         ),
         lambda v: Message.of(
-            "{batch_size} counts tokens, which is slow; for sentences: -{batch_type}",
+            "{batch_size} counts tokens and is slow; use -{batch_type} to count sentences",
             batch_size=v.batch_size,
             batch_type="sents",
         ),

@@ -1,4 +1,4 @@
-"""YAML files of options: read strictly, with the line of each value and a remedy for each error."""
+"""YAML configuration files: a strict reader that reports the line of each error."""
 
 import difflib
 import re
@@ -13,27 +13,27 @@ from onmt_lite.system.safe_parse import PlainLoader
 
 MAX_BYTES = 64 * 1024
 TAG = "tag:yaml.org,2002:"
-PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010, which is 8, nor 1:30, which is 90
+PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")  # not 010 (8 in YAML 1.1) or 1:30 (90)
 WRITE_LINES = (
-    "write a line `option: value` for each option, not indented, such as `beam_size: 5`; "
+    "write each option as `option: value` on its own line without indentation; "
     "quote values with special characters"
 )
-# What to do about errors of the YAML parser, by a part of its message; else LINES
+# Remedies for errors of the YAML parser, by a part of its message; otherwise WRITE_LINES
 REMEDIES = {
-    "escape": "in double quotes \\ begins an escape: write paths with / or in single quotes",
-    "another document": "write one list of options: remove the line ---",
+    "escape": "\\ starts an escape in double quotes: write paths with / or in single quotes",
+    "another document": "use a single document: remove the line ---",
 }
 
 
 class ConfigFileError(ValueError):
-    """What is wrong with a file, where, and what to do."""
+    """An error in a configuration file: problem, place and remedy."""
 
     def __init__(self, problem: str, place: str, remedy: str):
         super().__init__(f"{problem} ({place}); {remedy}")
 
 
 class OptionLoader(PlainLoader):
-    """Without what no configuration means: deep nesting, anchors and tags."""
+    """YAML loader that rejects deep nesting, anchors and tags."""
 
     max_depth = 20
 
@@ -50,19 +50,19 @@ class OptionLoader(PlainLoader):
 
 
 def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
-    """Read a file of options.
+    """Read a configuration file.
 
     Args:
-        path: the file.
-        is_text: `is_text(key, kind)` returns whether a value of this kind of YAML (bool, int,
-            float, timestamp) is taken as it is written.
+        path: The file.
+        is_text: `is_text(key, type)` returns True if a value of this YAML type (bool, int, float,
+            timestamp) is used as a string, exactly as written.
 
     Returns:
         (key, value, line) of each option.
 
     Raises:
-        ValueError: naming file and line, for a file that is not YAML, and for YAML that no
-            configuration means: duplicate keys, anchors, tags, several documents, deep nesting.
+        ValueError: The file is not YAML, or contains duplicate keys, anchors, tags, several
+            documents or deep nesting; the message has file and line.
     """
     text = _read_text(path)
     try:
@@ -71,10 +71,10 @@ def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str,
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = error.problem or ""
-        remedy = next((says for part, says in REMEDIES.items() if part in problem), WRITE_LINES)
+        remedy = next((text for part, text in REMEDIES.items() if part in problem), WRITE_LINES)
         if error.context and error.context_mark:
             problem = (
-                f"{error.context} that begins in line {error.context_mark.line + 1}: {problem}"
+                f"{error.context} that starts in line {error.context_mark.line + 1}: {problem}"
             )
         raise ConfigFileError(f"not valid YAML: {problem}", f"{path}:{line}", remedy) from None
     except (yaml.YAMLError, RecursionError) as error:
@@ -85,7 +85,7 @@ def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str,
     if not isinstance(node, yaml.MappingNode):
         is_list = isinstance(node, yaml.SequenceNode)
         remedy = "write the options without `- ` or [ ]" if is_list else WRITE_LINES
-        problem = f"the file is {'a list' if is_list else 'text'}, not 'option: value' lines"
+        problem = f"the file contains {'a list' if is_list else 'text'}, not 'option: value' lines"
         raise ConfigFileError(problem, f"{path}:{node.start_mark.line + 1}", remedy)
     return _read_mapping(loader, node, path, is_text)
 
@@ -99,14 +99,14 @@ def _read_text(path: str) -> str:
         hint = hint_for_path(path) or "check the path"
         if near := difflib.get_close_matches(path.removesuffix(".yaml"), shipped, 1):
             hint = f"did you mean {near[0]}?"
-        remedy = f"{hint} (shipped are {', '.join(shipped)})"
+        remedy = f"{hint} (shipped configurations: {', '.join(shipped)})"
         raise ConfigFileError(f"cannot be read: {error.strerror}", path, remedy) from None
     except (OSError, ValueError) as error:
         reason, _, remedy = explain_os_error(error).partition("; ")
         raise ConfigFileError(f"cannot be read: {reason}", path, remedy) from None
     if len(data) > MAX_BYTES:
         problem = f"larger than {MAX_BYTES // 1024} KiB"
-        raise ConfigFileError(problem, path, "give a YAML file of options")
+        raise ConfigFileError(problem, path, "use a YAML file of options")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -118,13 +118,27 @@ def _read_text(path: str) -> str:
 def _read_mapping(
     loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: Callable[[str, str], bool]
 ) -> list[tuple[str, Any, int]]:
-    found: list[tuple[str, Any, int]] = []
+    """Read the options of a mapping.
+
+    Args:
+        loader: The YAML loader.
+        node: The mapping.
+        path: The file, for errors.
+        is_text: As in `read_yaml`.
+
+    Returns:
+        (key, value, line) of each option.
+
+    Raises:
+        ConfigFileError: A key or a value is not valid.
+    """
+    options: list[tuple[str, Any, int]] = []
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         where = f"{path}:{line}"
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigFileError("a key must be an option's name", where, WRITE_LINES)
+            raise ConfigFileError("a key must be the name of an option", where, WRITE_LINES)
         key = key_node.value.lstrip("-")
         if key in lines:
             problem = f"{key} is set twice, at lines {lines[key]} and {line}"
@@ -132,18 +146,22 @@ def _read_mapping(
         lines[key] = line
         items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
         for scalar in [value_node, *items]:
-            kind = scalar.tag.removeprefix(TAG)
-            if isinstance(scalar, yaml.ScalarNode) and kind != "null" and is_text(key, kind):
+            yaml_type = scalar.tag.removeprefix(TAG)
+            if (
+                isinstance(scalar, yaml.ScalarNode)
+                and yaml_type != "null"
+                and is_text(key, yaml_type)
+            ):
                 scalar.tag = TAG + "str"
-            elif kind == "int" and not PLAIN_INT.fullmatch(scalar.value):
-                problem = f"{key}: YAML reads {scalar.value} as another number"
+            elif yaml_type == "int" and not PLAIN_INT.fullmatch(scalar.value):
+                problem = f"{key}: YAML parses {scalar.value} as another number"
                 raise ConfigFileError(problem, where, "write plain digits or quote it")
         try:
             value = loader.construct_object(value_node, deep=True)
-        except (ValueError, OverflowError, yaml.YAMLError) as error:  # 2026-13-45, like a date
+        except (ValueError, OverflowError, yaml.YAMLError) as error:  # such as the date 2026-13-45
             reason = " ".join(str(error).split())
             raise ConfigFileError(
                 f"{key}: not valid YAML: {reason}", where, "quote the value"
             ) from None
-        found.append((key, value, line))
-    return found
+        options.append((key, value, line))
+    return options

@@ -397,7 +397,7 @@ def model_notices(
         f"threads: without effect; the model runs on {device}": (
             "threads" in set_options and device.type != "cpu"
         ),
-        "precision: without effect; a table model has no weights": (
+        "precision: has no effect; a table model has no weights": (
             precision != "auto" and not isinstance(model, torch.nn.Module)
         ),
         Message.of(in_fp32, precision=precision): (

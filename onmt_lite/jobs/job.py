@@ -329,7 +329,7 @@ class Output:
 
     def _write(self, done: BucketResult) -> None:
         for sink, packer, share in zip(self.sinks, self.packers, (done.data, done.report)):
-            sink.append(share if packer is None else packer.pack(share))
+            sink.append(share if packer is None else packer.compress(share))
 
     def _remove_stores(self) -> None:
         for store in self.stores:

@@ -368,8 +368,8 @@ def warn_about_raw_text(translations: Sequence[Translation]) -> list[str]:
         return []
     return [
         f"NOTE: {n_unknown} of the first {n_tokens} words are not in the vocabulary, and this "
-        "model expects tokens separated by spaces; to translate raw text, set -src_subword_model with "
-        "-tokenizer bpe or sentencepiece, or use -transforms"
+        "model expects tokens separated by spaces; to translate raw text, set -src_subword_model "
+        "with -tokenizer bpe or sentencepiece, or use -transforms"
     ]
 
 

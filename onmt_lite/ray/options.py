@@ -84,7 +84,7 @@ OPTIONS: dict[str, Option] = {
 UNSUPPORTED_HINTS = {
     **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
     "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
-    "workers": "here it is actors",
+    "workers": "use actors instead",
 }
 RULES = (
     require_paths("src", "output"),

@@ -374,7 +374,7 @@ def test_job_files_of_three_tools_give_same_output(sandbox, run):
             with pytest.raises(OptionError) as error:
                 load_options(["-config", "job.yaml"])
             hints = [
-                re.match(r"unknown option (\w+); here it is (\w+)\b", problem)
+                re.match(r"unknown option (\w+); use (\w+)\b", problem)
                 for problem in error.value.problems
             ]
             assert len(hints) >= 2

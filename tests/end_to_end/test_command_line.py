@@ -171,7 +171,9 @@ def test_quiet_says_nothing_but_errors_and_logs_to_the_file(main, src, tmp_path)
     assert (done.code, done.err) == (0, "")
     assert "TIME: " in (tmp_path / "log.txt").read_text(encoding="utf-8")
     failed = main("-src", "no.txt", "-quiet")
-    assert failed.code == 5 and failed.err.startswith(f"{ERROR}src no.txt: there is no such file; ")
+    assert failed.code == 5 and failed.err.startswith(
+        f"{ERROR}src no.txt: the file does not exist; "
+    )
 
 
 def test_print_config(main, tmp_path):
@@ -190,7 +192,7 @@ def test_bad_options_are_told_before_the_model_or_a_file_is_looked_at(main):
     main(*argv).failed(
         2,
         "unknown option beam_siez; did you mean beam_size? (command line)",
-        "alpha: expected a number at least -10 and at most 10, got 'x' (command line)",
+        "alpha: must be a number between -10 and 10, got 'x' (command line)",
         "n_best 6 is more than beam_size 5; raise beam_size or lower n_best",
     )
 
@@ -222,7 +224,7 @@ def test_an_option_that_needs_the_model_to_be_judged(main, src):
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("none.txt", "there is no such file"),
+        ("none.txt", "the file does not exist"),
         (".", "it is a directory"),
         ("x" * 300, "File name too long"),
         ("src.txt/x", "Not a directory"),
@@ -232,7 +234,7 @@ def test_unreadable_inputs(main, src, path, reason):
     for option, words in (("src", ["-src", path]), ("tgt", ["-src", src, "-tgt", path])):
         done = main(*words, "-model", "no/such")
         assert (done.code, done.out, done.err.count("\n")) == (5, b"", 1)
-        said = f"{ERROR}{option} {path[:200]}: {reason}; {option} takes a text file with one "
+        said = f"{ERROR}{option} {path[:200]}: {reason}; {option} must be a text file with one "
         assert done.err.startswith(said)
 
 
@@ -269,7 +271,7 @@ WRITTEN["save_config"] = "job.yaml"
 def test_directory_without_permission_is_named(main, src, tmp_path):
     (tmp_path / "folder").mkdir(mode=0o500)
     done = main("-src", src, "-output", "folder/out")
-    assert done.code == 5 and "the directory folder cannot be written to; change" in done.err
+    assert done.code == 5 and "the directory folder is not writable; change" in done.err
 
 
 def test_outputs_that_cannot_be_written(main, src, tmp_path):
@@ -285,11 +287,11 @@ def test_outputs_that_cannot_be_written(main, src, tmp_path):
     for option, name in WRITTEN.items():
         model = [] if option == "save_config" else ["-model", "no/such"]
         done = main("-src", src, f"-{option}", f"no such/dir/{name}", *model)
-        missing = "the directory no such/dir does not exist; make it: mkdir -p 'no such/dir'"
+        missing = "the directory no such/dir does not exist; create it: mkdir -p 'no such/dir'"
         done.failed(5, f"cannot write no such/dir/{name}: {missing}")
         (tmp_path / name).mkdir()
         done = main("-src", src, f"-{option}", name, *model)
-        done.failed(5, f"cannot write {name}: it is a directory; give the path of a file")
+        done.failed(5, f"cannot write {name}: it is a directory; use the path of a file")
         (tmp_path / name).rmdir()
     assert names(tmp_path) == ["folder", "src.txt"]
 
@@ -308,7 +310,7 @@ def test_a_failed_run_leaves_the_older_output(main, tmp_path):
     (tmp_path / "out").write_bytes(b"older\n")
     done = main("-src", "src", "-output", "out")
     problem = "line 2: 'zz' is not in the vocabulary, and the model has no unknown token"
-    done.failed(3, f"{problem}; remove it from the line or give another model")
+    done.failed(3, f"{problem}; remove it from the line or use another model")
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert names(tmp_path) == ["out", "src"]
 

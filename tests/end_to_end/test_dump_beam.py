@@ -32,7 +32,7 @@ def test_the_first_hundred_lines(main, many, tmp_path, more):
 
 def test_another_ending_and_another_error(main, src, tmp_path):
     done = main("-src", src, "-dump_beam", "beam.txt")
-    assert done.code == 2 and "expected a file that ends in .json or .html" in done.err
+    assert done.code == 2 and "must be a file name that ends in .json or .html" in done.err
     main("-src", src, "-output", "out", "-dump_beam", "beam.json", "-tgt", "no/such")
     assert not [p for p in tmp_path.iterdir() if "beam" in p.name]
 

@@ -107,24 +107,24 @@ def test_a_text_in_the_place_of_options_is_answered_with_the_line_that_works(run
         (
             ["-src", "no/such.de"],
             5,
-            "src no/such.de: there is no such file; src takes a text file with one sentence ",
+            "src no/such.de: the file does not exist; src must be a text file with one sentence ",
         ),
         (
             ["-src", "input"],
             5,
-            "src input: there is no such file; src takes a text file with one sentence ",
+            "src input: the file does not exist; src must be a text file with one sentence ",
         ),
         ([str(SCRIPT)], 2, f"; to translate a file: {sys.executable} {SCRIPT} -src {SCRIPT}\n"),
         (["input.de"], 2, f"; to translate a file: {sys.executable} {SCRIPT} -src input.de\n"),
         (
             ["-n_best", "2", "3"],
             2,
-            "takes one value, got 2: 2 3 (command line); leave '3' out, or write ",
+            "takes one value, got 2: 2 3 (command line); remove '3', or put the name ",
         ),
         (
             ["-src", str(SCRIPT), str(ROOT)],
             2,
-            f"got 2: {SCRIPT} {ROOT} (command line); to write to it, give -output {ROOT}; ",
+            f"got 2: {SCRIPT} {ROOT} (command line); to write to it, use -output {ROOT}; ",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import BucketResult
 from tests.end_to_end.conftest import ROOT
 
-LINE = "onmt_lite: error: a defect of the program ({}); please report the traceback below\n"
+LINE = "onmt_lite: error: internal error ({}); please report the traceback below\n"
 
 
 @pytest.fixture(params=[ValueError, OSError, KeyError], ids=lambda kind: kind.__name__)
@@ -106,7 +106,9 @@ def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path, env):
     out, err = job.communicate(timeout=200)
     assert (job.returncode, out) == (5, b"")
     error, stopped, command = err.decode().splitlines()
-    assert error.startswith("onmt_lite: error: cannot write out: File too large; raise the limit ")
+    assert error.startswith(
+        "onmt_lite: error: cannot write out: File too large; raise the file size limit "
+    )
     state = r"after [\d,]*00 of 4,000 lines; out is as it was before; go on with:"
     assert re.fullmatch(f"onmt_lite: stopped {state}", stopped)
     assert (tmp_path / "out").read_bytes() == b"older\n"

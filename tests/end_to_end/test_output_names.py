@@ -65,8 +65,8 @@ def test_format_that_contradicts_the_name_gets_one_note(main, tmp_path, name, fo
     done = main("-output", name, "-output_format", format, stdin=b"one\n")
     shown = "text" if format == "auto" else format
     note = (
-        f"NOTE: output {name}: {shown} is written, though the name means {meant}; give that "
-        "output_format or another name\n"
+        f"NOTE: output {name}: the format is {shown} although the extension means {meant}; set "
+        "output_format or change the name\n"
     )
     assert (done.code, done.err) == (0, note if meant else "")
 
@@ -74,16 +74,16 @@ def test_format_that_contradicts_the_name_gets_one_note(main, tmp_path, name, fo
 @pytest.mark.parametrize("ending", [".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z"])
 def test_other_compressed_output_is_refused_with_a_remedy(main, tmp_path, ending):
     name = f"my out{ending}"
-    said = f"{name}: {ending} files are not written; give a name"
+    said = f"{name}: {ending} files are not supported; use a name"
     main("-output", name, stdin=b"one\n").failed(2, f"output {said} that ends in .gz")
     main("-report", name, stdin=b"one\n").failed(2, f"report {said} that ends in .gz")
     for option in ("log_file", "save_config"):
         main(f"-{option}", name, stdin=b"one\n").failed(2, f"{option} {said} without {ending}")
-        problem = f"{option} x.gz: .gz files are not written; give a name without .gz"
+        problem = f"{option} x.gz: .gz files are not supported; use a name without .gz"
         main(f"-{option}", "x.gz", stdin=b"one\n").failed(2, problem)
     main("-dump_beam", f"beam.html{ending}", stdin=b"one\n").failed(
         2,
-        f"dump_beam: expected a file that ends in .json or .html, got 'beam.html{ending}' "
+        f"dump_beam: must be a file name that ends in .json or .html, got 'beam.html{ending}' "
         "(command line)",
     )
     assert os.listdir(tmp_path) == ["stdin"]
@@ -137,10 +137,10 @@ def test_gzip_pipe_gets_each_line_at_once(process, tmp_path):
 def test_packer_writes_the_same_bytes_however_data_is_cut(sizes):
     data = os.urandom(300) * 400 + b"a" * sum(sizes)
     whole, cut = GzipCompressor(), GzipCompressor()
-    expected = whole.pack(data) + whole.finish()
+    expected = whole.compress(data) + whole.finish()
     parts, at = [], 0
     for size in [*sizes, len(data)]:
-        parts.append(cut.pack(data[at : at + size]))
+        parts.append(cut.compress(data[at : at + size]))
         at += size
     assert b"".join([*parts, cut.finish()]) == expected and gzip.decompress(expected) == data
 
@@ -185,7 +185,7 @@ def test_python_files_follow_their_names(table, tmp_path):
     for name, format in [("o.jsonl.gz", "jsonl"), ("o.tsv", "tsv"), ("o.en", "text")]:
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / name)
         assert read_as(format, written(tmp_path / name)) == TEXTS
-    with pytest.warns(OptionWarning, match="text is written, though the name means jsonl"):
+    with pytest.warns(OptionWarning, match="the format is text although the extension means jsonl"):
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / "o.jsonl", output_format="text")
-    with pytest.warns(OptionWarning, match="with_score: without effect"):
+    with pytest.warns(OptionWarning, match="with_score: has no effect"):
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / "p.jsonl", with_score=True)

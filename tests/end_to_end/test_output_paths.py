@@ -76,7 +76,7 @@ def test_no_file_that_is_read_is_written_to(main, files, reads, path, name):
     words = ["-src", "src.txt"] if "-src " not in reads else []
     for writes in ("output", "log_file", "report", "save_config"):
         done = main(*words, *reads.split(), f"-{writes}", path)
-        done.failed(2, f"{writes} {path} is the same file as {name}; choose another")
+        done.failed(2, f"{writes} {path} is the same file as {name}; choose another path")
 
 
 def test_no_file_is_written_twice(main, files, tmp_path):
@@ -87,11 +87,11 @@ def test_no_file_is_written_twice(main, files, tmp_path):
         ("-output out -save_config link", "save_config link is the same file as output out"),
         ("-tgt in.json -dump_beam in.json", "dump_beam in.json is the same file as tgt in.json"),
     ]:
-        main("-src", "src.txt", *words.split()).failed(2, f"{said}; choose another")
-    store = f"{tmp_path}/out.parts, where output out is kept until it is complete"
+        main("-src", "src.txt", *words.split()).failed(2, f"{said}; choose another path")
+    store = f"{tmp_path}/out.parts, where output out is stored until it is complete"
     for path in ("out.parts", "out.parts/000000"):
         done = main("-src", "src.txt", "-output", "out", "-report", path)
-        done.failed(2, f"report {path} is in {store}; choose another")
+        done.failed(2, f"report {path} is in {store}; choose another path")
 
 
 def test_the_shipped_model_is_not_written_to(process, tmp_path):
@@ -140,9 +140,9 @@ def test_streams_of_the_shell_are_files_too(shell, src):
     """Reading what is just written would never end."""
     before = src.read_bytes()
     done = shell(f">> {src}", "-src", src)
-    done.failed(2, f"standard output is the same file as src {src}; choose another")
+    done.failed(2, f"standard output is the same file as src {src}; choose another path")
     done = shell(f"< {src}", "-output", src)
-    done.failed(2, f"output {src} is the same file as standard input; choose another")
+    done.failed(2, f"output {src} is the same file as standard input; choose another path")
     assert src.read_bytes() == before
 
 

@@ -179,7 +179,7 @@ def test_a_full_standard_output(shell):
 
 def test_a_closed_standard_output_or_input(shell, src):
     done = shell(">&-", "-src", src)
-    done.failed(5, "cannot write standard output: it is closed; open it or give -output FILE")
+    done.failed(5, "cannot write standard output: it is closed; open it or use -output FILE")
     done = shell("<&-")
     done.failed(5, "cannot read standard input: it is closed; open it or set -src FILE")
 

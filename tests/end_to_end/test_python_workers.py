@@ -90,7 +90,7 @@ def test_files(pool, translator, tmp_path):
         outputs.append((summary.n_lines, summary.notes, (tmp_path / str(i)).read_bytes()))
         assert seen[-1][0] == 4 * len(LINES)
     assert outputs[0] == outputs[1] and outputs[0][0] == 4 * len(LINES)
-    with pytest.raises(Exception, match="src .*/none: there is no such file; "):
+    with pytest.raises(Exception, match="src .*/none: the file does not exist; "):
         pool.translate_file(tmp_path / "none", tmp_path / "out")
     (tmp_path / "src").write_text("\n".join(LINES[::-1]) + "\n", "utf-8")  # in place
     for i, each in enumerate((pool, translator)):

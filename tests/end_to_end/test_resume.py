@@ -143,7 +143,7 @@ def test_resume_needs_files(main, lines, tmp_path):
         main(*words.split(), "-resume").failed(2, f"resume: {said}")
     assert names(tmp_path) == ["pipe", "src"]
     done = main("-src", "none", "-output", "out", "-resume")
-    assert done.code == 5 and "error: src none: there is no such file; " in done.err
+    assert done.code == 5 and "error: src none: the file does not exist; " in done.err
 
 
 def test_refused_jobs_leave_what_an_earlier_one_wrote(main, stop, lines, tmp_path):

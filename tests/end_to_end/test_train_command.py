@@ -70,7 +70,7 @@ def test_a_saved_configuration_replaces_no_file(folder, monkeypatch, capfd, main
     before = (folder / "my.tsv").read_bytes()
     words = [*words, f"-{name.split()[0]}", "my.tsv", "-output", "run", "-save_config", "my.tsv"]
     assert main(words) == 2
-    same = f"save_config my.tsv is the same file as {name}; choose another"
+    same = f"save_config my.tsv is the same file as {name}; choose another path"
     assert same in capfd.readouterr().err
     assert (folder / "my.tsv").read_bytes() == before
 
@@ -183,7 +183,7 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
         (
             "-train none.tsv",
             5,
-            "train none.tsv: there is no such file; train takes a file of .*; did you .*",
+            "train none.tsv: the file does not exist; train must be a file of .*; did you .*",
         ),
         (
             "-train wrong.tsv",
@@ -195,7 +195,7 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
         (
             "-device gpu",
             2,
-            r"device: expected auto, cpu, cuda or cuda:N, got 'gpu' .*",
+            r"device: must be auto, cpu, cuda or cuda:N, got 'gpu' .*",
         ),
         ("-train_minutes 0", 2, r"train_minutes is missing; set a limit .*"),
         ("-train_src a", 2, r"unknown option train_src; did you mean train or .*"),

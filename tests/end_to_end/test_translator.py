@@ -243,9 +243,9 @@ class TestOptions:
         assert len(caught.value.problems) == 3
         with pytest.raises(OptionError, match="model, gpu: cannot be changed per call"):
             translator.translate(["a"], model="other", gpu=0)
-        with pytest.raises(OptionError, match="output, verbose: of the command line only"):
+        with pytest.raises(OptionError, match="output, verbose: is only supported on the command"):
             translator.translate(["a"], output="file", verbose=True)
-        with pytest.raises(OptionError, match="precision: expected one of"):
+        with pytest.raises(OptionError, match="precision: must be one of"):
             Translator.from_pretrained(tiny_checkpoint, precision="half")
         with pytest.raises(DataError, match="2 source lines but 1 target"):
             translator.score(["a", "a"], ["a"])

@@ -273,7 +273,7 @@ class TestProgram:
             load_export_options(["-model", "x", "-to", to, "-output", "y"])
         (problem,) = caught.value.problems
         assert problem == (
-            f"to: expected one of opennmt-py, marian, got {to!r}; for CTranslate2, export to "
+            f"to: must be one of opennmt-py, marian, got {to!r}; for CTranslate2, export to "
             "opennmt-py and run ct2-opennmt-py-converter --unsafe_deserialization on the file "
             "(command line)"
         )

@@ -172,7 +172,7 @@ def make_checkpoint(
     n = config.get_int("num_return_sequences", 1)
     file = config.get_file("num_return_sequences")
     note = Message.of(
-        "num_return_sequences {0} of {1}: without effect; -{n_best} gives them",
+        "num_return_sequences {0} of {1}: has no effect; -{n_best} gives them",
         *(str(n), str(file)),
         n_best=n,
     )

@@ -141,7 +141,7 @@ def test_it_changes_the_record(run, name):
     first = run(f"{base} -output_format jsonl")
     second = run(f"{base} -output_format jsonl {more}")
     assert first.out != second.out
-    assert f"NOTE: {name}: without effect" not in second.err
+    assert f"NOTE: {name}: has no effect" not in second.err
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

@@ -158,7 +158,7 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
     for name in spellings(theirs, OPTIONS):
         by_keyword = problem_of(lambda name=name: TranslateOptions.of(**{name: 2}))
         for problem in (*problems_of(name, load_options, tmp_path / "a.yaml"), by_keyword):
-            assert re.match(rf"unknown option {name}; here it is {ours}\b", problem), problem
+            assert re.match(rf"unknown option {name}; use {ours}\b", problem), problem
     tables = [*TOOLS.values(), {name.replace("_", "-"): ours for name, ours in OTHERS.items()}]
     spelt = (theirs, theirs.replace("_", "-"))
     assert any(parse_option_name(names.get(name, "")) == ours for names in tables for name in spelt)
@@ -190,7 +190,7 @@ def test_every_name_of_a_tool_gets_an_answer(tool):
 def test_a_name_of_ours_with_hyphens_is_refused_with_ours(name):
     spelt = name.replace("_", "-")
     problem = problem_of(lambda: load_options([f"--{spelt}", "1"]))
-    assert problem == f"unknown option {spelt}; here it is {name} (command line)"
+    assert problem == f"unknown option {spelt}; use {name} instead (command line)"
 
 
 def load_ray(words):
@@ -200,16 +200,16 @@ def load_ray(words):
 @pytest.mark.parametrize(
     ("load", "name", "said"),
     [
-        (load_options, "data-type", "it is spelt data_type"),
-        (load_options, "world-size", "it is spelt world_size"),
+        (load_options, "data-type", "use data_type instead"),
+        (load_options, "world-size", "use world_size instead"),
         (load_options, "lm-weight", NO_EQUIVALENT),
         (load_options, "prefix_bias_beta", NO_EQUIVALENT),
-        (load_options, "no_repeat_ngram", "here it is block_ngram_repeat"),
-        (load_options, "eos-token", "the model sets it; leave it out"),
+        (load_options, "no_repeat_ngram", "use block_ngram_repeat instead"),
+        (load_options, "eos-token", "the model config sets it; remove it"),
         (load_options, "workspace", NO_EQUIVALENT),
         (load_options, "word-penalty", NO_EQUIVALENT),
         (load_options, "rnn_size", TRAINING_ONLY),
-        (load_ray, "num_beams", "here it is beam_size"),
+        (load_ray, "num_beams", "use beam_size instead"),
         (load_ray, "word-scores", NO_EQUIVALENT),  # token_scores is of translate.py alone
         (load_ray, "tgt", "only translate.py has it; leave it out"),
     ],

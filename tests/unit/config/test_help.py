@@ -97,7 +97,7 @@ class TestHelp:
         said = " ".join(describe_options(["beta"], OPTIONS).split())
         assert "Effective only with -coverage_penalty wu or summary." in said
         assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
-        assert "Default of searches: 1 (fairseq, ctranslate2)." in " ".join(
+        assert "Default by search: 1 (fairseq, ctranslate2)." in " ".join(
             describe_options(["min_length"], OPTIONS).split()
         )
         said = " ".join(describe_options(["random_sampling_topk"], OPTIONS).split())
@@ -130,7 +130,7 @@ class TestHelp:
     def test_an_option_a_group_and_both(self):
         option = describe_options(["beam_size"], OPTIONS)
         assert option.startswith("-beam_size N\n") and "    YAML:          beam_size: 8" in option
-        assert "a whole number at least 1 and at most 1000" in option
+        assert "an integer between 1 and 1000" in option
         group = describe_options(["sampling"], OPTIONS)
         assert group.startswith("Sampling:\n") and "-random_sampling_topk 10" in group
         both = describe_options(["search"], OPTIONS)

@@ -107,7 +107,7 @@ def test_every_option_of_eole_is_answered(name, tmp_path):
         assert load_options(["-config", str(path)])[0].notes in ((), *BATCHES)
 
 
-BATCHES = [("batch_size 30 counts tokens, which is slow; for sentences: -batch_type sents",)]
+BATCHES = [("batch_size 30 counts tokens and is slow; use -batch_type sents to count sentences",)]
 
 
 def test_a_call_of_eole_is_answered(tmp_path):
@@ -116,16 +116,16 @@ def test_a_call_of_eole_is_answered(tmp_path):
     with pytest.raises(OptionError) as caught:
         load_options(words)
     first, *rest = caught.value.problems
-    assert first.startswith("'predict' belongs to no option; ")
+    assert first.startswith("'predict' does not belong to any option; ")
     assert [problem.removesuffix(" (command line)") for problem in rest] == [
-        "unknown option c; here it is config",
-        "unknown option model_path; here it is model",
-        "unknown option compute_dtype; here it is precision",
-        "unknown option engine; here it is search, ctranslate2 for what its ct2 gives",
+        "unknown option c; use config instead",
+        "unknown option model_path; use model instead",
+        "unknown option compute_dtype; use precision instead",
+        "unknown option engine; use search instead (ctranslate2 for engine ct2)",
         f"unknown option ref; {NO_EQUIVALENT}",
         f"unknown option trackio; {TRAINING_ONLY}",
-        "unknown option hf_token; the environment variable HF_TOKEN gives it; leave it out",
-        "task translate: only text is translated; leave it out",
+        "unknown option hf_token; set the environment variable HF_TOKEN and remove it",
+        "task translate: only text can be translated; remove it",
     ]
 
 
@@ -150,14 +150,14 @@ def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path
 @pytest.mark.parametrize(
     ("yaml", "argv", "problem"),
     [
-        ("data_type: [img, audio]", "", "data_type img audio: only text is translated; "),
-        ("", "-data_type", "data_type true: only text is translated; "),
-        ("seed: -2", "", "seed: expected a whole number at least 0"),
-        ("", "-seed -2", "seed: expected a whole number at least 0"),
+        ("data_type: [img, audio]", "", "data_type img audio: only text can be translated; "),
+        ("", "-data_type", "data_type true: only text can be translated; "),
+        ("seed: -2", "", "seed: must be an integer between 0 and"),
+        ("", "-seed -2", "seed: must be an integer between 0 and"),
         (
             "tgt: {a: 1}",
             "",
-            "tgt: expected a path, got {'a': 1}; give one value, written after tgt (",
+            "tgt: must be a path, got {'a': 1}; write a single value after tgt (",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_refused_with_a_reason(run, name):
         code, out, err = run(given, *argv)
         assert (code, out) == (2, "")
         (line,) = err.rstrip("\n").split("\n")
-        assert name in line and "leave it out" in line and "unknown option" not in line
+        assert name in line and "remove it" in line and "unknown option" not in line
 
 
 # -- those that work, where no other test has them ------------------------------------------------
@@ -236,7 +236,7 @@ def test_the_level_is_of_the_log_file_alone(run, level):
 @pytest.mark.parametrize("level", ["info", 15, True, "25"])
 def test_a_level_that_does_not_exist_is_refused(run, level):
     code, _, err = run({"log_file": "log.txt", "log_file_level": level})
-    assert code == 2 and "log_file_level: expected one of NOTSET, DEBUG, INFO" in err
+    assert code == 2 and "log_file_level: must be one of NOTSET, DEBUG, INFO" in err
 
 
 def test_max_sent_length_is_max_length(run):

@@ -131,7 +131,7 @@ WRONG = (
 @pytest.mark.parametrize("text", WRONG.split(";"))
 def test_what_is_wrong_without_quotes_is_wrong_with_them(folder, text):
     name = text.partition(":")[0].strip()
-    with pytest.raises(OptionError, match=f"{name}: expected .*q.yaml:1"):
+    with pytest.raises(OptionError, match=f"{name}: must be .*q.yaml:1"):
         values(folder, text.strip())
 
 
@@ -144,5 +144,5 @@ def test_an_option_of_training_is_refused_as_one(folder):
         values(folder, text)
     assert len(caught.value.problems) == 4
     for name, problem in zip(yaml.safe_load(text), caught.value.problems):
-        assert problem.startswith(f"unknown option {name}; it is for training")
+        assert problem.startswith(f"unknown option {name}; it is a training option")
         assert name not in OPTIONS

@@ -31,7 +31,7 @@ TABLE = [
     tuple(row.split(": "))
     for row in """
 alpha: -alpha 0.6 -length_penalty none: length_penalty is none
-alpha: -search opennmt-2018 -alpha 0.5 -length_penalty avg: by the length itself
+alpha: -search opennmt-2018 -alpha 0.5 -length_penalty avg: ignores alpha
 length_penalty: -length_penalty wu -alpha 0: alpha is 0
 beta: -beta 0.2: coverage_penalty is none
 beta: -search ctranslate2 -alpha 0 -beta 0.2: coverage_penalty is none
@@ -40,51 +40,51 @@ coverage_penalty: -coverage_penalty summary -beta 0: beta is 0
 stepwise_penalty: -stepwise_penalty: coverage_penalty is none
 stepwise_penalty: -stepwise_penalty -coverage_penalty wu: beta is 0
 ignore_when_blocking: -ignore_when_blocking the: block_ngram_repeat is 0
-block_ngram_repeat: -search fairseq -block_ngram_repeat 1: 2 tokens in a row
-block_ngram_repeat: -search opennmt-3 -block_ngram_repeat 1: 2 tokens in a row
+block_ngram_repeat: -search fairseq -block_ngram_repeat 1: 2 or more tokens only
+block_ngram_repeat: -search opennmt-3 -block_ngram_repeat 1: 2 or more tokens only
 block_ngram_repeat: -block_ngram_repeat 9 -max_length 9: no room
 with_score: -with_score -output_format jsonl: output_format is jsonl
 alignment_layer: -alignment_layer -1: report_align or attn_debug
 alignment_heads: -alignment_heads 1: report_align or attn_debug
-with_score: -with_score -score_only -tgt a: nothing is searched
-beam_size: -beam_size 8 -score_only -tgt a: nothing is searched
-min_length: -min_length 8 -score_only -tgt a: nothing is searched
+with_score: -with_score -score_only -tgt a: there is no search
+beam_size: -beam_size 8 -score_only -tgt a: there is no search
+min_length: -min_length 8 -score_only -tgt a: there is no search
 n_best_unique: -n_best_unique: n_best is 1
 split_longer: -split_longer 90 -tgt a -score_only: score_only is true
 split_longer: -split_longer 90 -tgt a -tgt_file_prefix: tgt_file_prefix is true
 split_longer: -split_longer 90 -report_align -gold_align -tgt a: gold_align is true
-report_bleu: -report_bleu: tgt is not given
+report_bleu: -report_bleu: tgt is not set
 report_bleu: -report_bleu -tgt a -tgt_file_prefix: tgt_file_prefix is true
 report_bleu: -report_bleu -tgt a -score_only: score_only is true
-text_field: -text_field sentence: the input is text
-text_field: -text_field a -src a.jsonl -input_format text: the input is text
+text_field: -text_field sentence: the input is plain text
+text_field: -text_field a -src a.jsonl -input_format text: the input is plain text
 avg_raw_probs: -avg_raw_probs -model a: several model
 model_weights: -model_weights 2 -model a: several model
 seed: -seed 5: do_sample
 seed: -seed 5 -search transformers -beam_groups 5: do_sample
-seed: -seed 5 -random_sampling_topk 1: one token to draw
-random_sampling_topp: -random_sampling_topk 1 -random_sampling_topp 0.5: one token
+seed: -seed 5 -random_sampling_topk 1: only the best token
+random_sampling_topp: -random_sampling_topk 1 -random_sampling_topp 0.5: only the best token
 beam_size: -beam_size 8 -do_sample: n_best
 beam_size: -beam_size 8 -n_best 2 -random_sampling_topk 5: n_best
 ratio: -ratio 1.2 -do_sample: do_sample is true
-log_file_level: -log_file_level ERROR: log_file is not given
+log_file_level: -log_file_level ERROR: log_file is not set
 early_stopping: -search transformers -early_stopping true -do_sample -beam_size 1: \
-each sample ends by itself
+each sample ends independently
 patience: -search ctranslate2 -patience 2 -alpha 0: alpha
 patience: -search ctranslate2 -patience 2 -beam_size 1: the first end token
 early_stopping: -search transformers -beam_size 1 -early_stopping never: first end
 early_stopping: -search transformers-2 -beam_size 1 -early_stopping true: first end
-block_ngram_repeat: -search opennmt-3 -do_sample -block_ngram_repeat 3: draws them
+block_ngram_repeat: -search opennmt-3 -do_sample -block_ngram_repeat 3: with sampling
 ignore_when_blocking: -search opennmt-3 -do_sample -block_ngram_repeat 3 -ignore_when_blocking .: \
-draws them
+with sampling
 coverage_penalty: -search opennmt-3 -random_sampling_topp 0.5 -coverage_penalty wu -beta 1: \
-if it draws
-beta: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1: if it draws
+with sampling
+beta: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1: with sampling
 stepwise_penalty: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1 -stepwise_penalty: \
-if it draws
+with sampling
 replace_unk: -replace_unk -ban_unk_token: ban_unk_token is true
 replace_unk: -replace_unk -search marian: ban_unk_token is true
-src_prefix: -src_prefix a: transforms is not given
+src_prefix: -src_prefix a: transforms is not set
 tgt_prefix: -tgt_prefix a: transforms prefix or tgt_file_prefix
 src_suffix: -src_suffix a -transforms prefix: transforms is prefix
 tgt_suffix: -tgt_suffix a: transforms suffix
@@ -98,10 +98,10 @@ tgt_subword_type: -tgt_subword_type bpe: onmt_tokenize
 src_subword_vocab: -src_subword_vocab a -tokenizer bpe -src_subword_model c: is 0
 src_subword_vocab: -src_subword_vocab a -src_vocab_threshold 5: transforms
 tgt_subword_vocab: -tgt_subword_vocab a: tgt_vocab_threshold is 0
-src_vocab_threshold: -src_vocab_threshold 5: src_subword_vocab is not given
-tgt_vocab_threshold: -tgt_vocab_threshold 5: tgt_subword_vocab is not given
-penn: -penn false: transforms is not given
-norm_quote_commas: -norm_quote_commas false: transforms is not given
+src_vocab_threshold: -src_vocab_threshold 5: src_subword_vocab is not set
+tgt_vocab_threshold: -tgt_vocab_threshold 5: tgt_subword_vocab is not set
+penn: -penn false: transforms is not set
+norm_quote_commas: -norm_quote_commas false: transforms is not set
 norm_numbers: -norm_numbers false -transforms uppercase: transforms normalize
 pre_replace_unicode_punct: -pre_replace_unicode_punct: transforms normalize
 post_remove_control_chars: -post_remove_control_chars: transforms normalize
@@ -139,7 +139,7 @@ def test_every_option_is_in_one_of_the_two_lists():
 def test_a_note_says_why(name, line, why, tmp_path):
     """And the same from YAML and Python, each with its origin."""
     (note,) = [n for n in notes_of(shlex.split(line)) if n.startswith(f"{name}: ")]
-    assert note.startswith(f"{name}: without effect; ") and why in note
+    assert note.startswith(f"{name}: has no effect; ") and why in note
     assert note.endswith(" (command line)")
     _, resolved = load_options(shlex.split(line))
     given = resolved.given()
@@ -337,9 +337,9 @@ def run(tmp_path, monkeypatch, capfd):
             "-block_ngram_repeat 2 -ignore_when_blocking the zz 'y y'",
             "ignore_when_blocking: not in the model's vocabulary and ignored: 'zz' 'y y'",
         ),
-        ("-ban_unk_token", "ban_unk_token: without effect; the model has no unknown token"),
-        ("-precision bf16", "precision: without effect; a table model has no weights"),
-        ("-beta 1", "beta: without effect; coverage_penalty is none, "),
+        ("-ban_unk_token", "ban_unk_token: has no effect; the model has no unknown token"),
+        ("-precision bf16", "precision: has no effect; a table model has no weights"),
+        ("-beta 1", "beta: has no effect; coverage_penalty is none, "),
     ],
 )
 def test_one_line_in_the_log(run, line, note):
@@ -371,7 +371,7 @@ def test_beta_without_a_penalty_does_not_change_the_stop_rule(toy):
 
 def test_a_warning_once_where_the_call_is():
     toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
-    with pytest.warns(OptionWarning, match="^beta: without effect; ") as caught:
+    with pytest.warns(OptionWarning, match="^beta: has no effect; ") as caught:
         toy.translate(["katze"])
     assert [w.filename for w in caught] == [__file__]
     with warnings.catch_warnings():
@@ -387,7 +387,7 @@ def test_a_warning_once_where_the_call_is():
 def test_what_calls_with_files_have_alone(tmp_path):
     (tmp_path / "ban").write_text("the\n", encoding="utf-8")
     toy = Translator.from_pretrained(TOY, ban_words=str(tmp_path / "ban"))
-    with pytest.warns(OptionWarning, match="^ban_words: without effect; it is of translate_fi"):
+    with pytest.warns(OptionWarning, match="^ban_words: has no effect; it is an option of tr"):
         toy.translate(["katze"])
 
 
@@ -430,7 +430,7 @@ def test_the_summary_names_the_lines(run):
 def test_of_training(line, idle):
     words = f"-train a -output b -train_steps 3 {line}"
     notes = load_train_options(shlex.split(words))[0].notes
-    assert [note.split("; ")[0] for note in notes] == [f"{idle}: without effect"] * bool(idle)
+    assert [note.split("; ")[0] for note in notes] == [f"{idle}: has no effect"] * bool(idle)
 
 
 def test_model_notes_of_a_gpu(monkeypatch):
@@ -442,4 +442,4 @@ def test_model_notes_of_a_gpu(monkeypatch):
     checkpoint = load_checkpoint(TOY)
     assert model_notices(options, checkpoint, torch.device("cpu")) == []
     (note,) = model_notices(options, checkpoint, torch.device("cuda:0"))
-    assert note == "threads: without effect; the model runs on cuda:0"
+    assert note == "threads: has no effect; the model runs on cuda:0"

@@ -35,7 +35,7 @@ class Words:
 
 
 OPTIONS = collect_options((Shape, Words))
-PROGRAM = Program("test", "", OPTIONS, hint={"num_beams": "here it is count"}.get)
+PROGRAM = Program("test", "", OPTIONS, hint={"num_beams": "use count instead"}.get)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_command_line_spellings(resolve, expected, words):
         ("nam", "name or names"),
         ("name_", "did you mean name"),
         ("Count", "did you mean count?"),
-        ("num_beams", "here it is count"),  # a name from another program
+        ("num_beams", "use count instead"),  # a name from another program
         ("zzzzzz", "-help"),
     ],
 )
@@ -140,7 +140,7 @@ WRONG_YAML = {  # a bool is not a number, nor is a number in quotes
 @pytest.mark.parametrize(("name", "value"), each(WRONG_YAML))
 def test_wrong_yaml_values_are_refused_with_key_and_line(problems, tmp_path, name, value):
     (problem,) = problems([], f"# comment\n{name}: {value}")
-    assert problem.startswith(f"{name}: expected ")
+    assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"({tmp_path}/a.yaml:2)")
 
 
@@ -174,8 +174,8 @@ def test_wrong_command_line_values_are_refused(problems, name, words):
 
 def test_messages_name_value_and_what_was_expected(problems):
     assert problems(["-count", "11", "-mode", "avgg"]) == (
-        "count: expected a whole number at least 1 and at most 10, got 11 (command line)",
-        "mode: expected one of none, wu, avg, got 'avgg'; did you mean avg? (command line)",
+        "count: must be an integer between 1 and 10, got 11 (command line)",
+        "mode: must be one of none, wu, avg, got 'avgg'; did you mean avg? (command line)",
     )
     assert "above 0 and at most 1" in problems(["-share", "0"])[0]
 
@@ -183,7 +183,9 @@ def test_messages_name_value_and_what_was_expected(problems):
 @pytest.mark.parametrize("words", ["x", "-", "--", "5 -flag"])
 def test_words_before_any_option_are_refused(problems, words):
     stray = words.removesuffix(" -flag")
-    assert problems(words.split()) == (f"{stray!r} belongs to no option; -help lists the options",)
+    assert problems(words.split()) == (
+        f"{stray!r} does not belong to any option; -help lists the options",
+    )
 
 
 def test_null_is_as_if_absent(resolve):

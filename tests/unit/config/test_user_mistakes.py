@@ -53,23 +53,23 @@ def problem_of(load, *words):
 EXTRA_WORDS = [
     ("-src in.de out.en", "src: takes one value, got 2: in.de out.en", "-output out.en?"),
     ("-beam_size 5 runs/out.en", "beam_size: takes one value", "did you mean -output runs/out.en?"),
-    ("-src in.de other.de", "src: takes one value", "to read all: cat in.de other.de"),
+    ("-src in.de other.de", "src: takes one value", "to read all files: cat in.de other.de"),
     ("-output out.en in.de", "output: takes one value", "did you mean -src in.de?"),
-    ("-src in.de -output out.en x.txt", "output: takes one value", "leave 'x.txt' out"),
-    ("-src in.de 5", "src: takes one value", "leave '5' out, or write the name of its option"),
-    ("-beam_size 5 6", "beam_size: takes one value", "leave '6' out"),
+    ("-src in.de -output out.en x.txt", "output: takes one value", "remove 'x.txt'"),
+    ("-src in.de 5", "src: takes one value", "remove '5', or put the name of its option"),
+    ("-beam_size 5 6", "beam_size: takes one value", "remove '6'"),
     ("-src in.de beam_size 5", "src: takes one value", "hyphen: -beam_size 5"),
     ("-src in.de beam_size=5", "src: takes one value", "hyphen: -beam_size=5"),
     ("-src my file.de", "src: takes one value", "quote a value with spaces: -src 'my file.de'"),
     ("-src_lang a b", "src_lang: takes one value", "quote a value with spaces: -src_lang 'a b'"),
     ("-ban_words the a", "ban_words: takes one value", "write the phrases to a file"),
-    ("-device cuda 1", "device: takes one value", "leave '1' out"),
-    ("-shard 1 8 -src in.de", "shard: takes one value", "leave '8' out"),
-    ("-beam_size = 5", "beam_size: takes one value", "leave '5' out"),
-    ("-with_score=yes", "with_score: expected true or false", "did you mean true?"),
-    ("-replace_unk 0", "replace_unk: expected true or false", "did you mean false?"),
-    ("-quiet out.en", "quiet: expected true or false", "did you mean -output out.en?"),
-    ("-verbose in.de", "verbose: expected true or false", "did you mean -src in.de?"),
+    ("-device cuda 1", "device: takes one value", "remove '1'"),
+    ("-shard 1 8 -src in.de", "shard: takes one value", "remove '8'"),
+    ("-beam_size = 5", "beam_size: takes one value", "remove '5'"),
+    ("-with_score=yes", "with_score: must be true or false", "did you mean true?"),
+    ("-replace_unk 0", "replace_unk: must be true or false", "did you mean false?"),
+    ("-quiet out.en", "quiet: must be true or false", "did you mean -output out.en?"),
+    ("-verbose in.de", "verbose: must be true or false", "did you mean -src in.de?"),
     ("-beam_size", "beam_size: takes one value, got none", "for example: -beam_size 8"),
     ("-model", "model: needs at least one value", "for example: -model opus-mt-de-en"),
 ]
@@ -84,7 +84,7 @@ def test_extra_words_after_one_value_say_where_they_belong(line, start, remedy):
 def test_extra_words_of_other_programs_say_where_they_belong():
     argv = "-train in.de -output r extra -train_steps 1".split()
     problem = problem_of(load_train_options, argv)
-    assert problem.endswith("leave 'extra' out, or write the name of its option before it")
+    assert problem.endswith("remove 'extra', or put the name of its option before it")
     problem = problem_of(load_export_options, "-model de-en to marian -output x".split())
     assert problem.startswith("model: takes one value") and problem.endswith("-to marian")
 
@@ -93,7 +93,7 @@ def test_extra_words_of_other_programs_say_where_they_belong():
 def test_an_option_after_another_dash_is_told_the_hyphen(dash):
     for argv in ([f"{dash}beam_size", "5"], ["-src", "in.de", f"{dash}beam_size=5"]):
         problem = problem_of(load_options, argv)
-        assert "; an option begins with a hyphen: -beam_size" in problem
+        assert "; start options with a hyphen: -beam_size" in problem
 
 
 def test_a_dash_in_the_text_of_a_value_stays():
@@ -104,14 +104,16 @@ def test_a_dash_in_the_text_of_a_value_stays():
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
-        ("beam_size 5", "an option begins with a hyphen: -beam_size 5"),
-        ("beam_size=5", "an option begins with a hyphen: -beam_size=5"),
+        ("beam_size 5", "start options with a hyphen: -beam_size 5"),
+        ("beam_size=5", "start options with a hyphen: -beam_size=5"),
         ("in.de out.en", "-src in.de -output out.en"),
     ],
 )
 def test_words_before_any_option_say_what_to_type(line, remedy):
     problem = problem_of(load_options, line.split())
-    assert problem.startswith(f"{line!r} belongs to no option; ") and problem.endswith(remedy)
+    assert problem.startswith(f"{line!r} does not belong to any option; ") and problem.endswith(
+        remedy
+    )
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, fo
         problem_of(lambda: TranslateOptions.of(**{name: 1})),
     ]
     for problem in problems:
-        told = "here it is beam_size" in problem and name == "beam"  # fairseq's name
+        told = "use beam_size instead" in problem and name == "beam"  # fairseq's name
         assert told or ("did you mean " in problem and meant in problem), problem
 
 
@@ -150,7 +152,7 @@ def test_help_answers_names_of_other_tools_and_programs():
     problem = problem_of(
         lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.common_options, PROGRAM.hint)
     )
-    assert problem.endswith("; here it is beam_size")
+    assert problem.endswith("; use beam_size instead")
     problem = problem_of(
         lambda: describe_options(["layers"], TRAIN.options, 80, TRAIN.common_options)
     )
@@ -158,7 +160,7 @@ def test_help_answers_names_of_other_tools_and_programs():
     problem = problem_of(lambda: describe_options(["mod"], EXPORT.options))
     assert problem.endswith("did you mean model?")
     for load in (load_train_options, load_export_options):
-        with pytest.raises(OptionError, match="unknown option beam_size; it is for translation"):
+        with pytest.raises(OptionError, match="unknown option beam_size; it is a translation"):
             load(["-beam_size", "5"])
 
 
@@ -187,7 +189,7 @@ VALUES = [
 @pytest.mark.parametrize(("name", "word", "meant"), VALUES)
 def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
     problem = problem_of(load_options, [f"-{name}", word])
-    assert problem.startswith(f"{name}: expected ")
+    assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"; did you mean {meant}? (command line)")
     parse_words(OPTIONS[name], meant.split())  # which is right
 
@@ -196,23 +198,23 @@ def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
     ("name", "word", "expected"),
     [
         ("verbose", "yes", "true or false"),
-        ("alpha", "1,5", "a number at least -10"),
-        ("gpu", "0,1", "a whole number at least -1"),
+        ("alpha", "1,5", "a number between -10 and 10"),
+        ("gpu", "0,1", "an integer between -1 and 99"),
         ("device", "gpu", "auto, cpu, cuda or cuda:N"),
-        ("shard", "1-8", "I/N, where I counts from 1"),
+        ("shard", "1-8", "I/N with I from 1 to N"),
         ("search", "huggingface", "one of opennmt, .*, transformers, "),
     ],
 )
 def test_a_wrong_value_is_told_all_values(name, word, expected):
     problem = problem_of(load_options, [f"-{name}", word])
-    assert re.match(rf"{name}: expected {expected}.*, got '{word}' ", problem)
+    assert re.match(rf"{name}: must be {expected}.*, got '{word}' ", problem)
 
 
 @pytest.mark.parametrize(
     "value", ["five", "5x", "5.0", "“5”", "1,000", "10**9", True, [5, 6], {"n": 5}, -1, 5.5, "٥"]
 )
 def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
-    with pytest.raises(ValueError, match="expected a whole number at least 1") as caught:
+    with pytest.raises(ValueError, match="must be an integer between 1 and 1000") as caught:
         check_value(OPTIONS["beam_size"], value)
     assert "did you mean" not in str(caught.value)
 
@@ -220,10 +222,10 @@ def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
 @pytest.mark.parametrize(
     ("line", "limit"),
     [
-        ("-seed 1e30", "at most 2^63 - 1,"),
-        ("-beam_size 99999999999", "at most 1000,"),
-        ("-max_length 999999999", "at most 100,000,"),
-        ("-bucket_lines 1e12", "at most 10,000,000,"),
+        ("-seed 1e30", "and 2^63 - 1,"),
+        ("-beam_size 99999999999", "and 1000,"),
+        ("-max_length 999999999", "and 100,000,"),
+        ("-bucket_lines 1e12", "and 10,000,000,"),
         ("-model_weights 1e9", "at most 1,000,000,"),
     ],
 )
@@ -234,16 +236,16 @@ def test_limits_are_written_in_digits(line, limit):
 @pytest.mark.parametrize("name", "d_model heads d_ff enc_layers dec_layers batch_tokens".split())
 def test_sizes_that_no_machine_has_are_refused(name):
     argv = f"-train in.de -output r -train_steps 1 -{name} 9999999999".split()
-    assert problem_of(load_train_options, argv).startswith(f"{name}: expected a whole number ")
+    assert problem_of(load_train_options, argv).startswith(f"{name}: must be an integer ")
 
 
 # -- YAML ------------------------------------------------------------------------------------------
 
-LINES = "write a line `option: value` for each option"
+LINES = "write each option as `option: value`"
 CONFIGS = [  # the file, the line of the error, what to do
     ("- src: in.de\n- beam_size: 5\n", 1, "write the options without `- `"),
     ('[{"beam_size": 5}]', 1, "write the options without `- ` or [ ]"),
-    ("hello\n", 1, "write a line `option: value` for each option"),
+    ("hello\n", 1, "write each option as `option: value`"),
     ("beam_size: 5\nbeam_size: 6\n", 2, "remove one of them"),
     ("src: in.de\n\tbeam_size: 5\n", 2, "cannot start any token"),
     ("beam_size=5\nn_best=1\n", 1, LINES),
@@ -251,21 +253,21 @@ CONFIGS = [  # the file, the line of the error, what to do
     ("-beam_size 5\n-src in.de\n", 1, LINES),
     ("[translate]\nbeam_size = 5\n", 2, LINES),
     ("beam_size: 5 n_best: 2\n", 1, LINES),
-    ("beam_size: 5\n  n_best: 2\n", 2, "not indented"),
-    ("  beam_size: 5\nn_best: 2\n", 2, "not indented"),
-    ('{"beam_size": 4, "n_best": 2\n', 2, "a flow mapping that begins in line 1"),
-    ('src: "in.de\nbeam_size: 5\n', 3, "a quoted scalar that begins in line 1"),
+    ("beam_size: 5\n  n_best: 2\n", 2, "without indentation"),
+    ("  beam_size: 5\nn_best: 2\n", 2, "without indentation"),
+    ('{"beam_size": 4, "n_best": 2\n', 2, "a flow mapping that starts in line 1"),
+    ('src: "in.de\nbeam_size: 5\n', 3, "a quoted scalar that starts in line 1"),
     ("src: @x\n", 1, "quote values with special characters"),
     ("src: *.de\n", 1, "quote values with special characters"),
     ("src: a: b\n", 1, "quote values with special characters"),
-    ("beam_size: 5\n---\nbeam_size: 6\n", 2, "write one list of options: remove the line ---"),
+    ("beam_size: 5\n---\nbeam_size: 6\n", 2, "use a single document: remove the line ---"),
     ('src: "C:\\Users\\new.txt"\n', 1, "write paths with / or in single quotes"),
     ('beam_size: 5\nsrc: "D:\\data\\x.txt"\n', 2, "write paths with / or in single quotes"),
     ("translate:\n  beam: 5\n", 1, "write its options at the start of a line, without translate"),
-    ("model:\n  d_model: 5\n", 1, "written after model"),
-    ("src: [a.de, b.de]\n", 1, "give one value"),
-    ("ban_words: [the, a]\n", 1, "ban_words takes a file of phrases"),
-    ("data:\n  valid:\n    path_src: a\n", 1, "it is for training"),
+    ("model:\n  d_model: 5\n", 1, "write a single value after model"),
+    ("src: [a.de, b.de]\n", 1, "write a single value after src"),
+    ("ban_words: [the, a]\n", 1, "ban_words must be a file of tab-separated phrases"),
+    ("data:\n  valid:\n    path_src: a\n", 1, "it is a training option"),
 ]
 
 
@@ -286,34 +288,34 @@ def test_a_windows_path_works_as_the_remedy_says(folder):
 def test_a_configuration_without_options_gets_a_note(folder, text):
     (folder / "a.yaml").write_text(text)
     (note,) = load_options(["-config", "a.yaml"])[0].notes
-    assert note.startswith("config: without effect; a.yaml holds no options; write lines such as ")
+    assert note.startswith("config: has no effect; a.yaml is empty; add lines such as ")
 
 
 def test_what_could_not_be_read_is_not_missing_too():
     argv = "-model de-en -to onnx -output x".split()
-    assert problem_of(load_export_options, argv).startswith("to: expected one of ")
+    assert problem_of(load_export_options, argv).startswith("to: must be one of ")
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 MISSING = [
-    ("-src in.ed", 5, "src in.ed: there is no such file; src takes a text file ", "mean in.de?"),
-    ("-src no.html", 5, "src no.html: there is no such file; src takes", "check the path"),
-    ("-src folder/fil", 5, "src folder/fil: there is no such file; ", "mean folder/file?"),
-    ("-src $HOME/x", 5, "src $HOME/x: there is no such file; ", "variables and ~ are not replaced"),
-    ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: there", "and ~ are not replaced"),
-    ("-src folder", 5, "src folder: it is a directory; src takes", "give the path of a file"),
-    ("-tgt folder", 5, "tgt folder: it is a directory; tgt takes", "give the path of a file"),
-    ("-ban_words the", 5, "ban_words the: there is no such file; ban_words takes a file of phrases",
-     "write the phrases to a file and give its path"),
-    ("-force_words 'good morning'", 5, "force_words good morning: there is no such file; force_wor",
-     "write the phrases to a file and give its path"),
-    ("-replace_unk -phrase_table no", 4, "phrase_table no: there is no such file; phrase_table ta",
+    ("-src in.ed", 5, "src in.ed: the file does not exist; src must be a text ", "mean in.de?"),
+    ("-src no.html", 5, "src no.html: the file does not exist; src must be", "check the path"),
+    ("-src folder/fil", 5, "src folder/fil: the file does not exist; ", "mean folder/file?"),
+    ("-src $HOME/x", 5, "src $HOME/x: the file does not exist", "variables and ~ are not expanded"),
+    ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: the file", "and ~ are not expanded"),
+    ("-src folder", 5, "src folder: it is a directory; src must be", "use the path of a file"),
+    ("-tgt folder", 5, "tgt folder: it is a directory; tgt must be", "use the path of a file"),
+    ("-ban_words the", 5, "ban_words the: the file does not exist; ban_words must be a file of ",
+     "write the phrases to a file and pass its path"),
+    ("-force_words 'good morning'", 5, "force_words good morning: the file does not exist; force_w",
+     "write the phrases to a file and pass its path"),
+    ("-replace_unk -phrase_table no", 4, "phrase_table no: the file does not exist; phrase_table m",
      "check the path"),
-    ("-tokenizer bpe -src_subword_model no", 4, "src_subword_model no: there is no such file; src",
+    ("-tokenizer bpe -src_subword_model no", 4, "src_subword_model no: the file does not exist; sr",
      "check the path"),
     ("-output no/out", 5, "cannot write no/out: the directory no does not", "mkdir -p no"),
-    ("-log_file folder", 5, "cannot write folder: it is a directory", "give the path of a file"),
+    ("-log_file folder", 5, "cannot write folder: it is a directory", "use the path of a file"),
     ("-config nbst", 2, "config: cannot be read: No such file or directory (nbst)", "mean nbest?"),
     ("-model models/opus-de", 4, "no model at models/opus-de: no such ", "opus-de-en?"),
     ("-model models", 4, "no model at models: the directory has no", "mean models/opus-de-en?"),
@@ -340,7 +342,10 @@ def test_pairs_that_are_not_there_name_option_and_remedy(capfd):
         words = [word for name, path in files.items() for word in (f"-{name}", path)]
         assert train([*words, "-output", "run", "-train_steps", "1"]) == 5
         said = capfd.readouterr().err
-        assert f"error: {option} no.tsv: there is no such file; {option} takes a file of `s" in said
+        assert (
+            f"error: {option} no.tsv: the file does not exist; {option} must be a file of `s"
+            in said
+        )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
@@ -352,7 +357,7 @@ def test_a_file_without_permission_names_option_and_remedy(capfd, folder):
 
 
 def test_phrases_in_the_place_of_a_file_are_answered_in_python():
-    with pytest.raises(OptionError, match="give the phrases themselves to translate()"):
+    with pytest.raises(OptionError, match="pass the phrases themselves to translate()"):
         TranslateOptions.of(ban_words=["the"])
     with pytest.raises(CheckpointError, match="no model at models: .*did you mean models/opus"):
         Translator.from_pretrained("models")

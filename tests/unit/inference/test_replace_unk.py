@@ -170,7 +170,7 @@ def test_words_of_the_line_stand_for_unknown_ones():
 @pytest.mark.parametrize(
     "content, words",
     [
-        (None, "there is no such file; phrase_table takes a file of `source|||target` lines"),
+        (None, "the file does not exist; phrase_table must be a file of `source|||target` lines"),
         (b"haus house\n", "line 1: not a `source|||target` line"),
         (b"haus|||house\n|||x\n", "line 2"),
         (b"a|||b|||c\n", "line 1"),

@@ -228,10 +228,16 @@ def test_score_only_with_workers_says_the_same(score):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("-score_only", "score_only needs tgt"),
-        ("-score_only -tgt a -tgt_file_prefix", "tgt is either scored"),
-        ("-score_only -tgt a -output_format tsv", "output_format tsv is for translations"),
-        ("-score_only -tgt a -output_format moses", "output_format moses is for translations"),
+        ("-score_only", "score_only requires tgt"),
+        ("-score_only -tgt a -tgt_file_prefix", "tgt is either a reference or"),
+        (
+            "-score_only -tgt a -output_format tsv",
+            "output_format tsv is not supported with score_only",
+        ),
+        (
+            "-score_only -tgt a -output_format moses",
+            "output_format moses is not supported with score_only",
+        ),
     ],
 )
 def test_what_does_not_go_with_score_only(words, said, capsys):

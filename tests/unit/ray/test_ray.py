@@ -74,14 +74,14 @@ class TestOptions:
             ("-gpu 0", "give gpus_per_actor"),
             ("-device cuda", "gpus_per_actor 0"),
             ("-device cpu -gpus_per_actor 1", "gpus_per_actor 1"),
-            ("-device cuda:1", "expected auto, cpu or cuda"),
-            ("-gpus_per_actor 2", "at most 1"),
-            ("-actors 0", "at least 1"),
-            ("-workers 2", "here it is actors"),
+            ("-device cuda:1", "must be auto, cpu or cuda"),
+            ("-gpus_per_actor 2", "between 0 and 1"),
+            ("-actors 0", "between 1 and"),
+            ("-workers 2", "use actors instead"),
             ("-tgt c", "only translate.py has it"),
             ("-output_format moses", "one of text, jsonl, got"),
             ("-beam_size 2 -n_best 3", "n_best 3 is more than beam_size 2"),
-            ("-beta 1 -search marian", "-search marian has no such option"),
+            ("-beta 1 -search marian", "is not supported by -search marian"),
         ],
     )
     def test_refusals(self, line, said):
@@ -186,7 +186,7 @@ class TestRefusals:
         refused("-src b.txt -output new", 3, "iconv")
         refused("-src a.txt -output out", 5, "it is a directory")
         refused("-src a.txt -output a.txt", 2, "output a.txt is the same file as src")
-        refused("-src b.parts/000000 -output b", 2, "where output b is kept")
+        refused("-src b.parts/000000 -output b", 2, "where output b is stored")
         refused("-src a.txt -output b", 5, "b.parts is there already")
         refused("-src gone.txt -output new", 5, "gone.txt")
         refused("-src a.txt -output new -log_file a.txt", 2, "log_file")

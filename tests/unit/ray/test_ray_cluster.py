@@ -175,8 +175,8 @@ class TestSameAsTranslatePy:
         given = ["-bucket_lines", "1", "-model", TOY, "-precision", "bf16", "-beta", "1"]
         given += ["-log_file", "log"]
         code, err = start("-src", "a.txt", "-output", "out", *given).end()
-        assert code == 0 and err.count("NOTE: precision: without effect") == 1
-        assert err.count("NOTE: beta: without effect") == 1 and "(command line)" in err
+        assert code == 0 and err.count("NOTE: precision: has no effect") == 1
+        assert err.count("NOTE: beta: has no effect") == 1 and "(command line)" in err
         assert (here / "log").read_text("utf-8").count(" INFO] precision fp32 on cpu\n") == 1
 
 
@@ -382,7 +382,7 @@ def test_a_dataset_refuses_at_once():
     for given, said in (
         (dict(beam_siz=3), "beam_siz"),
         (dict(n_best=2), "n_best 2"),
-        (dict(tgt="a"), "tgt: of the command line only"),
+        (dict(tgt="a"), "tgt: is only supported on the command line"),
     ):
         with pytest.raises(OptionError, match=said):
             translate_dataset(None, **given)

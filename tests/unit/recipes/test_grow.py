@@ -231,7 +231,7 @@ def test_all_characters_adds_subwords_and_keeps_the_logits(start, options, tmp_p
     [
         ("-output new", "model is missing"),
         ("-model {start} -output {start}", "already exists"),
-        ("-model {start} -output new -vocab_size 30", "vocab_size needs train"),
+        ("-model {start} -output new -vocab_size 30", "vocab_size requires train"),
         ("-model {start} -output new -save_bits 4", "8 or 16"),
         ("-model tests/data/checkpoints/fs12_tf -output new", "not a model in onmt_lite format"),
     ],

@@ -119,10 +119,10 @@ def test_pairs_with_an_empty_side_are_dropped(tmp_path):
     [
         ("-quotes a -quote 1", "quotes: 'a' is malformed"),
         ("-conjunctions a|b|c -conjunction 1 -join 1", "conjunctions"),
-        ("-conjunction 0.5", "needs join"),
+        ("-conjunction 0.5", "requires join"),
         ("-slots a", "slot_lines"),
         ("-same_lines 3", "train_same"),
-        ("-made_lines 3", "needs made"),
+        ("-made_lines 3", "requires made"),
         ("-train_weights 1 2", "2 weights for 1 train files"),
         ("-train_weights 0", "above 0"),
         ("-joint 0.1", "did you mean join"),
@@ -192,7 +192,7 @@ def test_mean_averages_the_weights_of_models(tiny_pieces, tmp_path, capfd):
     ("words", "message"),
     [
         ("-models one -output out", "models: at least two models are needed"),
-        ("-models one one", "output is missing; give a path"),
+        ("-models one one", "output is missing; set it to a path"),
         ("-models one one -weights 1 -output out", "weights: 1 weights for 2 models"),
         ("-models one one -weights 1 -1 -output out", "weights: must be 0 or more"),
         ("-models one one -weights 0 0 -output out", "weights: must be 0 or more"),

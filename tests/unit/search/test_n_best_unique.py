@@ -155,5 +155,5 @@ def test_every_search_gives_different_texts(translator, search):
 
 
 def test_not_with_drawing():
-    with pytest.raises(OptionError, match="n_best_unique and drawing at random"):
+    with pytest.raises(OptionError, match="n_best_unique cannot be combined with sampling"):
         TranslateOptions.of(n_best=2, n_best_unique=True, do_sample=True)

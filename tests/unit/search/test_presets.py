@@ -137,7 +137,7 @@ class TestOptions:
         if switch in PRESETS[name].options:
             assert TranslateOptions.of(search=name, **{switch: value}, **beside)
         else:
-            with pytest.raises(OptionError, match=f"{switch}: search={name} has no"):
+            with pytest.raises(OptionError, match=f"{switch}: is not supported by search={name} "):
                 TranslateOptions.of(search=name, **{switch: value}, **beside)
 
     @pytest.mark.parametrize(
@@ -169,15 +169,18 @@ class TestOptions:
     @pytest.mark.parametrize(
         "given, words",
         [
-            (dict(search="transformers-2", early_stopping="never"), "true and false"),
-            (dict(search="fairseq", length_penalty="wu"), "none and avg"),
-            (dict(search="tensorflow", length_penalty="avg"), "none and wu"),
+            (dict(search="transformers-2", early_stopping="never"), "use true or false"),
+            (dict(search="fairseq", length_penalty="wu"), "use none or avg"),
+            (dict(search="tensorflow", length_penalty="avg"), "use none or wu"),
             (dict(search="ctranslate2", coverage_penalty="summary"), "coverage_penalty=summary"),
             (dict(search="transformers", beam_groups=2), "does not divide beam_size=5"),
-            (dict(search="transformers", beam_groups=5, do_sample=True), "exclude each other"),
-            (dict(search="transformers", diversity_rate=1.0), "needs beam_groups"),
-            (dict(search="transformers", random_sampling_topk=3), "need do_sample"),
-            (dict(random_sampling_temp=0.5), "needs do_sample"),
+            (
+                dict(search="transformers", beam_groups=5, do_sample=True),
+                "cannot be combined with sampling",
+            ),
+            (dict(search="transformers", diversity_rate=1.0), "requires beam_groups"),
+            (dict(search="transformers", random_sampling_topk=3), "require do_sample"),
+            (dict(random_sampling_temp=0.5), "requires do_sample"),
             (dict(search="ctranslate2", n_best=3), "more than beam_size=2"),
             (dict(search="transformer"), "did you mean transformers"),
         ],

@@ -82,7 +82,7 @@ class TestEveryPreset:
 
     @pytest.mark.parametrize("name", sorted(set(PRESETS) - set(WITH)))
     def test_is_refused_by_searches_that_have_no_such_thing(self, name):
-        with pytest.raises(OptionError, match=f"prefixes: search={name} has no"):
+        with pytest.raises(OptionError, match=f"prefixes: is not supported by search={name} "):
             make_translator(make_source({}, [0.0] * 3)).translate(["s0"], ["a"], search=name)
 
 
@@ -265,7 +265,7 @@ class TestCommandLine:
 
     def test_needs_tgt_and_as_many_lines(self, run):
         code, _, err = run("")
-        assert code == 2 and "tgt_file_prefix needs tgt" in err
+        assert code == 2 and "tgt_file_prefix requires tgt" in err
         code, _, err = run("-tgt TGT", "the\n")
         assert code == 3 and "src has 3 lines, tgt has 1" in err
 

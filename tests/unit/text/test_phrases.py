@@ -293,17 +293,19 @@ class TestForced:
 
     def test_are_refused_where_no_search_has_them(self):
         for search in set(PRESETS) - {"opennmt"}:
-            with pytest.raises(OptionError, match=f"force_words: search={search} has no such"):
+            with pytest.raises(
+                OptionError, match=f"force_words: is not supported by search={search} "
+            ):
                 make_translator("pieces", EVEN).translate(["s0"], force_words="a", search=search)
-        with pytest.raises(OptionError, match="force_words and drawing"):
+        with pytest.raises(OptionError, match="force_words cannot be combined with sampling"):
             TranslateOptions.of(force_words="a", do_sample=True)
 
 
 @pytest.mark.parametrize(
     "forced, banned, said",
     [
-        (["a"], None, "more lines than force_words, which are 1"),
-        (None, ["a", "b", "c"], "more ban_words than lines, which are 2"),
+        (["a"], None, "more lines than force_words (1)"),
+        (None, ["a", "b", "c"], "more ban_words than lines (2)"),
         ("the cat", "cat", "line 1: 'the cat' is forced and contains 'cat', which is banned"),
         (["", "a"], ["", "a"], "line 2: 'a' is both forced and banned"),
     ],
@@ -381,8 +383,8 @@ class TestFiles:
         assert (code, out) == (3, "") and "line 3: 'a' is both forced and banned" in err
         code, out, err = run("-ban_words missing.txt")
         assert (code, out, err.count("\n")) == (5, "", 1)
-        assert "ban_words missing.txt: there is no such file; ban_words takes a file of " in err
-        assert "write the phrases to a file and give its path" in err
+        assert "ban_words missing.txt: the file does not exist; ban_words must be a file of " in err
+        assert "write the phrases to a file and pass its path" in err
 
     def test_prefixes_with_a_banned_phrase_are_not_used(self, run):
         words = "-ban_words {banned} -tgt {tgt} -tgt_file_prefix -output_format jsonl"

@@ -109,8 +109,8 @@ def test_below_one_uppercase_does_nothing_and_says_so():
     for words, said in (("", "0.01"), (" -upper_corpus_ratio 0.5", "0.5")):
         options, _ = load_options(f"-transforms uppercase{words}".split())
         (note,) = options.notes
-        why = f"upper_corpus_ratio is {said}, uppercase needs 1"
-        assert note == f"transforms: uppercase: without effect; {why}"
+        why = f"upper_corpus_ratio is {said}, but uppercase requires 1"
+        assert note == f"transforms: uppercase: has no effect; {why}"
     assert tokenizer_of(transforms="uppercase").encode("der hund") == ["der", "hund"]
     assert load_options("-transforms uppercase -upper_corpus_ratio 1".split())[0].notes == ()
 

@@ -281,12 +281,12 @@ def test_a_dict_may_be_written_without_quotes():
 
 def test_what_has_no_effect_is_said_once(run):
     _, _, err = run(inference_yaml(NLLB_LIKE + "fast: false\nshard_size: 0\n"))
-    assert err.count("NOTE: transforms: filtertoolong: for training only") == 1
+    assert err.count("NOTE: transforms: filtertoolong: used in training only") == 1
     assert err.count("NOTE") == 1
     _, _, err = run(f"model: {SMALL}\nsrc: src.txt\nsrc_prefix: x\nmaster_ip: 10.0.0.1\n")
-    assert "NOTE: master_ip 10.0.0.1: without effect here (my.yaml:4)\n" in err
-    why = "transforms is not given, src_prefix needs transforms prefix"
-    assert f"NOTE: src_prefix: without effect; {why} (my.yaml:3)\n" in err
+    assert "NOTE: master_ip 10.0.0.1: has no effect in onmt_lite (my.yaml:4)\n" in err
+    why = "transforms is not set, but src_prefix requires transforms prefix"
+    assert f"NOTE: src_prefix: has no effect; {why} (my.yaml:3)\n" in err
 
 
 def test_a_model_of_ours_gives_the_same_to_its_export(tmp_path, tiny_pieces, run):
@@ -409,19 +409,19 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ("transforms: [bpe]", "src_subword_model"),
         ("transforms: [bpe]\nsrc_subword_model: src.codes", "share_vocab"),
         ("tokenizer: bpe", "src_subword_model"),
-        ("tokenizer: bpe\nsrc_subword_model: src.codes\ntgt: src.txt", "to read -tgt"),
-        ("transforms: [prefix]\ntokenizer: space", "give one"),
+        ("tokenizer: bpe\nsrc_subword_model: src.codes\ntgt: src.txt", "to read tgt"),
+        ("transforms: [prefix]\ntokenizer: space", "remove one of them"),
         (WITH_BPE + "detokenizer: joiner", "detokenizer"),
-        (WITH_BPE.replace("- bpe", "- bpe\n- sentencepiece"), "give one of"),
+        (WITH_BPE.replace("- bpe", "- bpe\n- sentencepiece"), "use one of"),
         (WITH_BPE.replace("- bpe", "- suffix\n- bpe") + "src_suffix: </s>", "after bpe"),
-        ("src_onmttok_kwargs: \"__import__('os')\"", "expected a dict"),
-        ('tgt_onmttok_kwargs: "[1]"', "expected a dict"),
+        ("src_onmttok_kwargs: \"__import__('os')\"", "must be a dict"),
+        ('tgt_onmttok_kwargs: "[1]"', "must be a dict"),
         (WITH_ONMT.replace("aggressive", "none', 'joiner': 'x"), "joiner"),
         ("tgt_prefix: true", "tgt_file_prefix"),
-        ("gold_align: true", "needs report_align"),
+        ("gold_align: true", "requires report_align"),
         ("data_type: img", "only text"),
         ("n_src_feats: 1", "word features"),
-        ("models: x.pt", "here it is model"),
+        ("models: x.pt", "use model instead"),
         ("src_vocab_threshold: -1", "at least 0"),
     ],
 )

@@ -169,8 +169,8 @@ def test_vocab_size_default_grows_with_the_text():
 
 REFUSED = [
     # existing file in the output directory, options, error, message
-    ("", "-train no/a.tsv", FileError, "train no/a.tsv: there is no such file"),
-    ("", "-train file -valid no/c.tsv", FileError, "valid no/c.tsv: there is no such file"),
+    ("", "-train no/a.tsv", FileError, "train no/a.tsv: the file does not exist"),
+    ("", "-train file -valid no/c.tsv", FileError, "valid no/c.tsv: the file does not exist"),
     ("", "-train .", FileError, r"train \.: it is a directory"),
     ("", "-init_from no/model", CheckpointError, "no/model"),
     ("", "-output file/run", FileError, "file/run"),
