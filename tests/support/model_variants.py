@@ -1,4 +1,4 @@
-"""Small random models of every family, with each architecture switch turned on."""
+"""Small random models of every architecture, with each switch turned on."""
 
 from functools import partial
 from itertools import product
@@ -58,7 +58,7 @@ WITHOUT_TORCH_MODULE = {
 
 TRANSFORMERS = {**WITH_TORCH_MODULE, **WITHOUT_TORCH_MODULE}
 
-# The transformers whose decoder state differs
+# Transformers with different decoder states
 STATE_TRANSFORMERS = {
     "learned": dict(positions="learned", position_offset=2),
     "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
@@ -73,24 +73,27 @@ STATE_TRANSFORMERS = {
 }
 
 
-def table_model() -> TableModel:
-    """Logits that depend on the whole prefix: any wrong history shows."""
+def make_table_model() -> TableModel:
+    """Make a table model whose logits depend on the whole prefix, so that any error shows."""
     random, n_tokens = Random(0), range(1, 4)
     prefixes = [" ".join(map(str, p)) for n in range(4) for p in product(n_tokens, repeat=n)]
 
-    def row(n: int) -> list[float]:
+    def make_row(n: int) -> list[float]:
         return [random.random() for _ in range(n)]
 
-    def table(n: int) -> dict[str, list[float]]:
-        return {prefix: row(n) for prefix in prefixes}
+    def make_table(n: int) -> dict[str, list[float]]:
+        return {prefix: make_row(n) for prefix in prefixes}
 
-    return TableModel([TableSource(n, table(4), row(4), table(n), row(n)) for n in LENGTHS], 4)
+    return TableModel(
+        [TableSource(n, make_table(4), make_row(4), make_table(n), make_row(n)) for n in LENGTHS],
+        4,
+    )
 
 
 MODELS = {
     "transformer": tiny.make_model,
     **{f"transformer_{k}": partial(tiny.make_model, **v) for k, v in STATE_TRANSFORMERS.items()},
-    "table": table_model,
+    "table": make_table_model,
     **{f"rnn_{k}": partial(random_models.make_rnn, **v) for k, v in RNNS.items()},
     **{
         f"fconv_{name}": partial(random_models.make_fconv, **options)

@@ -1,4 +1,4 @@
-"""Small recurrent and convolutional models: random weights under the names of their systems."""
+"""Small recurrent and convolutional models with random weights, named as in their toolkits."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,20 +24,35 @@ Tensors = dict[str, Tensor]
 
 
 def build(reader: Any, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
-    """What a reader of files makes of weights and options."""
+    """Build a model with a checkpoint reader.
+
+    Args:
+        reader: a function of weights and options
+        weights: weights by name
+        options: options of the toolkit
+    """
     path = Path("weights")
     return reader(Weights(dict(weights), path), ConfigReader(dict(options), path))
 
 
-def add_copying(inner: Any, own: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs) -> Any:
-    """As `opennmt.add_copy_generator`."""
+def add_copying(
+    inner: Any, copying: Mapping[str, Tensor], options: Mapping[str, Any], *vocabs: Vocab
+) -> Any:
+    """Add a copy mechanism to a model; see `opennmt.add_copy_generator`.
+
+    Args:
+        inner: the model
+        copying: weights of the copy mechanism by name
+        options: options of OpenNMT-py
+        vocabs: source and target vocabulary
+    """
     path = Path("weights")
-    weights, described = Weights(dict(own), path), ConfigReader(dict(options), path)
-    return opennmt.add_copy_generator(inner, weights, described, *vocabs)
+    weights, config = Weights(dict(copying), path), ConfigReader(dict(options), path)
+    return opennmt.add_copy_generator(inner, weights, config, *vocabs)
 
 
-class Dice:
-    """Random tensors, the same in every run."""
+class RandomTensors:
+    """Reproducible source of random tensors."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
@@ -46,6 +61,14 @@ class Dice:
         return torch.randn(shape, generator=self.generator) * std
 
     def linear(self, name: str, n_out: int, n_in: int, bias: bool = True) -> Tensors:
+        """Make the weights of a linear layer.
+
+        Args:
+            name: name of the layer
+            n_out: number of outputs
+            n_in: number of inputs
+            bias: include a bias
+        """
         weight = {f"{name}.weight": self(n_out, n_in)}
         return {**weight, f"{name}.bias": self(n_out)} if bias else weight
 
@@ -62,20 +85,20 @@ def rnn_weights(
     e: int = 6,
     seed: int = 1,
 ) -> Tensors:
-    """What OpenNMT-py saves of a recurrent model with these options."""
-    dice, n_gates = Dice(seed), 4 if cell == "LSTM" else 3
+    """Make the weights of an OpenNMT-py recurrent model with these options."""
+    random, n_gates = RandomTensors(seed), 4 if cell == "LSTM" else 3
     half = d // 2 if brnn else d
     weights = {
-        "encoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
-        "decoder.embeddings.make_embedding.emb_luts.0.weight": dice(VOCAB_SIZE, e, std=1.0),
-        **dice.linear("generator.0", VOCAB_SIZE, d),
+        "encoder.embeddings.make_embedding.emb_luts.0.weight": random(VOCAB_SIZE, e, std=1.0),
+        "decoder.embeddings.make_embedding.emb_luts.0.weight": random(VOCAB_SIZE, e, std=1.0),
+        **random.linear("generator.0", VOCAB_SIZE, d),
     }
 
     def cells(prefix: str, suffix: str, n_in: int, n: int) -> None:
-        weights[f"{prefix}weight_ih{suffix}"] = dice(n_gates * n, n_in)
-        weights[f"{prefix}weight_hh{suffix}"] = dice(n_gates * n, n)
-        weights[f"{prefix}bias_ih{suffix}"] = dice(n_gates * n)
-        weights[f"{prefix}bias_hh{suffix}"] = dice(n_gates * n)
+        weights[f"{prefix}weight_ih{suffix}"] = random(n_gates * n, n_in)
+        weights[f"{prefix}weight_hh{suffix}"] = random(n_gates * n, n)
+        weights[f"{prefix}bias_ih{suffix}"] = random(n_gates * n)
+        weights[f"{prefix}bias_hh{suffix}"] = random(n_gates * n)
 
     d_input = e + d if input_feed else e
     for i in range(layers):
@@ -87,24 +110,28 @@ def rnn_weights(
         else:
             cells("decoder.rnn.", f"_l{i}", width, d)
     for i in range((2 if cell == "LSTM" else 1) if bridge else 0):
-        weights |= dice.linear(f"encoder.bridge.{i}", layers * half, layers * half)
+        weights |= random.linear(f"encoder.bridge.{i}", layers * half, layers * half)
     if attention != "none":
-        weights |= dice.linear("decoder.attn.linear_out", d, 2 * d, bias=False)
+        weights |= random.linear("decoder.attn.linear_out", d, 2 * d, bias=False)
     if attention == "general":
-        weights |= dice.linear("decoder.attn.linear_in", d, d, bias=False)
+        weights |= random.linear("decoder.attn.linear_in", d, d, bias=False)
     elif attention == "mlp":
-        weights |= dice.linear("decoder.attn.linear_context", d, d, bias=False)
-        weights |= dice.linear("decoder.attn.linear_query", d, d)
-        weights |= {"decoder.attn.v.weight": dice(1, d), "decoder.attn.linear_out.bias": dice(d)}
+        weights |= random.linear("decoder.attn.linear_context", d, d, bias=False)
+        weights |= random.linear("decoder.attn.linear_query", d, d)
+        weights |= {
+            "decoder.attn.v.weight": random(1, d),
+            "decoder.attn.linear_out.bias": random(d),
+        }
     if context_gate:
         gate = "decoder.context_gate.context_gate"
-        weights |= dice.linear(f"{gate}.gate", d, d_input + 2 * d)
-        weights |= dice.linear(f"{gate}.source_proj", d, d)
-        weights |= dice.linear(f"{gate}.target_proj", d, d_input + d)
+        weights |= random.linear(f"{gate}.gate", d, d_input + 2 * d)
+        weights |= random.linear(f"{gate}.source_proj", d, d)
+        weights |= random.linear(f"{gate}.target_proj", d, d_input + d)
     return weights
 
 
 def make_rnn(**options: Any) -> Rnn:
+    """Make an RNN; see `rnn_weights` for the options."""
     return build(build_rnn, rnn_weights(**options), options)
 
 
@@ -141,29 +168,36 @@ def fconv_weights(
     e: int = 6,
     seed: int = 1,
 ) -> Tensors:
-    """What fairseq saves of an fconv model with layers (width, kernel) and these options.
+    """Make the weights of a fairseq fconv model.
 
-    `old_norm`: the decoder's convolutions are normed over another dimension, as once in fairseq.
+    Args:
+        encoder: (width, kernel) of each encoder layer
+        decoder: (width, kernel) of each decoder layer
+        attention: whether each decoder layer has attention; None: all layers
+        old_norm: weight normalization of the decoder over another dimension, as in old versions
+        shared_output: share the target embeddings with the output layer
+        e: embedding width
+        seed: random seed
     """
-    dice, d_out = Dice(seed), e if shared_output else 5
+    random, d_out = RandomTensors(seed), e if shared_output else 5
     weights: Tensors = {"decoder.version": torch.tensor([1.0 if old_norm else 2.0])}
 
     def linear(name: str, n_out: int, n_in: int) -> None:
-        weights[f"{name}.weight_v"] = dice(n_out, n_in)
-        weights[f"{name}.weight_g"] = dice(n_out, 1, std=1.0)
-        weights[f"{name}.bias"] = dice(n_out)
+        weights[f"{name}.weight_v"] = random(n_out, n_in)
+        weights[f"{name}.weight_g"] = random(n_out, 1, std=1.0)
+        weights[f"{name}.bias"] = random(n_out)
 
     for side, layers in (("encoder", encoder), ("decoder", decoder)):
-        weights[f"{side}.embed_tokens.weight"] = dice(VOCAB_SIZE, e, std=1.0)
-        weights[f"{side}.embed_positions.weight"] = dice(30, e, std=1.0)
+        weights[f"{side}.embed_tokens.weight"] = random(VOCAB_SIZE, e, std=1.0)
+        weights[f"{side}.embed_positions.weight"] = random(30, e, std=1.0)
         linear(f"{side}.fc1", layers[0][0], e)
         d_in = layers[0][0]
         for i, (d, k) in enumerate(layers):
-            normed_once = old_norm and side == "decoder"
-            shape = (k, 1, 1) if normed_once else (1, 1, 2 * d)
-            weights[f"{side}.convolutions.{i}.weight_v"] = dice(k, d_in, 2 * d)
-            weights[f"{side}.convolutions.{i}.weight_g"] = dice(*shape, std=1.0)
-            weights[f"{side}.convolutions.{i}.bias"] = dice(2 * d)
+            uses_old_norm = old_norm and side == "decoder"
+            shape = (k, 1, 1) if uses_old_norm else (1, 1, 2 * d)
+            weights[f"{side}.convolutions.{i}.weight_v"] = random(k, d_in, 2 * d)
+            weights[f"{side}.convolutions.{i}.weight_g"] = random(*shape, std=1.0)
+            weights[f"{side}.convolutions.{i}.bias"] = random(2 * d)
             if d != d_in:
                 linear(f"{side}.projections.{i}", d, d_in)
             if side == "decoder" and (attention is None or attention[i]):
@@ -173,13 +207,14 @@ def fconv_weights(
         linear(f"{side}.fc2", e if side == "encoder" else d_out, d_in)
     if shared_output:
         weights["decoder.fc3.weight"] = weights["decoder.embed_tokens.weight"]
-        weights["decoder.fc3.bias"] = dice(VOCAB_SIZE)
+        weights["decoder.fc3.bias"] = random(VOCAB_SIZE)
     else:
         linear("decoder.fc3", VOCAB_SIZE, d_out)
     return weights
 
 
 def make_fconv(**options: Any) -> Convolution:
+    """Make a fairseq convolutional model; see `fconv_weights` for the options."""
     return build(build_fconv, fconv_weights(**options), {})
 
 
@@ -197,32 +232,41 @@ FCONVS: dict[str, dict[str, Any]] = {
 def cnn_weights(
     layers: int = 2, kernel: int = 3, positions: bool = False, d: int = 8, e: int = 6, seed: int = 1
 ) -> Tensors:
-    """What OpenNMT-py saves of a convolutional model with these options.
+    """Make the weights of an OpenNMT-py convolutional model.
 
-    The averages differ from what they are averages of, as they do in a real file.
+    Averaged weights differ from the current weights, as in real files.
+
+    Args:
+        layers: number of layers
+        kernel: width of the kernels
+        positions: include position embeddings
+        d: layer width
+        e: embedding width
+        seed: random seed
     """
-    dice = Dice(seed)
-    weights = dice.linear("generator.0", VOCAB_SIZE, d)
+    random = RandomTensors(seed)
+    weights = random.linear("generator.0", VOCAB_SIZE, d)
     for side, prefix in (("encoder", "encoder.cnn.layers"), ("decoder", "decoder.conv_layers")):
         table = f"{side}.embeddings.make_embedding"
-        weights[f"{table}.emb_luts.0.weight"] = dice(VOCAB_SIZE, e)
+        weights[f"{table}.emb_luts.0.weight"] = random(VOCAB_SIZE, e)
         if positions:
-            weights[f"{table}.pe.pe"] = dice(50, 1, e)
-        weights |= dice.linear(f"{side}.linear", d, e)
+            weights[f"{table}.pe.pe"] = random(50, 1, e)
+        weights |= random.linear(f"{side}.linear", d, e)
         for i in range(layers):
             name = f"{prefix}.{i}.conv"
             for suffix in ("", "_avg"):
-                weights[f"{name}.V{suffix}"] = dice(2 * d, d, kernel, 1)
-                weights[f"{name}.g{suffix}"] = dice(2 * d, std=1.0)
-                weights[f"{name}.b{suffix}"] = dice(2 * d)
+                weights[f"{name}.V{suffix}"] = random(2 * d, d, kernel, 1)
+                weights[f"{name}.g{suffix}"] = random(2 * d, std=1.0)
+                weights[f"{name}.b{suffix}"] = random(2 * d)
             weights |= {f"{name}.weight": weights[f"{name}.V"]}
             weights |= {f"{name}.bias": weights[f"{name}.b"]}
             if side == "decoder":
-                weights |= dice.linear(f"decoder.attn_layers.{i}.linear_in", d, d)
+                weights |= random.linear(f"decoder.attn_layers.{i}.linear_in", d, d)
     return weights
 
 
 def make_cnn(**options: Any) -> Convolution:
+    """Make an OpenNMT-py convolutional model; see `cnn_weights` for the options."""
     return build(build_cnn, cnn_weights(**options), {})
 
 
@@ -234,7 +278,7 @@ CNNS: dict[str, dict[str, Any]] = {
 }
 
 
-# Source words w0 to w37, target words w18 to w53: about half of them on both sides
+# Source words w0 to w37, target words w18 to w53: about half of them are in both vocabularies
 SRC_VOCAB = Vocab(["<unk>", "<blank>", *(f"w{i}" for i in range(38))], pad_id=1, unk_id=0)
 TGT_VOCAB = Vocab(
     ["<unk>", "<blank>", "<s>", "</s>", *(f"w{i}" for i in range(18, 54))],
@@ -246,37 +290,45 @@ TGT_VOCAB = Vocab(
 
 
 def copy_weights(attention: str | None, d: int, seed: int = 2) -> Tensors:
-    """What copying adds to the weights of an OpenNMT-py model; attention None: it is reused."""
-    dice = Dice(seed)
-    weights = dice.linear("generator.linear_copy", 1, d)
+    """Make the weights of the copy mechanism of an OpenNMT-py model.
+
+    Args:
+        attention: score function of the copy attention; None: the decoder's attention is reused
+        d: model width
+        seed: random seed
+    """
+    random = RandomTensors(seed)
+    weights = random.linear("generator.linear_copy", 1, d)
     if attention == "general":
-        weights |= dice.linear("decoder.copy_attn.linear_in", d, d, bias=False)
+        weights |= random.linear("decoder.copy_attn.linear_in", d, d, bias=False)
     elif attention == "mlp":
-        weights |= dice.linear("decoder.copy_attn.linear_context", d, d, bias=False)
-        weights |= dice.linear("decoder.copy_attn.linear_query", d, d)
-        weights |= {"decoder.copy_attn.v.weight": dice(1, d)}
+        weights |= random.linear("decoder.copy_attn.linear_context", d, d, bias=False)
+        weights |= random.linear("decoder.copy_attn.linear_query", d, d)
+        weights |= {"decoder.copy_attn.v.weight": random(1, d)}
     if attention:
-        weights |= dice.linear("decoder.copy_attn.linear_out", d, 2 * d, bias=attention == "mlp")
+        weights |= random.linear("decoder.copy_attn.linear_out", d, 2 * d, bias=attention == "mlp")
     return weights
 
 
 def copying_rnn_weights(copying: str | None, **options: Any) -> Tensors:
-    """An RNN with a CopyGenerator."""
+    """Make the weights of an OpenNMT-py RNN with a copy mechanism."""
     plain = rnn_weights(**options)
     names = {name: name.replace("generator.0", "generator.linear") for name in plain}
     return {names[name]: weight for name, weight in plain.items()} | copy_weights(copying, d=8)
 
 
 def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
+    """Make an RNN with a copy mechanism; see `copying_rnn_weights` for the options."""
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
     weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
-    own = opennmt.split_copy_weights(weights).tensors
+    copy_tensors = opennmt.split_copy_weights(weights).tensors
     inner = build(build_rnn, weights.tensors, options)
-    return add_copying(inner, own, options, SRC_VOCAB, TGT_VOCAB)
+    return add_copying(inner, copy_tensors, options, SRC_VOCAB, TGT_VOCAB)
 
 
 def make_copying_transformer() -> Transformer:
+    """Make a Transformer with a copy mechanism."""
     inner = tiny.make_model()
     return add_copying(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
 
@@ -290,7 +342,7 @@ COPYING_RNNS: dict[str, dict[str, Any]] = {
 
 
 def make_ensemble(**options: Any) -> Ensemble:
-    """One model of each family, all with TGT_VOCAB; see `Ensemble` for the options."""
+    """Make an ensemble with one model of each architecture, all with TGT_VOCAB."""
     members = [
         tiny.make_model(),
         make_rnn(),

@@ -1,17 +1,26 @@
-"""One sentence through a recurrent model of OpenNMT-py by the formulas, in float64.
+"""Reference implementation of OpenNMT-py's recurrent models for one sentence, in float64.
 
-From the weights as they are named in a file, one position and one unit at a time: what the
-models are compared with.
+It uses the weight names of the files, and computes one position and one cell at a time.
 """
 
 import torch
 from torch import Tensor
 
-from tests.support.random_models import Weights
+from tests.support.random_models import Tensors
 
 
-def logits(weights: Weights, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
-    """src (S,), tgt (T,) -> logits (T, V)."""
+def logits(weights: Tensors, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
+    """Compute the logits of one sentence.
+
+    Args:
+        weights: weights by name
+        options: options of OpenNMT-py, with cell and attention
+        src: source ids (S,), int64
+        tgt: decoder input (T,), int64
+
+    Returns:
+        Logits (T, V), float64.
+    """
     w = {name: weight.double() for name, weight in weights.items()}
     generator = "generator.0" if "generator.0.weight" in w else "generator"
     hidden, _, _ = decode(weights, options, src, tgt)
@@ -19,9 +28,19 @@ def logits(weights: Weights, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def decode(
-    weights: Weights, options: dict, src: Tensor, tgt: Tensor
+    weights: Tensors, options: dict, src: Tensor, tgt: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """src (S,), tgt (T,) -> T attentional vectors (D,), T attentions (S,), the bank (S, D)."""
+    """Decode one sentence.
+
+    Args:
+        weights: weights by name
+        options: options of OpenNMT-py, with cell and attention
+        src: source ids (S,), int64
+        tgt: decoder input (T,), int64
+
+    Returns:
+        T attentional vectors (D,), T attentions (S,), and the memory bank (S, D).
+    """
     w = {name: weight.double() for name, weight in weights.items()}
     bank, state = encode(w, options, src)
     feed = torch.zeros_like(state[0][-1])
@@ -31,12 +50,12 @@ def decode(
         if options.get("input_feed", True):
             x = torch.cat([x, feed])
         output, state = decoder_cells(w, options, x, state)
-        kind = options.get("attention", "general")
-        attn = attention(w, "decoder.attn", kind, output, bank)
+        score = options.get("attention", "general")
+        attn = attention(w, "decoder.attn", score, output, bank)
         feed = output
-        if kind != "none":
+        if score != "none":
             feed = linear(w, "decoder.attn.linear_out", torch.cat([attn @ bank, output]))
-        if kind in ("dot", "general"):
+        if score in ("dot", "general"):
             feed = feed.tanh()
         if options.get("context_gate"):
             feed = gate(w, options["context_gate"], x, output, feed)
@@ -45,77 +64,135 @@ def decode(
     return hidden, attentions, bank
 
 
-def linear(w: Weights, name: str, x: Tensor) -> Tensor:
+def linear(w: Tensors, name: str, x: Tensor) -> Tensor:
+    """Apply a linear layer to x (D,).
+
+    Args:
+        w: weights by name
+        name: name of the layer
+        x: the input
+    """
     return w[f"{name}.weight"] @ x + w.get(f"{name}.bias", torch.zeros(()))
 
 
-def cell(w: Weights, prefix: str, suffix: str, x: Tensor, past: list[Tensor]):
-    """past and result: [h] of a GRU, [h, c] of an LSTM."""
-    of_x = w[f"{prefix}weight_ih{suffix}"] @ x + w[f"{prefix}bias_ih{suffix}"]
-    of_h = w[f"{prefix}weight_hh{suffix}"] @ past[0] + w[f"{prefix}bias_hh{suffix}"]
+def cell(w: Tensors, prefix: str, suffix: str, x: Tensor, past: list[Tensor]):
+    """Run an RNN cell.
+
+    Args:
+        w: weights by name
+        prefix: start of the weight names
+        suffix: end of the weight names
+        x: input (d_input,)
+        past: previous states (D,): [h] of a GRU, [h, c] of an LSTM
+
+    Returns:
+        The new states.
+    """
+    from_x = w[f"{prefix}weight_ih{suffix}"] @ x + w[f"{prefix}bias_ih{suffix}"]
+    from_h = w[f"{prefix}weight_hh{suffix}"] @ past[0] + w[f"{prefix}bias_hh{suffix}"]
     if len(past) == 2:
-        i, f, g, o = (of_x + of_h).chunk(4)
+        i, f, g, o = (from_x + from_h).chunk(4)
         c = f.sigmoid() * past[1] + i.sigmoid() * g.tanh()
         return [o.sigmoid() * c.tanh(), c]
-    (xr, xz, xn), (hr, hz, hn) = of_x.chunk(3), of_h.chunk(3)
+    (xr, xz, xn), (hr, hz, hn) = from_x.chunk(3), from_h.chunk(3)
     z = (xz + hz).sigmoid()
     return [(1 - z) * (xn + (xr + hr).sigmoid() * hn).tanh() + z * past[0]]
 
 
-def encode(w: Weights, options: dict, src: Tensor):
-    """bank (S, D), and per part (h, c) the last state of each layer."""
+def encode(w: Tensors, options: dict, src: Tensor):
+    """Encode one sentence.
+
+    Args:
+        w: weights by name
+        options: options of OpenNMT-py
+        src: source ids (S,), int64
+
+    Returns:
+        The memory bank (S, D), and the final h (and c) of each layer.
+    """
     xs = list(w["encoder.embeddings.make_embedding.emb_luts.0.weight"][src])
-    n_parts = 2 if options.get("cell", "LSTM") == "LSTM" else 1
+    n_states = 2 if options.get("cell", "LSTM") == "LSTM" else 1
     directions = ["", "_reverse"] if options.get("brnn") else [""]
-    last = []  # per layer and direction
-    while f"encoder.rnn.weight_hh_l{len(last) // len(directions)}" in w:
-        layer, outputs = len(last) // len(directions), []
+    final = []  # per layer and direction
+    while f"encoder.rnn.weight_hh_l{len(final) // len(directions)}" in w:
+        layer, outputs = len(final) // len(directions), []
         for direction in directions:
-            past = [torch.zeros(w[f"encoder.rnn.weight_hh_l{layer}"].size(1)).double()] * n_parts
+            past = [torch.zeros(w[f"encoder.rnn.weight_hh_l{layer}"].size(1)).double()] * n_states
             states = []
             for x in reversed(xs) if direction else xs:
                 past = cell(w, "encoder.rnn.", f"_l{layer}{direction}", x, past)
                 states.append(past[0])
             outputs.append(states[::-1] if direction else states)
-            last.append(past)
+            final.append(past)
         xs = [torch.cat(both) for both in zip(*outputs)]
     hidden = []
-    for i in range(n_parts):
-        part = torch.stack([states[i] for states in last])  # (layers * directions, d)
+    for i in range(n_states):
+        state = torch.stack([states[i] for states in final])  # (layers * directions, d)
         if f"encoder.bridge.{i}.weight" in w:
-            folded = part.reshape(len(directions), -1)
-            crossed = [linear(w, f"encoder.bridge.{i}", row).relu() for row in folded]
-            part = torch.stack(crossed).reshape(part.shape)
-        hidden.append(part.reshape(len(part) // len(directions), -1))
+            folded = state.reshape(len(directions), -1)
+            bridged = [linear(w, f"encoder.bridge.{i}", row).relu() for row in folded]
+            state = torch.stack(bridged).reshape(state.shape)
+        hidden.append(state.reshape(len(state) // len(directions), -1))
     return torch.stack(xs), hidden
 
 
-def decoder_cells(w: Weights, options: dict, x: Tensor, hidden: list[Tensor]):
+def decoder_cells(w: Tensors, options: dict, x: Tensor, hidden: list[Tensor]):
+    """Run all decoder cells.
+
+    Args:
+        w: weights by name
+        options: options of OpenNMT-py
+        x: input (d_input,)
+        hidden: previous states of all layers, (L, D) each
+
+    Returns:
+        The output (D,) and the new states.
+    """
     new = []
     for i in range(len(hidden[0])):
-        feeds = options.get("input_feed", True)
-        names = (f"decoder.rnn.layers.{i}.", "") if feeds else ("decoder.rnn.", f"_l{i}")
-        new.append(cell(w, *names, x, [part[i] for part in hidden]))
+        has_input_feed = options.get("input_feed", True)
+        names = (f"decoder.rnn.layers.{i}.", "") if has_input_feed else ("decoder.rnn.", f"_l{i}")
+        new.append(cell(w, *names, x, [states[i] for states in hidden]))
         x = new[-1][0]
-    return x, [torch.stack(parts) for parts in zip(*new)]
+    return x, [torch.stack(states) for states in zip(*new)]
 
 
-def attention(w: Weights, name: str, kind: str, output: Tensor, bank: Tensor) -> Tensor:
-    """output (D,), bank (S, D) -> weights (S,)."""
-    if kind == "mlp":
+def attention(w: Tensors, name: str, score: str, output: Tensor, bank: Tensor) -> Tensor:
+    """Compute attention weights (S,).
+
+    Args:
+        w: weights by name
+        name: name of the attention
+        score: the score function
+        output: decoder output (D,)
+        bank: encoder states (S, D)
+    """
+    if score == "mlp":
         query = linear(w, f"{name}.linear_query", output)
         keys = [linear(w, f"{name}.linear_context", h) for h in bank]
         scores = [linear(w, f"{name}.v", (query + key).tanh())[0] for key in keys]
     else:
-        query = linear(w, f"{name}.linear_in", output) if kind == "general" else output
+        query = linear(w, f"{name}.linear_in", output) if score == "general" else output
         scores = [query @ h for h in bank]
     return torch.stack(scores).softmax(0)
 
 
-def gate(w: Weights, kind: str, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
+def gate(w: Tensors, gate_type: str, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
+    """Apply the context gate.
+
+    Args:
+        w: weights by name
+        gate_type: source, target or both
+        x: decoder input (d_input,)
+        output: decoder output (D,)
+        attended: attentional vector (D,)
+
+    Returns:
+        The gated vector (D,).
+    """
     name = "decoder.context_gate.context_gate"
     z = linear(w, f"{name}.gate", torch.cat([x, output, attended])).sigmoid()
     s = linear(w, f"{name}.source_proj", attended)
     t = linear(w, f"{name}.target_proj", torch.cat([x, output]))
     mixed = {"source": t + z * s, "target": z * t + s, "both": (1 - z) * t + z * s}
-    return mixed[kind].tanh()
+    return mixed[gate_type].tanh()

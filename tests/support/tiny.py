@@ -1,4 +1,4 @@
-"""A Transformer of a few thousand random weights, with a real sentencepiece model."""
+"""A Transformer with a few thousand random weights and a real SentencePiece model."""
 
 import io
 from pathlib import Path
@@ -27,7 +27,7 @@ SMALL = dict(d_model=16, heads=4, d_ff=32, enc_layers=2, dec_layers=2)
 
 
 def train_pieces() -> bytes:
-    """The sentencepiece model, as the bytes of its file."""
+    """Train a SentencePiece model; return the content of its file."""
     out = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
@@ -45,7 +45,7 @@ def train_pieces() -> bytes:
 
 
 def make_model(seed: int = 1, **config) -> Transformer:
-    """Every weight random, norms and biases too, so that none can be left out unnoticed."""
+    """Make a model in which all weights are random, so that a missing weight changes results."""
     sizes = dict(src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS)
     model = Transformer(TransformerConfig(**{**SMALL, **sizes, **config})).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -58,9 +58,9 @@ def make_model(seed: int = 1, **config) -> Transformer:
 
 
 def write_checkpoint(path: Path, pieces: bytes) -> Path:
-    """A model directory as `onmt_lite.train` leaves it.
+    """Write a model directory like `onmt_lite.train`.
 
-    Seed and scale are chosen so that outputs vary, some end early and some are cut off.
+    With this seed and scale, outputs vary: some end early and some reach max_length.
     """
     model = make_model(seed=3, tie_output=False)
     model.output.weight.mul_(2)

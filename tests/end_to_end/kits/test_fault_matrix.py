@@ -104,7 +104,8 @@ MATRIX = """\
 52 vocabularies that do not fit: test_loading.py::test_pieces_of_another_size,
     test_loading.py::test_files_of_another_model,
     test_opennmt_reader.py::test_load_vocabulary_of_wrong_size_is_rejected
-53 an ensemble that does not fit: test_ensemble.py::test_what_differs_is_told_with_the_models
+53 an ensemble that does not fit:
+    test_ensemble.py::test_incompatible_models_error_names_the_difference
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
 55 another model when a job goes on: test_store.py::test_what_changed_is_refused_by_name
 56 sizes that the weights do not have:

@@ -1,6 +1,6 @@
-"""What holds for a model of any family: steps, sentences that stand alone, half precision.
+"""Properties of all architectures: cached steps, batch independence, half precision.
 
-Numbers of each family are held against formulas and other systems in the file of the family.
+The tests of each architecture compare its numbers with formulas and other systems.
 """
 
 from functools import partial
@@ -35,27 +35,27 @@ def model(request):
     return MODELS[request.param]()
 
 
-def logits_of(model) -> torch.Tensor:
+def compute_logits(model) -> torch.Tensor:
     return model.forward(model.encode(SRC, SRC_LENGTHS), TGT)  # (B, T, V)
 
 
-def test_cached_steps_equal_a_full_forward(model):
-    full, state = logits_of(model), model.init_state(model.encode(SRC, SRC_LENGTHS))
+def test_step_equals_forward(model):
+    full, state = compute_logits(model), model.init_state(model.encode(SRC, SRC_LENGTHS))
     for t in range(TGT.size(1)):
         logits, attn = model.step(TGT[:, t], state)
         torch.testing.assert_close(logits, full[:, t], atol=ATOL, rtol=0)
         torch.testing.assert_close(attn.sum(1), torch.ones(3))
 
 
-def test_a_sentence_alone_equals_itself_in_a_batch(model):
-    together = logits_of(model)
+def test_forward_does_not_depend_on_the_batch(model):
+    batched = compute_logits(model)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1])
-        alone = model.forward(memory, TGT[b : b + 1])
-        torch.testing.assert_close(together[b], alone[0], atol=ATOL, rtol=0)
+        single = model.forward(memory, TGT[b : b + 1])
+        torch.testing.assert_close(batched[b], single[0], atol=ATOL, rtol=0)
 
 
-def test_the_future_is_not_seen(model):
+def test_forward_does_not_see_future_tokens(model):
     memory, other = model.encode(SRC, SRC_LENGTHS), TGT.clone()
     other[:, 3:] = 20
     same = model.forward(memory, TGT)[:, :3] - model.forward(memory, other)[:, :3]
@@ -63,17 +63,17 @@ def test_the_future_is_not_seen(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lower_precision_is_near(model, dtype):
-    exact, model = logits_of(model), model.to(dtype)
+def test_half_precision_is_close_to_float32(model, dtype):
+    exact, model = compute_logits(model), model.to(dtype)
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
     steps = torch.stack([model.step(tokens, state)[0] for tokens in TGT.unbind(1)], 1)
-    for near in (logits_of(model), steps):
-        assert near.dtype == dtype
-        off = (near - exact).abs()
+    for approximate in (compute_logits(model), steps):
+        assert approximate.dtype == dtype
+        error = (approximate - exact).abs()
         if isinstance(model, Transformer):
-            assert off.mean() < 0.1
+            assert error.mean() < 0.1
         else:
-            assert off.max() < 0.05 * (1 if isinstance(model, Rnn) else exact.abs().max())
+            assert error.max() < 0.05 * (1 if isinstance(model, Rnn) else exact.abs().max())
 
 
 SHARED = {
@@ -84,21 +84,21 @@ SHARED = {
 
 
 @pytest.mark.parametrize("make, names", SHARED.values(), ids=SHARED)
-def test_memory_is_shared_by_the_rows_of_a_sentence_and_not_copied(make, names):
+def test_memory_is_shared_by_the_rows_of_a_sentence(make, names):
     model = make()
     state = model.init_state(model.encode(SRC, SRC_LENGTHS))
 
-    def memory() -> list[torch.Tensor]:
-        found = [getattr(state.memory, name) for name in names.split()]
-        return [x for part in found for x in ([part] if isinstance(part, torch.Tensor) else part)]
+    def list_tensors() -> list[torch.Tensor]:
+        fields = [getattr(state.memory, name) for name in names.split()]
+        return [x for f in fields for x in ([f] if isinstance(f, torch.Tensor) else f)]
 
-    places = [x.data_ptr() for x in memory()]
+    addresses = [x.data_ptr() for x in list_tensors()]
     state = select(state, 1, [[0] * 4, [1] * 4, [2] * 4])
     model.step(torch.full((12,), 2), state)
     state = select(state, 4, [[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
-    assert [x.data_ptr() for x in memory()] == places
-    assert {x.size(0) for x in memory()} == {3}
-    if hasattr(state, "feed"):  # each row has its own
+    assert [x.data_ptr() for x in list_tensors()] == addresses
+    assert {x.size(0) for x in list_tensors()} == {3}
+    if hasattr(state, "feed"):  # one entry per row
         assert state.feed.size(0) == 12
     state = select(state, 4, [[0, 1, 2, 3], [8, 8, 9, 9]])
-    assert {x.size(0) for x in memory()} == {2}
+    assert {x.size(0) for x in list_tensors()} == {2}

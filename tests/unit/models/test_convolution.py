@@ -1,4 +1,4 @@
-"""Convolutional models against fairseq's own numbers, and against the formulas by hand."""
+"""Convolutional models against fairseq's results, and against the formulas."""
 
 import math
 
@@ -30,45 +30,45 @@ SRC_LENGTHS = torch.tensor([5, 3, 1])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
 
 
-def test_scores_are_those_of_fairseq():
-    """Of its own search's hypotheses."""
+def test_scores_equal_fairseq():
+    """For hypotheses of fairseq's search."""
     path = archives.CHECKPOINTS / "fairseq_fconv"
     assert_gold(path, "fairseq_fconv")
     assert load_checkpoint(path).model.max_positions == 1022
 
 
-def test_logits_are_those_of_fairseq():
+def test_logits_equal_fairseq():
     expected = torch.load(archives.CHECKPOINTS / "fs12_expected.pt", weights_only=True)
     model = build(build_fconv, *archives.read_fairseq("fs12_fc/checkpoint.pt"))
-    src = torch.tensor([[4, 5, 2, 1], [6, 7, 8, 2]])  # fairseq pads on the left, we on the right
+    src = torch.tensor([[4, 5, 2, 1], [6, 7, 8, 2]])  # fairseq pads on the left
     assert src.sort().values.equal(expected["src"].sort().values)
     logits = model.forward(model.encode(src, torch.tensor([3, 4])), expected["tgt"])
     torch.testing.assert_close(logits, expected["fc"], atol=ATOL, rtol=0)
 
 
-def assert_by_hand(model, by_hand, weights):
+def assert_matches(model, reference, weights):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = by_hand(weights, SRC[b, :n], TGT[b])
+        expected = reference(weights, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=0)
 
 
 @pytest.mark.parametrize("options", FCONVS.values(), ids=FCONVS)
-def test_fconv_follows_the_formulas(options):
-    assert_by_hand(make_fconv(**options), fconv_by_hand, fconv_weights(**options))
+def test_fconv_matches_the_formulas(options):
+    assert_matches(make_fconv(**options), compute_fconv, fconv_weights(**options))
 
 
 @pytest.mark.parametrize("options", CNNS.values(), ids=CNNS)
-def test_cnn_follows_the_formulas(options):
-    assert_by_hand(make_cnn(**options), cnn_by_hand, cnn_weights(**options))
+def test_cnn_matches_the_formulas(options):
+    assert_matches(make_cnn(**options), compute_cnn, cnn_weights(**options))
 
 
-def test_a_file_of_opennmt_py_follows_the_formulas():
+def test_opennmt_py_checkpoint_matches_the_formulas():
     weights, options = archives.read_opennmt("m12_cnn_step_2.pt")
-    assert_by_hand(build(build_cnn, weights, options), cnn_by_hand, weights)
+    assert_matches(build(build_cnn, weights, options), compute_cnn, weights)
 
 
-def test_what_is_averaged_and_the_averages_are_told_apart():
+def test_cnn_uses_averaged_weights_only():
     weights = cnn_weights()
     plain = {name: w for name, w in weights.items()}
     for name in weights:
@@ -88,9 +88,9 @@ class TestStrictness:
         "reader, weights, name",
         [(build_fconv, FCONV, name) for name in FCONV] + [(build_cnn, CNN, name) for name in CNN],
     )
-    def test_nothing_may_be_missing(self, reader, weights, name):
+    def test_missing_weight_is_rejected(self, reader, weights, name):
         rest = {n: weight for n, weight in weights.items() if n != name}
-        # The sizes show the version too; only training needs what is averaged
+        # The version also follows from sizes; unaveraged weights are needed for training only
         if name == "decoder.version" or (".conv." in name and not name.endswith("_avg")):
             build(reader, rest, {})
             return
@@ -104,7 +104,7 @@ class TestStrictness:
             *((build_cnn, CNN, name, torch.ones(3, 3), name) for name in MORE),
             (build_fconv, FCONV, "encoder.fc1.weight_g", torch.ones(3, 1), "weight_g does not fit"),
             (build_cnn, CNN, f"{LAYER}.g_avg", torch.ones(3), "g_avg does not fit"),
-            # Averages that were never made
+            # Averages that were never computed
             (build_cnn, CNN, f"{LAYER}.V_avg", torch.zeros(16, 8, 3, 1), "not finite"),
             *(
                 (build_fconv, FCONV, name, FCONV[name].sign().long(), "integers")
@@ -112,11 +112,11 @@ class TestStrictness:
             ),
         ],
     )
-    def test_weights_that_do_not_fit(self, reader, weights, name, weight, words):
+    def test_invalid_weight_is_rejected(self, reader, weights, name, weight, words):
         with pytest.raises(CheckpointError, match=words):
             build(reader, {**weights, name: weight}, {})
 
-    def test_residuals_over_several_layers_are_refused(self):
+    def test_fconv_residual_over_several_layers_is_rejected(self):
         for spec in ("[(8, 3)] * 2", "[(8, 3), (8, 3, 1)]", "[(8,3)]*1 + [(8,3,1)]"):
             build(build_fconv, FCONV, {"encoder_layers": spec})
         for spec in ("[(8, 3), (8, 3, 2)]", "[(8,3,0)]*2", "[(8, 3, 12)] * 2"):
@@ -127,23 +127,32 @@ class TestStrictness:
         "spec", ["[(8, 3), f((8, 3))]", "[(8,)] * 2", "[(8, 'a')] * 2", "[(8, 3, 1 + 1)]",
                  "[(8, 3, -2)]", "__import__('os').system('true')", "-" * 9999, "(" * 9999, 2],
     )  # fmt: skip
-    def test_fconv_layers_in_another_form_are_refused(self, spec):
-        """No weight shows how far residuals reach."""
+    def test_fconv_invalid_layers_option_is_rejected(self, spec):
+        """The reach of residual connections does not follow from the weights."""
         with pytest.raises(CheckpointError, match="decoder_layers"):
             build(build_fconv, FCONV, {"decoder_layers": spec})
 
 
-# -- one sentence by the formulas, from the weights as they are named in the file --------------
+# ---- The formulas for one sentence, with the weight names of the file ----
 
 
-def gated(outputs: list[Tensor]) -> Tensor:
+def apply_glu(outputs: list[Tensor]) -> Tensor:
     out = torch.stack(outputs)
     half = out.size(1) // 2
     return out[:, :half] * out[:, half:].sigmoid()
 
 
-def fconv_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
-    """src (S,), tgt (T,) -> logits (T, V), in float64."""
+def compute_fconv(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
+    """Compute the logits of one sentence.
+
+    Args:
+        weights: weights by the names in the file
+        src: source ids (S,), int64
+        tgt: decoder input (T,), int64
+
+    Returns:
+        Logits (T, V), float64.
+    """
     w = {name: weight.double() for name, weight in weights.items()}
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -164,13 +173,13 @@ def fconv_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
         for t, out in enumerate(outputs):
             for i in range(len(v)):
                 out += padded[t + i] @ v[i]
-        return gated(outputs)
+        return apply_glu(outputs)
 
     def embed(side: str, ids: Tensor) -> Tensor:
         table = w[f"{side}.embed_positions.weight"]
         return w[f"{side}.embed_tokens.weight"][ids] + table[2 : 2 + len(ids)]
 
-    def layers(side: str):
+    def iterate_layers(side: str):
         i = 0
         while f"{side}.convolutions.{i}.bias" in w:
             kernel = w[f"{side}.convolutions.{i}.weight_v"].size(0)
@@ -180,29 +189,38 @@ def fconv_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
 
     source = embed("encoder", src)
     x = linear("encoder.fc1", source)
-    for i, k, projected in layers("encoder"):
-        around = linear(f"encoder.projections.{i}", x) if projected else x
+    for i, k, projected in iterate_layers("encoder"):
+        residual = linear(f"encoder.projections.{i}", x) if projected else x
         x = convolve(f"encoder.convolutions.{i}", x, (k - 1) // 2, k // 2)
-        x = (x + around) * SQRT_HALF
+        x = (x + residual) * SQRT_HALF
     keys = linear("encoder.fc2", x)
     values = (keys + source) * SQRT_HALF
 
     target = embed("decoder", tgt)
     x = linear("decoder.fc1", target)
-    for i, k, projected in layers("decoder"):
-        around = linear(f"decoder.projections.{i}", x) if projected else x
+    for i, k, projected in iterate_layers("decoder"):
+        residual = linear(f"decoder.projections.{i}", x) if projected else x
         x = convolve(f"decoder.convolutions.{i}", x, k - 1, 0)
         attention = f"decoder.attention.{i}"
         if f"{attention}.in_projection.bias" in w:
             query = (linear(f"{attention}.in_projection", x) + target) * SQRT_HALF
             context = (query @ keys.T).softmax(1) @ values * math.sqrt(len(src))
             x = (linear(f"{attention}.out_projection", context) + x) * SQRT_HALF
-        x = (x + around) * SQRT_HALF
+        x = (x + residual) * SQRT_HALF
     return linear("decoder.fc3", linear("decoder.fc2", x))
 
 
-def cnn_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
-    """src (S,), tgt (T,) -> logits (T, V), in float64."""
+def compute_cnn(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
+    """Compute the logits of one sentence.
+
+    Args:
+        weights: weights by the names in the file
+        src: source ids (S,), int64
+        tgt: decoder input (T,), int64
+
+    Returns:
+        Logits (T, V), float64.
+    """
     w = {name: weight.double() for name, weight in weights.items()}
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -217,7 +235,7 @@ def cnn_by_hand(weights: Tensors, src: Tensor, tgt: Tensor) -> Tensor:
             norms = [v[o].square().sum().sqrt() for o in range(len(v))]
             sums = [(v[o, :, :, 0] * window).sum() * g[o] / norms[o] for o in range(len(v))]
             outputs.append(torch.stack(sums) + b)
-        return gated(outputs)
+        return apply_glu(outputs)
 
     def embed(side: str, ids: Tensor) -> Tensor:
         table = f"{side}.embeddings.make_embedding"

@@ -1,4 +1,4 @@
-"""Copying: the pointer-generator against its formula, word by word."""
+"""Copy attention: the pointer-generator against its formula, word by word."""
 
 import math
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.support.state_rows import select
 ATOL = 1e-5
 UNK, PAD, BOS = 0, 1, 2
 V = len(TGT_VOCAB)
-# Words of both sides, of the source only (w3), of neither (x, y), twice in a line, none at all
+# Words in both vocabularies, in the source only (w3), in neither (x, y), repeated, none at all
 LINES = ["w20 w3 x w20 y", "x w30 x", "</s>"]
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
 MODELS = {
@@ -51,8 +51,16 @@ def model(request):
     return make(**options)
 
 
-def mixed_by_hand(tokens, vocab, logits, copied, z) -> dict[str, float]:
-    """Probability of each word: logits (V,) of the vocabulary, copied (S,) of the source."""
+def compute_mixture(tokens, vocab, logits, copied, z) -> dict[str, float]:
+    """Compute the probability of each word by the formula.
+
+    Args:
+        tokens: S source tokens
+        vocab: target vocabulary
+        logits: logits of the vocabulary (V,)
+        copied: attention to the source tokens (S,)
+        z: the gate
+    """
     logits = logits.clone()
     logits[vocab.pad_id] = -math.inf
     probs = dict(zip(vocab.tokens, ((1 - z) * logits.softmax(0)).tolist(), strict=True))
@@ -70,7 +78,7 @@ def assert_same(log_probs: torch.Tensor, vocab: Vocab, own: list[str], expected:
 
 
 @pytest.mark.parametrize("options", COPYING_RNNS.values(), ids=COPYING_RNNS)
-def test_recurrent_models_follow_the_formula(options):
+def test_copy_rnn_matches_the_formula(options):
     model = make_copying_rnn(**options)
     assert model.has_attention and not make_copying_rnn("general", attention="none").has_attention
     structure = {**options, "global_attention": options.get("attention", "general")}
@@ -78,7 +86,7 @@ def test_recurrent_models_follow_the_formula(options):
 
 
 @pytest.mark.parametrize("name", ["m12_copyrnn_step_2.pt", "m35_lstm_step_2.pt"])
-def test_files_of_opennmt_py_follow_the_formula(name):
+def test_copy_opennmt_py_checkpoint_matches_the_formula(name):
     weights, options = archives.read_opennmt(name)
     src_vocab, tgt_vocab = (
         Vocab(tokens, pad_id=tokens.index("<blank>"), unk_id=tokens.index("<unk>"))
@@ -108,11 +116,11 @@ def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
                 attn = rnn_reference.attention(w, "decoder.copy_attn", options["copying"], h, bank)
             z = rnn_reference.linear(w, "generator.linear_copy", h).sigmoid()
             logits = rnn_reference.linear(w, "generator.linear", h)
-            expected = mixed_by_hand(line.split(), tgt_vocab, logits, attn, z)
+            expected = compute_mixture(line.split(), tgt_vocab, logits, attn, z)
             assert_same(log_probs[b, t], tgt_vocab, own[b][1], expected)
 
 
-def test_a_transformer_copies_by_the_attention_it_reports():
+def test_copy_transformer_copies_by_its_alignment_attention():
     model = make_copying_transformer()
     inner, own = tiny.make_model(), copy_weights(None, d=16)
     seen = []
@@ -126,11 +134,11 @@ def test_a_transformer_copies_by_the_attention_it_reports():
             gate = own["generator.linear_copy.weight"] @ seen[t][b, 0]
             z = (gate + own["generator.linear_copy.bias"]).sigmoid()
             copied = attn[b, : SRC_LENGTHS[b]]
-            expected = mixed_by_hand(line.split(), TGT_VOCAB, logits[b], copied, z)
+            expected = compute_mixture(line.split(), TGT_VOCAB, logits[b], copied, z)
             assert_same(log_probs[b, t], TGT_VOCAB, OWN[b][1], expected)
 
 
-def test_cached_steps_equal_a_full_forward(model):
+def test_copy_step_equals_forward(model):
     memory = model.encode(SRC, SRC_LENGTHS, IDS)
     full = model.forward(memory, TGT)
     assert full.size(2) == memory.copy_inputs.width == V + 3
@@ -142,7 +150,7 @@ def test_cached_steps_equal_a_full_forward(model):
         torch.testing.assert_close(log_probs.logsumexp(1), torch.zeros(3), atol=ATOL, rtol=0)
 
 
-def test_a_sentence_alone_equals_itself_in_a_batch(model):
+def test_copy_forward_does_not_depend_on_the_batch(model):
     together = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1], IDS[b : b + 1, :n])
@@ -152,7 +160,7 @@ def test_a_sentence_alone_equals_itself_in_a_batch(model):
         assert (together[b, :, n_own:] == -math.inf).all()
 
 
-def test_selecting_takes_the_words_of_a_sentence_along(model):
+def test_select_moves_copy_inputs_with_their_sentence(model):
     state = model.init_state(model.encode(SRC, SRC_LENGTHS, IDS))
     state = select(state, 1, [[0, 0], [1, 1], [2, 2]])
     model.step(torch.tensor([2, 2, 2, 2, 2, 2]), state)
@@ -164,15 +172,15 @@ def test_selecting_takes_the_words_of_a_sentence_along(model):
     torch.testing.assert_close(log_probs, full[:, -1], atol=ATOL, rtol=0)
 
 
-def test_a_copied_word_is_fed_back_as_the_unknown_word(model):
+def test_copied_word_is_fed_back_as_unknown(model):
     memory = model.encode(SRC, SRC_LENGTHS, IDS)
     copied, unknown = TGT.clone(), TGT.clone()
     copied[:, 2], unknown[:, 2] = V, UNK
     assert torch.equal(model.forward(memory, copied), model.forward(memory, unknown))
 
 
-def test_without_the_words_of_a_line_they_count_as_unknown(model):
-    """What any search can do: no id is outside the vocabulary, and nothing is lost."""
+def test_copy_without_ids_counts_copied_words_as_unknown(model):
+    """No id is outside the vocabulary, and no probability is lost."""
     known = model.forward(model.encode(SRC, SRC_LENGTHS), TGT).exp()
     extended = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
     assert known.size(2) == V and (known[:, :, PAD] == 0).all()
@@ -182,14 +190,14 @@ def test_without_the_words_of_a_line_they_count_as_unknown(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lower_precision_is_near(model, dtype):
+def test_copy_half_precision_is_close_to_float32(model, dtype):
     exact = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
     near = model.to(dtype).forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT).exp()
     assert (near - exact).abs().max() < 0.05
 
 
-def test_ids_of_words_that_no_vocabulary_has_follow():
-    """Whatever they are: a copied end token cannot end a translation."""
+def test_encode_copied_numbers_unknown_words_after_the_vocabulary():
+    """Even special tokens: a copied EOS does not end a translation."""
     vocab = Vocab(["<unk>", "<s>", "</s>", "a", "b"], unk_id=0, bos_id=1, eos_id=2)
     assert vocab.encode_copied(["b", "x", "a", "y", "x"]) == ([4, 5, 3, 6, 5], ["x", "y"])
     words = ["</s>", "<unk>", "<s>"]
@@ -215,9 +223,9 @@ MLP = copy_weights("mlp", d=8)
         (MLP, dict(tgt_vocab=Vocab(["a"])), "padding"),
     ],
 )
-def test_what_is_missing_or_left_over_is_refused(own, options, message):
+def test_missing_or_unexpected_copy_weight_is_rejected(own, options, message):
     if any("linear_out" in name for name in MLP.keys() - own.keys()) and not message:
-        wrap(own)  # of the copy attention only the weights on the source count
+        wrap(own)  # the output layer of the copy attention is not used
         return
     with pytest.raises(CheckpointError, match=message or "."):
         wrap(own, **options)
@@ -231,37 +239,37 @@ def checkpoint_of(model) -> Checkpoint:
 def translator():
     model = make_copying_rnn("general")
     with torch.no_grad():
-        model.output.gate.bias.fill_(3.0)  # it copies rather than not
+        model.output.gate.bias.fill_(3.0)  # mostly copies
     return Translator(checkpoint_of(model), TranslateOptions.of(max_length=6, n_best=3))
 
 
 class TestTranslating:
-    """Words of the line itself, through the search and through teacher forcing."""
+    """Copied words, in search and in teacher forcing."""
 
     LINES = ["w20 w3 x w20 y", "x w30 x", "zz", "w21 </s> w3"]
 
-    def test_words_that_no_vocabulary_has_are_copied(self, translator):
+    def test_unknown_source_words_are_copied(self, translator):
         found = translator.translate(self.LINES)
-        said = [{token for hyp in t.hyps for token in hyp.tokens} for t in found]
-        for line, tokens in zip(self.LINES, said, strict=True):
+        predicted = [{token for hyp in t.hyps for token in hyp.tokens} for t in found]
+        for line, tokens in zip(self.LINES, predicted, strict=True):
             assert tokens - set(TGT_VOCAB.tokens) <= set(line.split())
-        assert {"x", "y", "w3", "zz"} & set.union(*said)
+        assert {"x", "y", "w3", "zz"} & set.union(*predicted)
 
-    def test_scores_are_those_of_teacher_forcing(self, translator):
+    def test_search_scores_equal_teacher_forced_scores(self, translator):
         n_copied = 0
         for t in translator.translate(self.LINES):
             for hyp in (hyp for hyp in t.hyps if "</s>" not in hyp.tokens):
                 n_copied += not set(hyp.tokens) <= set(TGT_VOCAB.tokens)
-                by_hand = self.by_hand(translator, t.src, hyp)
-                assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
+                expected = self.compute_log_probs(translator, t.src, hyp)
+                assert hyp.token_log_probs == pytest.approx(expected, abs=1e-4)
                 if hyp.ended:
                     (scored,) = translator.score([t.src], [hyp.text])
                     assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
         assert n_copied
 
     @staticmethod
-    def by_hand(translator, line, hyp) -> list[float]:
-        """From one full pass over the sentence alone."""
+    def compute_log_probs(translator, line, hyp) -> list[float]:
+        """Compute token log-probabilities with one forward pass over the sentence."""
         ids, own = TGT_VOCAB.encode_copied(line.split())
         names = [*TGT_VOCAB.tokens, *own]
         out = [names.index(token) for token in hyp.tokens] + [TGT_VOCAB.eos_id] * hyp.ended
@@ -271,19 +279,19 @@ class TestTranslating:
         return [log_probs[t, y].item() for t, y in enumerate(out)]
 
     @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"block_ngram_repeat": 1}])
-    def test_a_sentence_is_alone(self, translator, options):
+    def test_copy_results_do_not_depend_on_the_batch(self, translator, options):
         together = translator.translate(self.LINES, **options)
         for i, line in enumerate(self.LINES):
-            lines = [""] * i + [line]  # what is drawn for a line depends on its number
+            lines = [""] * i + [line]  # samples depend on the line number
             alone = translator.translate(lines, **options)[i]
             assert [h.tokens for h in alone.hyps] == [h.tokens for h in together[i].hyps]
 
-    def test_a_copied_end_token_is_a_word(self, translator):
+    def test_copied_eos_is_a_word(self, translator):
         (found,) = translator.translate(["</s>"])
         assert any("</s>" in hyp.tokens for hyp in found.hyps)
 
-    def test_in_an_ensemble(self, translator):
-        """Of copying models as of one; beside a model that cannot, in a mean of probabilities."""
+    def test_copy_models_in_ensembles(self, translator):
+        """Two copies equal one model; with a model that cannot copy, avg_raw_probs is needed."""
         copying, plain = translator.checkpoint, checkpoint_of(random_models.make_rnn())
         twice = Translator(combine([copying, copying], ["a", "b"]), translator.options)
         pairs = zip(translator.translate(self.LINES), twice.translate(self.LINES))
@@ -292,6 +300,6 @@ class TestTranslating:
         for avg_raw_probs in (True, False):
             mixed = combine([plain, copying], ["a", "b"], avg_raw_probs=avg_raw_probs)
             assert mixed.model.has_copy_mechanism == avg_raw_probs
-            said = Translator(mixed, translator.options).translate(self.LINES)
-            tokens = {token for t in said for hyp in t.hyps for token in hyp.tokens}
+            results = Translator(mixed, translator.options).translate(self.LINES)
+            tokens = {token for t in results for hyp in t.hyps for token in hyp.tokens}
             assert bool(tokens - set(TGT_VOCAB.tokens)) == avg_raw_probs

@@ -1,4 +1,4 @@
-"""Steps as graphs, on a simulated GPU that replays operations on the tensors of the recording."""
+"""CUDA graphs of decoder steps, on a simulated GPU that replays the captured operations."""
 
 import logging
 from collections import Counter
@@ -36,14 +36,21 @@ MODELS = {
 
 
 def count(events: list[Event]) -> Counter[str]:
-    """Steps and replays."""
+    """Count steps and replays."""
     names = Counter((e.kind, e.name) for e in events)
     return Counter(steps=names["begin", "step"], replays=names["graph", "replay"])
 
 
-def both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]]]:
-    """What the CPU finds; a translator on the device that has found the same twice, and its
-    counts."""
+def run_on_both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]]]:
+    """Translate on the CPU once and on the simulated device twice, and compare.
+
+    Args:
+        make: builds the model
+        options: translation options
+
+    Returns:
+        The CPU's translations, the translator on the device, and the counts of its two runs.
+    """
     expected = translate(make_translator(make()), **options)
     moved, counts = on_device(make_translator(make())), []
     for _ in range(2):
@@ -54,8 +61,8 @@ def both(make: Any, **options: Any) -> tuple[list, Translator, list[Counter[str]
 
 
 @pytest.mark.parametrize("name", swept(MODELS, ["plain", "shaw_values", "average", "copying"]))
-def test_every_step_of_a_shape_that_was_there_is_replayed(name):
-    _, moved, (first, second) = both(MODELS[name], n_best=2)
+def test_step_of_known_shape_is_replayed(name):
+    _, moved, (first, second) = run_on_both(MODELS[name], n_best=2)
     assert first["steps"] == second["steps"] > 10
     if moved.model.supports_cuda_graphs:
         assert 0 < first["replays"] < second["replays"] == second["steps"]
@@ -64,26 +71,26 @@ def test_every_step_of_a_shape_that_was_there_is_replayed(name):
 
 
 @pytest.mark.parametrize("config", [{}, dict(relative="shaw", positions="none")])
-def test_sentences_join_and_keys_are_cleared_away(config):
-    """Sentences with limits of their own, for longer than the first capacity, in eight slots."""
+def test_replay_with_new_sentences_and_cache_compaction(config):
+    """Sentences with different limits, longer than the first capacity, in eight slots."""
 
     def make():
         return endless_transformer(**{"max_positions": 60, "relative_limit": 4, **config})
 
     lines = [line for i in range(5) for line in LINES[i % 3 :]]
-    expected, moved, (_, second) = both(
+    expected, moved, (_, second) = run_on_both(
         make, lines=lines, batch_size=8, max_length=60, max_length_ratio=9
     )
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    lanes = moved.pipeline.runner.searched.graphs.buffers
-    assert len(lanes) == 2  # of two batches that take turns
-    assert all(len(lane.steps) < second["steps"] / 6 for lane in lanes)
+    buffers = moved.pipeline.runner.searched.graphs.buffers
+    assert len(buffers) == 2  # two batches alternate
+    assert all(len(b.steps) < second["steps"] / 6 for b in buffers)
 
 
-def test_places_where_nobody_is_stay_within_the_tables_of_positions():
-    """The last of 18 places is left at position 10, and the others run for eight more steps."""
+def test_positions_of_empty_slots_stay_within_the_position_table():
+    """The last of 18 slots becomes empty at position 10; the others run for eight more steps."""
     limits = [6] * 17 + [10] + [12] * 17
     waiting = [Sentence([5, 6, 7], SentenceLimits(n)) for n in limits]
     spec = replace(make_spec(Settings(beam_size=2, max_length=0)), bos_id=tiny.BOS)
@@ -94,18 +101,18 @@ def test_places_where_nobody_is_stay_within_the_tables_of_positions():
     assert [len(found[i].backtrack(found[i].rank_finished()[0])[0]) for i in range(35)] == limits
 
 
-def test_where_recording_fails_steps_run_as_they_are():
+def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
     expected = translate(make_translator(lively_transformer()))
     moved, notes = on_device(make_translator(lively_transformer())), []
 
-    def refuse(step: Any) -> Any:
+    def fail(step: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             notes.append(record.getMessage())
 
-    moved.pipeline.runner.searched.graphs.capture = refuse
+    moved.pipeline.runner.searched.graphs.capture = fail
     LOG.addHandler(handler := Notes())
     for _ in range(2):
         found, events = simulate(moved)
@@ -116,25 +123,25 @@ def test_where_recording_fails_steps_run_as_they_are():
     assert note.startswith("NOTE: cuda-graph: ") and note.endswith("when stream is capturing")
 
 
-def test_memory_that_runs_out_while_a_step_is_recorded_is_given_back():
+def test_out_of_memory_during_capture_frees_idle_graphs():
     expected = translate(make_translator(lively_transformer()))
     moved = on_device(make_translator(lively_transformer()))
-    graphs, lanes = moved.pipeline.runner.searched.graphs, []
-    record = graphs.capture
+    graphs, buffers = moved.pipeline.runner.searched.graphs, []
+    capture = graphs.capture
 
-    def short_once(step: Any) -> Any:
-        lanes.extend(graphs.buffers)
-        graphs.capture = record
+    def fail_once(step: Any) -> Any:
+        buffers.extend(graphs.buffers)
+        graphs.capture = capture
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    graphs.capture = short_once
+    graphs.capture = fail_once
     found, events = simulate(moved)
     assert_same(found, expected)
     assert count(events)["replays"] > 0 and not graphs.has_failed
-    assert len(lanes) == 2 and not set(lanes) & set(graphs.buffers)
+    assert len(buffers) == 2 and not set(buffers) & set(graphs.buffers)
 
 
-def test_sizes():
+def test_round_up_adds_at_most_an_eighth():
     for n in range(1, 3000):
         assert n <= round_up(n) <= n + max(0, n - 1) // 8
     sizes = {round_up(n) for n in range(1, 1025)}

@@ -1,4 +1,4 @@
-"""Several models as one: by hand, beside each alone, and where they do not fit together."""
+"""Ensembles: against formulas, against single models, and errors for incompatible models."""
 
 import copy
 import dataclasses
@@ -38,20 +38,26 @@ MEANS = {
 FILES = [DATA / f"m12_{name}_step_2.pt" for name in ("grumlp", "nofeed", "cnn")]
 
 
-def mean_by_hand(rows: list[list[float]], avg_raw_probs=False, weights=None) -> list[float]:
-    """Logits of each model for one next token -> what the ensemble says."""
+def compute_mean(rows: list[list[float]], avg_raw_probs=False, weights=None) -> list[float]:
+    """Compute the ensemble's log-probabilities of one next token.
+
+    Args:
+        rows: logits of each model
+        avg_raw_probs: average probabilities instead of log-probabilities
+        weights: weights of the models; None: equal
+    """
     weights = weights or [1.0] * len(rows)
     probs = []
     for row in rows:
         exps = [math.exp(x) for x in row]
         probs.append([x / sum(exps) for x in exps])
     means = []
-    for of_models in zip(*probs, strict=True):
-        pairs = list(zip(weights, of_models, strict=True))
+    for token_probs in zip(*probs, strict=True):
+        pairs = list(zip(weights, token_probs, strict=True))
         if avg_raw_probs:
             mean = sum(w * p for w, p in pairs) / sum(weights)
             means.append(math.log(mean) if mean else -math.inf)
-        elif min(of_models) == 0:
+        elif min(token_probs) == 0:
             means.append(-math.inf)
         else:
             means.append(sum(w * math.log(p) for w, p in pairs) / sum(weights))
@@ -60,30 +66,32 @@ def mean_by_hand(rows: list[list[float]], avg_raw_probs=False, weights=None) -> 
 
 @pytest.mark.parametrize("options", MEANS.values(), ids=MEANS)
 class TestNumbers:
-    def test_each_token_is_the_mean_by_hand(self, options):
+    def test_forward_equals_the_mean_of_members(self, options):
         ensemble = random_models.make_ensemble(**options)
         found = ensemble.forward(ensemble.encode(SRC, LENGTHS), TGT)
         members = [m.forward(m.encode(SRC, LENGTHS), TGT).tolist() for m in ensemble.members]
         for b, t in itertools.product(range(2), range(4)):
-            expected = mean_by_hand([logits[b][t] for logits in members], **options)
+            expected = compute_mean([logits[b][t] for logits in members], **options)
             assert found[b, t].tolist() == pytest.approx(expected, abs=ATOL)
 
-    def test_step_by_step_too_and_attention_is_the_mean(self, options):
+    def test_step_equals_forward_and_averages_attention(self, options):
         ensemble = random_models.make_ensemble(**options)
         memory = ensemble.encode(SRC, LENGTHS)
         full, state = ensemble.forward(memory, TGT), ensemble.init_state(memory)
-        own = [m.init_state(m.encode(SRC, LENGTHS)) for m in ensemble.members]
+        states = [m.init_state(m.encode(SRC, LENGTHS)) for m in ensemble.members]
         for t, tokens in enumerate(TGT.unbind(1)):
             scores, attn = ensemble.step(tokens, state)
             torch.testing.assert_close(scores, full[:, t], atol=ATOL, rtol=0)
-            each = [m.step(tokens, s)[1] for m, s in zip(ensemble.members, own, strict=True)]
+            attentions = [
+                m.step(tokens, s)[1] for m, s in zip(ensemble.members, states, strict=True)
+            ]
             weights = options.get("weights", [1.0] * 5)
-            mean = sum(w * a for w, a in zip(weights, each, strict=True)) / sum(weights)
+            mean = sum(w * a for w, a in zip(weights, attentions, strict=True)) / sum(weights)
             torch.testing.assert_close(attn, mean, atol=ATOL, rtol=0)
 
 
-def test_a_word_that_only_one_member_can_copy():
-    """Impossible in a mean of log-probabilities, half as likely in one of probabilities."""
+def test_word_that_one_member_can_copy():
+    """Log-probability -inf, or half the probability with avg_raw_probs."""
     plain, copying = random_models.make_rnn(), random_models.make_copying_rnn("general")
     ids = torch.tensor([[40, 41, 7, 8], [40, 3, 1, 1]])
     copied = copying.forward(copying.encode(SRC, LENGTHS, ids), TGT)[:, :, 40:]
@@ -97,7 +105,7 @@ def test_a_word_that_only_one_member_can_copy():
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, tiny_checkpoint, tiny_pieces):
-    """Two models that disagree, under one vocabulary."""
+    """Two different models with one vocabulary."""
     other = tmp_path_factory.mktemp("other")
     model = tiny.make_model(seed=7, tie_output=False)
     model.output.weight.mul_(2)
@@ -113,33 +121,36 @@ def together(pair):
 LINES = ["▁der ▁hund", "▁das ▁rote ▁haus ▁der ▁stadt", "▁a", "▁der ▁see ▁der ▁see"]
 
 
-def ended(translations) -> list:
-    """Pairs of a translation and each of its hypotheses that are not cut off."""
+def list_finished(translations) -> list:
+    """Return pairs of a translation and a finished hypothesis."""
     return [(t, hyp) for t in translations for hyp in t.hyps if hyp.ended]
 
 
 class TestTranslating:
     @pytest.mark.parametrize("search", PRESETS)
-    def test_in_every_search(self, search):
-        alone, twice = (
+    def test_ensemble_of_identical_models_equals_the_model_in_every_search(self, search):
+        single, double = (
             Translator.from_pretrained(model=paths, device="cpu", search=search, n_best=2)
             for paths in ([TOY], [TOY, TOY])
         )
-        assert isinstance(twice.model, Ensemble)
-        (a,), (b,) = (t.translate(["katze"]) for t in (alone, twice))
+        assert isinstance(double.model, Ensemble)
+        (a,), (b,) = (t.translate(["katze"]) for t in (single, double))
         assert [h.text for h in b.hyps] == [h.text for h in a.hyps]
         assert [h.score for h in b.hyps] == pytest.approx([h.score for h in a.hyps], abs=ATOL)
 
     @pytest.mark.parametrize("search", ["opennmt", "opennmt-3"])
     @pytest.mark.parametrize("avg_raw_probs", [False, True])
-    def test_scores_can_be_checked(self, pair, avg_raw_probs, search):
-        """The search's log_prob is the teacher-forced one, and that of the members by hand.
+    def test_avg_raw_probs_search_scores_equal_teacher_forced_scores(
+        self, pair, avg_raw_probs, search
+    ):
+        """The search's log_prob equals the teacher-forced score and the mean of the members.
 
-        3.5.1 makes its mean sum to one again: it averages logits before its softmax."""
+        OpenNMT-py 3.5.1 averages logits before its softmax, so its mean is normalized again.
+        """
         options = dict(search=search, avg_raw_probs=avg_raw_probs, device="cpu", tokenizer="space")
         translator = Translator.from_pretrained(model=pair, **options)
         vocabs = translator.checkpoint.src_vocab, translator.checkpoint.tgt_vocab
-        for t, hyp in ended(translator.translate(LINES, n_best=3)):
+        for t, hyp in list_finished(translator.translate(LINES, n_best=3)):
             (scored,) = translator.score([t.src], [" ".join(hyp.tokens)])
             assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
             src, tgt = vocabs[0].encode(t.src.split()), vocabs[1].encode(hyp.tokens)
@@ -150,34 +161,34 @@ class TestTranslating:
                 steps = torch.stack(rows).mean(0).log_softmax(-1).tolist()
             else:
                 by_step = torch.stack(rows, 1).tolist()  # (T, members, V)
-                steps = [mean_by_hand(step, avg_raw_probs) for step in by_step]
-            by_hand = [step[y] for step, y in zip(steps, out, strict=True)]
-            assert hyp.token_log_probs == pytest.approx(by_hand, abs=1e-4)
+                steps = [compute_mean(step, avg_raw_probs) for step in by_step]
+            expected = [step[y] for step, y in zip(steps, out, strict=True)]
+            assert hyp.token_log_probs == pytest.approx(expected, abs=1e-4)
 
-    def test_the_best_of_all_sequences(self):
-        """Scores are means of log-probabilities as they stand, not normalised once more."""
-        dice = random_models.Dice(5)
-        rows = [{key: dice(3, std=2.0).tolist() for key in ("", "1", "2")} for _ in range(2)]
-        models = [tables.make_source(row, dice(3, std=2.0).tolist()) for row in rows]
+    def test_ensemble_search_finds_the_best_of_all_sequences(self):
+        """Scores are means of log-probabilities that are not normalized again."""
+        random = random_models.RandomTensors(5)
+        rows = [{key: random(3, std=2.0).tolist() for key in ("", "1", "2")} for _ in range(2)]
+        models = [tables.make_source(row, random(3, std=2.0).tolist()) for row in rows]
         checkpoint = combine([tables.make_checkpoint([source]) for source in models], ["a", "b"])
         options = TranslateOptions.of(beam_size=20, n_best=5, max_length=3, alpha=0.0)
         (found,) = Translator(checkpoint, options).translate(["s0"])
         sums = []
         for ids in [(0,), (1, 0), (2, 0), *itertools.product([1, 2], [1, 2], range(3))]:
             rows = [[source.logits(ids[:t]) for source in models] for t in range(len(ids))]
-            sums.append(sum(mean_by_hand(row)[y] for row, y in zip(rows, ids)))
+            sums.append(sum(compute_mean(row)[y] for row, y in zip(rows, ids)))
         expected = sorted(sums, reverse=True)[:5]
         assert [h.score for h in found.hyps] == pytest.approx(expected, abs=ATOL)
 
-    def test_files_of_several_families(self):
+    def test_ensemble_of_different_architectures(self):
         translator = Translator.from_pretrained(model=FILES, device="cpu")
         words = translator.checkpoint.src_vocab.tokens[4:9]
         found = translator.translate([" ".join(words), words[0]], n_best=2, max_length=9)
-        for t, hyp in ended(found):
+        for t, hyp in list_finished(found):
             (scored,) = translator.score([t.src], [hyp.text])
             assert hyp.log_prob == pytest.approx(scored, abs=1e-4)
-        kinds = [type(member).__name__ for member in translator.model.members]
-        assert kinds == ["Rnn", "Rnn", "Convolution"]
+        classes = [type(member).__name__ for member in translator.model.members]
+        assert classes == ["Rnn", "Rnn", "Convolution"]
 
 
 def checkpoint_of(model, src_tokens: list[str]) -> Checkpoint:
@@ -196,8 +207,8 @@ class TestSourceVocabularies:
     WORDS = [f"s{i}" for i in range(random_models.VOCAB_SIZE)]
     LINES = ["s9 s5 s30", "s4 s4 s39 s12 s8", "nothing that s7 knows"]
 
-    def renumbered(self, rng):
-        """Models and their words, the second's in another order with its embeddings alike."""
+    def make_permuted(self, rng):
+        """Return two models, and the second with permuted source words and embeddings."""
         one, other = random_models.make_rnn(), random_models.make_rnn(cell="GRU", seed=4)
         n_words = random_models.VOCAB_SIZE
         order = [0, 1, 2, 3, *rng.sample(range(4, n_words), n_words - 4)]
@@ -205,8 +216,8 @@ class TestSourceVocabularies:
         moved.encoder.embedding.weight.data.copy_(other.encoder.embedding.weight[order])
         return one, other, moved, [self.WORDS[i] for i in order]
 
-    def test_the_order_of_words_is_a_members_own_matter(self):
-        one, other, moved, words = self.renumbered(Random(1))
+    def test_source_vocabularies_may_have_different_orders(self):
+        one, other, moved, words = self.make_permuted(Random(1))
         options = TranslateOptions.of(device="cpu", n_best=3)
         found, expected = (
             Translator(combine([checkpoint_of(one, self.WORDS), second], ["x", "y"]), options)
@@ -214,29 +225,31 @@ class TestSourceVocabularies:
         )
         assert found.translate(self.LINES) == expected.translate(self.LINES)
 
-    def test_a_word_that_only_one_knows_is_unknown_to_the_other(self):
-        one, other, *_ = self.renumbered(Random(1))
-        theirs = [*self.WORDS[:-1], "new"]
-        both = combine([checkpoint_of(one, self.WORDS), checkpoint_of(other, theirs)], ["x", "y"])
+    def test_word_missing_in_one_source_vocabulary_is_unknown_there(self):
+        one, other, *_ = self.make_permuted(Random(1))
+        second_words = [*self.WORDS[:-1], "new"]
+        both = combine(
+            [checkpoint_of(one, self.WORDS), checkpoint_of(other, second_words)], ["x", "y"]
+        )
         src = torch.tensor([both.src_vocab.encode(["s39", "new", "s8"])])
         memory = both.model.encode(src, torch.tensor([3]))
-        for model, ids, own in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory):
+        for model, ids, encoded in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory):
             expected = model.encode(torch.tensor([ids]), torch.tensor([3]))
             tgt = torch.tensor([[2, 5, 6]])
-            torch.testing.assert_close(model.forward(own, tgt), model.forward(expected, tgt))
+            torch.testing.assert_close(model.forward(encoded, tgt), model.forward(expected, tgt))
 
-    def test_pieces_must_be_the_same(self):
-        """A line is cut once: pieces of another model would be unknown to it."""
-        one, other, *_ = self.renumbered(Random(1))
-        cut = dataclasses.replace(
+    def test_subword_vocabularies_must_be_equal(self):
+        """A line is tokenized once, so the subwords of another model would be unknown."""
+        one, other, *_ = self.make_permuted(Random(1))
+        subword = dataclasses.replace(
             checkpoint_of(other, [*self.WORDS[:-1], "new"]),
             tokenizers={"sentencepiece": SpaceTokenizer(), "space": SpaceTokenizer()},
         )
         with pytest.raises(CheckpointError, match="source vocabularies: ID 39"):
-            combine([checkpoint_of(one, self.WORDS), cut], ["x", "y"])
+            combine([checkpoint_of(one, self.WORDS), subword], ["x", "y"])
 
 
-class TestWhatFits:
+class TestCompatibility:
     @pytest.mark.parametrize(
         "change, words",
         [
@@ -248,13 +261,13 @@ class TestWhatFits:
             ({"src_end": (0,)}, "have different source end tokens"),
         ],
     )
-    def test_what_differs_is_told_with_the_models(self, change, words):
+    def test_incompatible_models_error_names_the_difference(self, change, words):
         one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
         with pytest.raises(CheckpointError) as caught:
             combine([one, one, dataclasses.replace(one, **change)], ["x", "y", "z"])
         assert words in str(caught.value) and "'x' and 'z'" in str(caught.value)
 
-    def test_the_command_line_exits_with_4(self, tmp_path, capfd):
+    def test_incompatible_models_exit_code_is_4(self, tmp_path, capfd):
         twin = json.loads(open(TOY, encoding="utf-8").read())
         twin["vocab"][3:5] = ["cats", "cat"]
         path = tmp_path / "swapped.json"
@@ -264,21 +277,21 @@ class TestWhatFits:
         assert TOY in err and str(path) in err and "'cat' and 'cats'" in err
         assert err.count("\n") == 1
 
-    def test_what_one_may_not_produce_none_does(self):
+    def test_banned_ids_of_all_members_are_banned(self):
         one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
         pair = [dataclasses.replace(one, banned_ids=(i,)) for i in (2, 1)]
         assert combine(pair, ["x", "y"]).banned_ids == (1, 2)
 
-    def test_one_weight_for_each_model(self):
+    def test_model_weights_must_match_the_models(self):
         with pytest.raises(OptionError, match="3 weights for 2 models"):
             TranslateOptions.of(model=[TOY, TOY], model_weights=[1.0, 2.0, 3.0])
         with pytest.raises(OptionError, match="above 0"):
             TranslateOptions.of(model=[TOY, TOY], model_weights=[1.0, 0.0])
 
-    def test_how_models_are_combined_is_settled_by_loading_them(self, together):
+    def test_avg_raw_probs_cannot_change_after_loading(self, together):
         with pytest.raises(OptionError, match="avg_raw_probs"):
             together.translate(["a"], avg_raw_probs=True)
 
-    def test_a_single_model_is_no_ensemble(self):
+    def test_avg_raw_probs_with_single_model_makes_no_ensemble(self):
         translator = Translator.from_pretrained(TOY, device="cpu", avg_raw_probs=True)
         assert isinstance(translator.model, TableModel)

@@ -10,14 +10,14 @@ import pytest
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
-KNOWS = (
+HAS_LIBRARY = (
     "from onmt_lite.models.kernels.bindings import get_library; print(get_library() is not None)"
 )
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="kernels are for x86-64"
 )
 
-# Stands for a compiler, which takes seconds: writes what it was called with, and counts itself
+# A fake compiler: copies $SOURCE to its output, and logs each call
 COMPILER = """#!/bin/sh
 echo called >> "$CALLS"
 while [ "$1" != -o ]; do shift; done
@@ -27,8 +27,8 @@ cat "$SOURCE" > "$2"
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """A compiler that copies a file; returns how often it was called."""
+def count_compilations(tmp_path, monkeypatch):
+    """Install a compiler that copies a file; return a function that counts its calls."""
     compiler, calls, home = tmp_path / "cc", tmp_path / "calls", tmp_path / "home"
     compiler.write_text(COMPILER, encoding="utf-8")
     compiler.chmod(0o755)
@@ -39,15 +39,15 @@ def fake(tmp_path, monkeypatch):
     return lambda: calls.read_text(encoding="utf-8").count("called") if calls.exists() else 0
 
 
-def test_it_is_compiled_once(fake, tmp_path):
+def test_find_library_compiles_once(count_compilations, tmp_path):
     first = build.find_library()
-    assert first.read_bytes() == b"a library" and fake() == 1
+    assert first.read_bytes() == b"a library" and count_compilations() == 1
     assert first.parent == tmp_path / "home" / "onmt_lite"
     assert first.parent.stat().st_mode & 0o777 == 0o700
-    assert build.find_library() == first and fake() == 1
+    assert build.find_library() == first and count_compilations() == 1
 
 
-def test_two_processes_compile_it_once(fake):
+def test_find_library_in_two_processes_compiles_once(count_compilations):
     program = "from onmt_lite.models.kernels import build; print(build.find_library())"
     both = [
         subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
@@ -55,38 +55,40 @@ def test_two_processes_compile_it_once(fake):
     ]
     found = {process.communicate()[0] for process in both}
     assert len(found) == 1 and b"onmt_lite" in found.pop()
-    assert fake() == 1
+    assert count_compilations() == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "other bytes", "link"])
-def test_a_file_that_is_not_as_it_was_made_is_made_anew(fake, tmp_path, damage):
+@pytest.mark.parametrize("damage", ["truncated", "other bytes", "link"])
+def test_find_library_recompiles_modified_file(count_compilations, tmp_path, damage):
     first = build.find_library()
     if damage == "link":
         first.rename(tmp_path / "elsewhere")
         first.symlink_to(tmp_path / "elsewhere")
     else:
-        first.write_bytes(b"a lib" if damage == "cut" else b"somebody's")
+        first.write_bytes(b"a lib" if damage == "truncated" else b"other")
     again = build.find_library()
     assert again == first and again.read_bytes() == b"a library" and not again.is_symlink()
-    assert fake() == 2
+    assert count_compilations() == 2
 
 
-def test_another_source_is_another_library(fake, tmp_path, monkeypatch):
+def test_find_library_recompiles_for_changed_source(count_compilations, tmp_path, monkeypatch):
     first = build.find_library()
     source = tmp_path / "kernels.c"
     source.write_text("int other;", encoding="utf-8")
     monkeypatch.setattr(build, "SOURCE", source)
-    assert build.find_library() != first and fake() == 2
+    assert build.find_library() != first and count_compilations() == 2
 
 
-def test_an_installed_library_comes_first(fake, tmp_path, monkeypatch):
+def test_find_library_prefers_installed_library(count_compilations, tmp_path, monkeypatch):
     (tmp_path / "library.so").write_bytes(b"")
     monkeypatch.setattr(build, "SOURCE", tmp_path / "kernels.c")
-    assert build.find_library() == tmp_path / "library.so" and fake() == 0
+    assert build.find_library() == tmp_path / "library.so" and count_compilations() == 0
 
 
 @pytest.mark.parametrize("case", ["no compiler", "a compiler that fails", "no home", "shared"])
-def test_none(fake, tmp_path, monkeypatch, case):
+def test_find_library_returns_none_if_it_cannot_compile(
+    count_compilations, tmp_path, monkeypatch, case
+):
     home = tmp_path / "home"
     if case == "no compiler":
         monkeypatch.setenv("CC", str(tmp_path / "missing"))
@@ -95,7 +97,7 @@ def test_none(fake, tmp_path, monkeypatch, case):
         (tmp_path / "cc").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     elif case == "no home":
         home.write_text("a file", encoding="utf-8")
-    else:  # others may write to the folder
+    else:  # other users can write to the directory
         (home / "onmt_lite").mkdir(parents=True)
         (home / "onmt_lite").chmod(0o777)
     assert build.find_library() is None
@@ -104,40 +106,41 @@ def test_none(fake, tmp_path, monkeypatch, case):
 
 
 @pytest.mark.parametrize("case", ["no compiler", "not a library"])
-def test_the_program_runs_without(fake, tmp_path, monkeypatch, case):
-    """The same translation as with the kernels, in float32."""
+def test_translation_without_library_equals_translation_with_it(
+    count_compilations, tmp_path, monkeypatch, case
+):
+    """In fp32."""
     given = dict(cwd=ROOT, capture_output=True, text=True)
     command = [sys.executable, "translate.py", "-quiet", "-precision", "fp32"]
     command += ["-workers", "1", "-with_score"]
     if case == "no compiler":
         monkeypatch.setenv("CC", str(tmp_path / "missing"))
-    knows = subprocess.run([sys.executable, "-c", KNOWS], **given)
-    assert knows.stdout == "False\n", knows.stderr
+    check = subprocess.run([sys.executable, "-c", HAS_LIBRARY], **given)
+    assert check.stdout == "False\n", check.stderr
     without = subprocess.run(command, input="Guten Morgen!\nDas Haus ist alt.\n", **given)
     monkeypatch.delenv("CC")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    with_them = subprocess.run(command, input="Guten Morgen!\nDas Haus ist alt.\n", **given)
-    assert without.returncode == with_them.returncode == 0, without.stderr
+    with_library = subprocess.run(command, input="Guten Morgen!\nDas Haus ist alt.\n", **given)
+    assert without.returncode == with_library.returncode == 0, without.stderr
 
-    def parts(text: str) -> tuple[list[str], list[float]]:
+    def parse(text: str) -> tuple[list[str], list[float]]:
         lines = [line.split("\t") for line in text.splitlines()]
         return [line[0] for line in lines], [float(line[1]) for line in lines]
 
-    texts, scores = parts(with_them.stdout)
-    assert len(texts) == 2 and parts(without.stdout)[0] == texts
-    assert parts(without.stdout)[1] == pytest.approx(scores, abs=1e-4)
+    texts, scores = parse(with_library.stdout)
+    assert len(texts) == 2 and parse(without.stdout)[0] == texts
+    assert parse(without.stdout)[1] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("tiles", ["", "-DEMULATE_TILES"])
-def test_nothing_is_read_or_written_that_is_not_there(tmp_path, tiles):
-    """The tests of the kernels, under the sanitizers of addresses and of undefined behaviour; and
-    with products by AMX, whose instructions C stands for."""
+def test_kernels_pass_address_and_undefined_behavior_sanitizers(tmp_path, tiles):
+    """Run the kernel tests with both sanitizers, also with emulated AMX instructions."""
     found = [
         subprocess.run(["cc", f"-print-file-name={name}.so"], capture_output=True, text=True)
         for name in ("libasan", "libubsan")
     ]
-    libraries = [each.stdout.strip() for each in found]
+    libraries = [result.stdout.strip() for result in found]
     if not all(map(os.path.isabs, libraries)):
         pytest.skip("the compiler has no sanitizers")
     compiler = tmp_path / "cc"
@@ -147,7 +150,7 @@ def test_nothing_is_read_or_written_that_is_not_there(tmp_path, tiles):
     environment = {
         **os.environ,
         **{"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "LD_PRELOAD": " ".join(libraries)},
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks at exit
     }
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/unit/models/test_kernels.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

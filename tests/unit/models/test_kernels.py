@@ -1,4 +1,4 @@
-"""Each kernel in C beside a restatement in torch."""
+"""Each C kernel against the same computation in torch."""
 
 import math
 
@@ -33,41 +33,73 @@ def threads():
     torch.set_num_threads(before)
 
 
-def numbers(seed, *shape):
+def make_random(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def rounded(x, range_, positive=False):
-    """Rows of x rounded to bytes, as numbers again."""
+def quantize_rows(x, range_):
+    """Quantize the rows of x (R, D) to int8, and dequantize them.
+
+    Args:
+        x: the tensor
+        range_: the largest integer
+    """
     step = x.abs().amax(-1, keepdim=True) / range_
     return torch.where(step > 0, (x.double() * (1 / step.double())).round() * step, 0.0).float()
 
 
-def product(x, weight, bias, in_bytes, positive=False):
-    """In float64, of the rounded numbers if in bytes."""
-    if in_bytes:
-        x, weight = rounded(x, 255 if positive else 127), rounded(weight, 127)
+def compute_linear(x, weight, bias, is_int8, positive=False):
+    """Compute a linear layer in float64, of quantized inputs and weights for int8.
+
+    Args:
+        x: inputs (R, D)
+        weight: the weight (N, D)
+        bias: the bias (N,)
+        is_int8: quantize
+        positive: True if inputs are never negative, which doubles their precision
+    """
+    if is_int8:
+        x, weight = quantize_rows(x, 255 if positive else 127), quantize_rows(weight, 127)
     return F.linear(x.double(), weight.double(), bias.double()).float()
 
 
-def close(found, expected, in_bytes):
-    """Equal but for rounding; a byte may be rounded the other way."""
+def assert_close(found, expected, is_int8):
+    """Compare up to rounding errors; an int8 value may be rounded the other way.
+
+    Args:
+        found: result of the kernel
+        expected: result of torch
+        is_int8: allow the larger error
+    """
     scale = expected.abs().max().clamp(min=1.0) if expected.numel() else 1.0
     assert found.shape == expected.shape
-    assert ((found - expected).abs() <= scale * (0.02 if in_bytes else 2e-5)).all()
+    assert ((found - expected).abs() <= scale * (0.02 if is_int8 else 2e-5)).all()
 
 
-def head(x, weights, block):
-    """Logits, their log-sum-exp and maxima."""
+def compute_logits(x, weights, block):
+    """Compute logits (R, N), their log-sum-exp (R,) and block maxima (R, blocks).
+
+    Args:
+        x: hidden states (R, D)
+        weights: the output layer
+        block: width of the blocks
+    """
     logits = torch.empty(len(x), weights.outputs)
     return logits, *k.output_logits(x, weights, logits, block)
 
 
-def norm_of(seed, d, kind):
-    norm = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](d, eps=1e-5)
-    norm.weight.data = numbers(seed, d).abs() + 0.5
-    if kind == "layer":
-        norm.bias.data = numbers(seed + 1, d)
+def make_norm(seed, d, norm_type):
+    """Make a norm of width d with random parameters.
+
+    Args:
+        seed: random seed
+        d: the width
+        norm_type: layer or rms
+    """
+    norm = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[norm_type](d, eps=1e-5)
+    norm.weight.data = make_random(seed, d).abs() + 0.5
+    if norm_type == "layer":
+        norm.bias.data = make_random(seed + 1, d)
     return norm
 
 
@@ -76,18 +108,22 @@ def norm_of(seed, d, kind):
     *(SEED, ROWS, SIZES, SIZES, st.booleans(), st.sampled_from([None, "layer", "rms"])),
     *(st.sampled_from(list(ACTIVATIONS)), st.booleans(), THREADS),
 )
-def test_linear(seed, r, d, n, in_bytes, kind, activation, adds, n_threads):
+def test_linear_equals_torch(seed, r, d, n, is_int8, norm_type, activation, adds, n_threads):
     torch.set_num_threads(n_threads)
-    x, weight, bias = numbers(seed, r, d), numbers(seed + 1, n, d) / d**0.5, numbers(seed + 2, n)
-    norm = None if kind is None else norm_of(seed, d, kind)
-    residual = numbers(seed + 3, r, n) if adds and activation == "none" else None
-    weights = k.Weights(weight, bias, in_bytes)
+    x, weight, bias = (
+        make_random(seed, r, d),
+        make_random(seed + 1, n, d) / d**0.5,
+        make_random(seed + 2, n),
+    )
+    norm = None if norm_type is None else make_norm(seed, d, norm_type)
+    residual = make_random(seed + 3, r, n) if adds and activation == "none" else None
+    weights = k.Weights(weight, bias, is_int8)
     found = k.linear(x, weights, norm and k.Norm(norm), activation, residual)
     with torch.no_grad():
         expected = ACTIVATIONS[activation](
-            product(x if norm is None else norm(x), weight, bias, in_bytes)
+            compute_linear(x if norm is None else norm(x), weight, bias, is_int8)
         )
-    close(found, expected if residual is None else residual + expected, in_bytes)
+    assert_close(found, expected if residual is None else residual + expected, is_int8)
 
 
 @settings(deadline=None, max_examples=80)
@@ -95,18 +131,22 @@ def test_linear(seed, r, d, n, in_bytes, kind, activation, adds, n_threads):
     *(SEED, ROWS, SIZES, SIZES, st.booleans(), st.booleans()),
     *(st.sampled_from(list(ACTIVATIONS)), THREADS),
 )
-def test_feed_forward(seed, r, d, hidden, in_bytes, normed, activation, n_threads):
+def test_feed_forward_equals_torch(seed, r, d, hidden, is_int8, has_norm, activation, n_threads):
     torch.set_num_threads(n_threads)
-    up, down = numbers(seed, hidden, d) / d**0.5, numbers(seed + 1, d, hidden) / hidden**0.5
-    of_up, of_down, x = numbers(seed + 2, hidden), numbers(seed + 3, d), numbers(seed + 4, r, d)
-    norm = norm_of(seed, d, "layer") if normed else None
-    both = k.Weights(up, of_up, in_bytes), k.Weights(down, of_down, in_bytes)
+    up, down = make_random(seed, hidden, d) / d**0.5, make_random(seed + 1, d, hidden) / hidden**0.5
+    up_bias, down_bias, x = (
+        make_random(seed + 2, hidden),
+        make_random(seed + 3, d),
+        make_random(seed + 4, r, d),
+    )
+    norm = make_norm(seed, d, "layer") if has_norm else None
+    both = k.Weights(up, up_bias, is_int8), k.Weights(down, down_bias, is_int8)
     found = k.feed_forward(x, *both, norm and k.Norm(norm), activation, x)
     with torch.no_grad():
-        between = product(x if norm is None else norm(x), up, of_up, in_bytes)
-        between = ACTIVATIONS[activation](between)
-        expected = product(between, down, of_down, in_bytes, activation == "relu")
-    close(found, x + expected, in_bytes)
+        inner = compute_linear(x if norm is None else norm(x), up, up_bias, is_int8)
+        inner = ACTIVATIONS[activation](inner)
+        expected = compute_linear(inner, down, down_bias, is_int8, activation == "relu")
+    assert_close(found, x + expected, is_int8)
 
 
 @settings(deadline=None, max_examples=60)
@@ -115,20 +155,34 @@ def test_feed_forward(seed, r, d, hidden, in_bytes, normed, activation, n_thread
     *(st.sampled_from([1, 5, 31, 32, 500, 512, 513, 1100, 2049]), st.booleans()),
     *(st.sampled_from([1, 2, 8, 16, 64, 512]), THREADS),
 )
-def test_head(seed, r, d, n, in_bytes, block, n_threads):
+def test_output_logits_equals_torch(seed, r, d, n, is_int8, block, n_threads):
     torch.set_num_threads(n_threads)
-    x, weight, bias = numbers(seed, r, d), numbers(seed + 1, n, d), 10 * numbers(seed + 2, n)
-    weights = k.Weights(weight, bias, in_bytes)
-    logits, log_sums, maxima = head(x, weights, block)
+    x, weight, bias = (
+        make_random(seed, r, d),
+        make_random(seed + 1, n, d),
+        10 * make_random(seed + 2, n),
+    )
+    weights = k.Weights(weight, bias, is_int8)
+    logits, log_z, maxima = compute_logits(x, weights, block)
     assert torch.equal(logits, k.linear(x, weights))
-    torch.testing.assert_close(log_sums, logits.logsumexp(1), rtol=1e-6, atol=2e-6)
-    assert torch.equal(k.logsumexp(logits), log_sums)
+    torch.testing.assert_close(log_z, logits.logsumexp(1), rtol=1e-6, atol=2e-6)
+    assert torch.equal(k.logsumexp(logits), log_z)
     padded = F.pad(logits, (0, -n % block), value=-math.inf)
     assert torch.equal(maxima, padded.view(r, padded.size(1) // block, block).amax(2))
 
 
-def plain_attention(q, keys, values, visible):
-    """q (.., T, d), keys and values (.., S, d), visible (.., T, S)."""
+def compute_attention(q, keys, values, visible):
+    """Compute attention in float64.
+
+    Args:
+        q: queries (.., T, d)
+        keys: keys (.., S, d)
+        values: values (.., S, d)
+        visible: True for keys that a query attends to (.., T, S), bool
+
+    Returns:
+        Context (.., T, d) and weights (.., T, S), float32.
+    """
     scores = (q.double() @ keys.double().transpose(-2, -1)) * q.size(-1) ** -0.5
     weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
     return (weights @ values.double()).float(), weights.float()
@@ -140,10 +194,10 @@ WIDTHS = st.sampled_from([1, 5, 8, 16, 24, 32, 64, 80, 130])
 
 @settings(deadline=None, max_examples=60)
 @given(SEED, st.lists(st.integers(1, 40), max_size=6), HEADS, WIDTHS, THREADS)
-def test_attend_self(seed, lengths, heads_groups, d, n_threads):
+def test_attend_self_equals_torch(seed, lengths, heads_groups, d, n_threads):
     torch.set_num_threads(n_threads)
     (heads, groups), n = heads_groups, sum(lengths)
-    qkv = numbers(seed, n, (heads + 2 * groups) * d)
+    qkv = make_random(seed, n, (heads + 2 * groups) * d)
     starts = torch.tensor([0, *lengths]).cumsum(0)
     found = k.attend_self(qkv, starts, heads, groups)
     assert found.shape == (n, heads * d)
@@ -152,10 +206,10 @@ def test_attend_self(seed, lengths, heads_groups, d, n_threads):
         q, keys, values = parts.split([heads, groups, groups])
         keys, values = (x.repeat_interleave(heads // groups, 0) for x in (keys, values))
         seen = torch.ones(length, length, dtype=torch.bool)
-        expected, _ = plain_attention(q, keys, values, seen)
-        own = found[start : start + length]
+        expected, _ = compute_attention(q, keys, values, seen)
+        sentence = found[start : start + length]
         torch.testing.assert_close(
-            own, expected.transpose(0, 1).reshape(length, -1), rtol=1e-5, atol=1e-5
+            sentence, expected.transpose(0, 1).reshape(length, -1), rtol=1e-5, atol=1e-5
         )
 
 
@@ -164,21 +218,21 @@ def test_attend_self(seed, lengths, heads_groups, d, n_threads):
     *(SEED, st.lists(st.integers(1, 40), min_size=1, max_size=6)),
     *(st.sampled_from([1, 2, 5, 6, 7, 13, 64]), HEADS, WIDTHS, THREADS),
 )
-def test_attend_memory(seed, lengths, beams, heads_groups, d, n_threads):
+def test_attend_memory_equals_torch(seed, lengths, beams, heads_groups, d, n_threads):
     torch.set_num_threads(n_threads)
     (heads, groups), b, s = heads_groups, len(lengths), max(lengths)
-    q = numbers(seed, b, beams, heads * d)
-    keys, values = numbers(seed + 1, b, groups, d, s), numbers(seed + 2, b, groups, s, d)
+    q = make_random(seed, b, beams, heads * d)
+    keys, values = make_random(seed + 1, b, groups, d, s), make_random(seed + 2, b, groups, s, d)
     context, weights = k.attend_memory(q, keys, values, torch.tensor(lengths), True)
     seen = (torch.arange(s) < torch.tensor(lengths)[:, None])[:, None, None]  # (B, 1, 1, S)
     by_head = q.view(b, beams, heads, d).transpose(1, 2)
     both = (x.repeat_interleave(heads // groups, 1) for x in (keys.transpose(2, 3), values))
-    expected, expected_weights = plain_attention(by_head, *both, seen)
+    expected, expected_weights = compute_attention(by_head, *both, seen)
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
     expected = expected.transpose(1, 2).reshape(context.shape)
     torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-5)
-    alone, nothing = k.attend_memory(q, keys, values, torch.tensor(lengths))
-    assert nothing is None and torch.equal(alone, context)
+    context_only, no_weights = k.attend_memory(q, keys, values, torch.tensor(lengths))
+    assert no_weights is None and torch.equal(context_only, context)
 
 
 @settings(deadline=None, max_examples=60)
@@ -186,95 +240,103 @@ def test_attend_memory(seed, lengths, beams, heads_groups, d, n_threads):
     *(SEED, st.integers(1, 4), st.sampled_from([1, 2, 5, 64]), st.integers(0, 40)),
     *(HEADS, WIDTHS, THREADS),
 )
-def test_look_back(seed, b, beams, n_before, heads_groups, d, n_threads):
+def test_attend_cached_equals_torch(seed, b, beams, n_before, heads_groups, d, n_threads):
     torch.set_num_threads(n_threads)
     (heads, groups), n = heads_groups, n_before + beams
-    keys, values = numbers(seed, b, groups, n + 3, d), numbers(seed + 1, b, groups, n + 3, d)
-    qkv = numbers(seed + 2, b, beams, (heads + 2 * groups) * d)
-    seen = numbers(seed + 3, b * beams, n + 3) > 0
+    keys, values = (
+        make_random(seed, b, groups, n + 3, d),
+        make_random(seed + 1, b, groups, n + 3, d),
+    )
+    qkv = make_random(seed + 2, b, beams, (heads + 2 * groups) * d)
+    seen = make_random(seed + 3, b * beams, n + 3) > 0
     seen[:, n_before:] = torch.eye(beams, n + 3 - n_before, dtype=torch.bool).repeat(b, 1)
     past = k.find_past(torch.where(seen, 0.0, -math.inf), n)
     entries, counts = past
     for row in range(b * beams):
-        own = entries[row, : counts[row]].tolist()
-        assert own == seen[row, :n].nonzero().flatten().tolist()
+        past_entries = entries[row, : counts[row]].tolist()
+        assert past_entries == seen[row, :n].nonzero().flatten().tolist()
     found = k.attend_cached(qkv, keys, values, n_before, past, heads)
     parts = qkv.view(b, beams, -1, d).transpose(1, 2)
-    q, own_keys, own_values = parts.split([heads, groups, groups], 1)
-    assert torch.equal(keys[:, :, n_before:n], own_keys)
-    assert torch.equal(values[:, :, n_before:n], own_values)
+    q, new_keys, new_values = parts.split([heads, groups, groups], 1)
+    assert torch.equal(keys[:, :, n_before:n], new_keys)
+    assert torch.equal(values[:, :, n_before:n], new_values)
     both = (x[:, :, :n].repeat_interleave(heads // groups, 1) for x in (keys, values))
-    expected, _ = plain_attention(q, *both, seen[:, :n].view(b, 1, beams, n))
+    expected, _ = compute_attention(q, *both, seen[:, :n].view(b, 1, beams, n))
     expected = expected.transpose(1, 2).reshape(found.shape)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
-def test_a_row_is_alone(in_bytes):
-    """To the last bit, whatever the other rows, their number and the number of threads."""
-    weights = k.Weights(numbers(1, 70, 50), numbers(2, 70), in_bytes)
-    down = k.Weights(numbers(3, 50, 70), numbers(4, 50), in_bytes)
-    x, norm = numbers(5, 400, 50), k.Norm(norm_of(6, 50, "layer"))
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_row_result_does_not_depend_on_batch_or_threads(is_int8):
+    """Bitwise equal for any other rows, number of rows and number of threads."""
+    weights = k.Weights(make_random(1, 70, 50), make_random(2, 70), is_int8)
+    down = k.Weights(make_random(3, 50, 70), make_random(4, 50), is_int8)
+    x, norm = make_random(5, 400, 50), k.Norm(make_norm(6, 50, "layer"))
     results = [
         lambda rows: k.linear(rows, weights, norm, "silu"),
         lambda rows: k.feed_forward(rows, weights, down, norm, "relu", rows),
-        lambda rows: torch.cat([part.view(len(rows), -1) for part in head(rows, weights, 16)], 1),
+        lambda rows: torch.cat(
+            [part.view(len(rows), -1) for part in compute_logits(rows, weights, 16)], 1
+        ),
     ]
     for result in results:
         torch.set_num_threads(2)
-        together = result(x)
+        expected = result(x)
         torch.set_num_threads(1)
         order = torch.randperm(400, generator=torch.Generator().manual_seed(7))
-        assert torch.equal(result(x[order]), together[order])
+        assert torch.equal(result(x[order]), expected[order])
         for n in (1, 7, 13):
-            assert torch.equal(result(x[:n]), together[:n])
+            assert torch.equal(result(x[:n]), expected[:n])
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite(in_bytes, odd):
-    """One of them makes its row NaN or infinite, and no other; nothing of that is lost."""
-    weight, bias = numbers(1, 40, 20), numbers(2, 40)
-    weights, x = k.Weights(weight, bias, in_bytes), numbers(3, 30, 20)
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_input_affects_its_row_only(is_int8, value):
+    """The whole row becomes NaN or infinite, and no other row changes."""
+    weight, bias = make_random(1, 40, 20), make_random(2, 40)
+    weights, x = k.Weights(weight, bias, is_int8), make_random(3, 30, 20)
     expected = k.linear(x, weights)
-    x[4, 17] = odd
-    found, (logits, log_sums, _) = k.linear(x, weights), head(x, weights, 8)
+    x[4, 17] = value
+    found, (logits, log_z, _) = k.linear(x, weights), compute_logits(x, weights, 8)
     others = [i for i in range(30) if i != 4]
     assert torch.equal(found[others], expected[others])
     assert not found[4].isfinite().any()
-    assert not log_sums[4].isfinite() and log_sums[others].isfinite().all()
+    assert not log_z[4].isfinite() and log_z[others].isfinite().all()
     assert torch.equal(logits[others], expected[others])
-    inner = k.feed_forward(x, weights, k.Weights(weight.T, bias[:20], in_bytes))
+    inner = k.feed_forward(x, weights, k.Weights(weight.T, bias[:20], is_int8))
     assert not inner[4].isfinite().any() and inner[others].isfinite().all()
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
-def test_extreme_rows_and_weights(in_bytes):
-    weight, bias = numbers(1, 40, 20), numbers(2, 40)
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_extreme_inputs_and_weights(is_int8):
+    weight, bias = make_random(1, 40, 20), make_random(2, 40)
     weight[3], weight[5] = 0.0, 1e-42
-    weights = k.Weights(weight, bias, in_bytes)
+    weights = k.Weights(weight, bias, is_int8)
     x = torch.zeros(3, 20)
     x[1], x[2] = 1e-42, 1e30
     found = k.linear(x, weights)
     assert torch.equal(found[0], bias) and torch.equal(found[1], bias)
-    close(found[2] / 1e30, product(x[2:], weight, bias, False)[0] / 1e30, in_bytes)
-    bias[7] = -math.inf  # a token that a model never says
-    weights = k.Weights(weight, bias, in_bytes)
-    logits, log_sums, maxima = head(x[:2], weights, 1)
+    assert_close(found[2] / 1e30, compute_linear(x[2:], weight, bias, False)[0] / 1e30, is_int8)
+    bias[7] = -math.inf  # a token that is never predicted
+    weights = k.Weights(weight, bias, is_int8)
+    logits, log_z, maxima = compute_logits(x[:2], weights, 1)
     assert (logits[:, 7] == -math.inf).all() and (maxima[:, 7] == -math.inf).all()
-    torch.testing.assert_close(log_sums, logits.logsumexp(1))
-    silent = k.Weights(weight, torch.full((40,), -math.inf), in_bytes)
-    _, log_sums, _ = head(x[:1], silent, 16)
-    assert log_sums.item() == torch.finfo(torch.float32).min
+    torch.testing.assert_close(log_z, logits.logsumexp(1))
+    impossible = k.Weights(weight, torch.full((40,), -math.inf), is_int8)
+    _, log_z, _ = compute_logits(x[:1], impossible, 16)
+    assert log_z.item() == torch.finfo(torch.float32).min
 
 
-def test_threads_of_a_fork_and_of_python():
-    """Helpers of the parent do not exist in a fork, and two callers do not wait for each other."""
+def test_linear_in_forked_process_and_python_threads():
+    """Worker threads of the parent do not exist in a fork; concurrent callers do not deadlock."""
     import os
     import threading
 
     torch.set_num_threads(2)
-    weights, x = k.Weights(numbers(1, 64, 64), numbers(2, 64), True), numbers(3, 500, 64)
+    weights, x = (
+        k.Weights(make_random(1, 64, 64), make_random(2, 64), True),
+        make_random(3, 500, 64),
+    )
     expected = k.linear(x, weights)
     child = os.fork()
     if child == 0:
@@ -289,4 +351,4 @@ def test_threads_of_a_fork_and_of_python():
         caller.start()
     for caller in callers:
         caller.join()
-    assert len(results) == 200 and all(torch.equal(each, expected) for each in results)
+    assert len(results) == 200 and all(torch.equal(result, expected) for result in results)

@@ -1,4 +1,4 @@
-"""Linear layers: which kernel computes them, and what it makes of their numbers."""
+"""Linear layers: choice of the kernel, and accuracy of each kernel."""
 
 import copy
 import random
@@ -30,8 +30,10 @@ from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-in_c = pytest.mark.skipif(kernels.get_library() is None, reason="this machine has no kernels")
-OF_BYTES = [pytest.param("int8", marks=in_c), "rounded"]
+needs_library = pytest.mark.skipif(
+    kernels.get_library() is None, reason="this machine has no kernels"
+)
+INT8_KERNELS = [pytest.param("int8", marks=needs_library), "rounded"]
 
 
 def make_layer(n_inputs: int, n_outputs: int, bias: bool = True) -> Linear:
@@ -41,32 +43,32 @@ def make_layer(n_inputs: int, n_outputs: int, bias: bool = True) -> Linear:
     return layer.requires_grad_(False)
 
 
-def as_int8(x: torch.Tensor, layer: Linear) -> torch.Tensor:
-    """int8 as the textbook has it, in float64: scales per row and per output, nearest integers."""
+def compute_int8(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    """Compute int8 in float64, with scales per row and per output and nearest integers."""
     x, weight = x.double(), layer.weight.double()
     row, column = x.abs().amax(-1, keepdim=True) / 127, weight.abs().amax(1) / 127
     out = (x / row).round() @ (weight / column[:, None]).round().T * row * column
     return out if layer.bias is None else out + layer.bias
 
 
-@pytest.mark.parametrize("kind", OF_BYTES)
+@pytest.mark.parametrize("kernel", INT8_KERNELS)
 class TestInt8:
     @pytest.mark.parametrize("n_outputs", [3, 64, 519])
     @pytest.mark.parametrize("n_inputs", [1, 48, 200])
     @pytest.mark.parametrize("shape", [(1,), (7, 5), (2, 3, 4)])
-    def test_is_rounded_once(self, kind, shape, n_inputs, n_outputs):
+    def test_int8_equals_the_definition(self, kernel, shape, n_inputs, n_outputs):
         layer = make_layer(n_inputs, n_outputs, bias=n_outputs != 64)
         x = torch.randn(*shape, n_inputs) * torch.logspace(-8, 8, shape[-1])[:, None]
-        expected = as_int8(x, layer)
-        assign_kernels(layer, kind)
-        # A number half-way between two integers may go either way
-        slack = 2 * x.abs().amax(-1, keepdim=True) / 127 * layer.weight.abs().amax()
-        assert (layer(x) - expected).abs().le(1e-5 * expected.abs() + slack).all()
+        expected = compute_int8(x, layer)
+        assign_kernels(layer, kernel)
+        # A value halfway between two integers may be rounded either way
+        tolerance = 2 * x.abs().amax(-1, keepdim=True) / 127 * layer.weight.abs().amax()
+        assert (layer(x) - expected).abs().le(1e-5 * expected.abs() + tolerance).all()
         assert (layer(x) - expected).abs().median() <= 1e-5 * expected.abs().median()
 
-    def test_zero_infinite_and_missing_numbers_stay_in_their_row(self, kind):
+    def test_int8_zero_infinite_and_nan_inputs_affect_their_row_only(self, kernel):
         layer, x = make_layer(64, 32), torch.randn(5, 64)
-        assign_kernels(layer, kind)
+        assign_kernels(layer, kernel)
         x[1], x[2, 3], x[3, 4] = 0, float("inf"), float("nan")
         out = layer(x)
         torch.testing.assert_close(out[0], layer(x[:1])[0])
@@ -75,24 +77,26 @@ class TestInt8:
         assert out[4].isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [*OF_BYTES, pytest.param("fp32", marks=in_c), "packed"])
+@pytest.mark.parametrize(
+    "kernel", [*INT8_KERNELS, pytest.param("fp32", marks=needs_library), "packed"]
+)
 @pytest.mark.parametrize("activation", [*linear.ACTIVATIONS][1:])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_feed_forward_layer_is_near(kind, activation, gated):
-    """With its norm and its residual, whichever of them the kernel does itself."""
+def test_feed_forward_with_kernel_is_close_to_torch(kernel, activation, gated):
+    """Norm and residual included, whether or not the kernel computes them."""
     switches = dict(d_model=64, d_ff=136, activation=activation, gated_ffn=gated)
     layer = tiny.make_model(**switches).decoder[0].requires_grad_(False)
     x, ffn, norm = torch.randn(6, 5, 64), layer.ffn, layer.ffn_residual.norm
     exact = ffn(x, norm, x)
-    assign_kernels(layer, kind)
-    found, allowed = ffn(x, norm, x), 0.04 if kind in ("int8", "rounded") else 1e-5
+    assign_kernels(layer, kernel)
+    found, allowed = ffn(x, norm, x), 0.04 if kernel in ("int8", "rounded") else 1e-5
     assert (found - exact).abs().mean() < allowed * (exact - x).abs().mean()
     torch.testing.assert_close(ffn(x[2:3], norm, x[2:3]), found[2:3])
     assign_kernels(layer, "")
     assert torch.equal(ffn(x, norm, x), exact)
 
 
-def test_a_layer_that_moved_leaves_its_kernel():
+def test_layer_on_another_device_does_not_use_its_kernel():
     layer = make_layer(70, 33)
     assign_kernels(layer, "rounded")
     assert layer.to("meta")(torch.empty(4, 70, device="meta")).shape == (4, 33)
@@ -102,23 +106,23 @@ ZEN_5 = {"AuthenticAMD", "avx2", "avx512f", "avx512_vnni", "avx_vnni"}
 XEON = {"GenuineIntel", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"}
 
 
-class TestChoice:
-    """Which kernel a Transformer gets, with the library in C and without it."""
+class TestChooseKernel:
+    """The kernel of a Transformer, with and without the C library."""
 
     @pytest.fixture
-    def without(self, monkeypatch):
+    def no_library(self, monkeypatch):
         monkeypatch.setattr(kernels, "get_library", lambda: None)
         monkeypatch.setattr(linear, "read_cpu_flags", lambda: XEON)
 
-    @in_c
-    def test_in_c(self):
+    @needs_library
+    def test_choose_kernel_with_library(self):
         chosen = {p: choose_kernel(p, is_wide=True) for p in ("auto", *runtime.DTYPES)}
         expected = {"auto": "int8", "fp32": "fp32", "int8": "int8", "bf16": "", "fp16": ""}
         assert chosen == expected
         narrow = {p: choose_kernel(p, is_wide=False) for p in ("auto", *runtime.DTYPES)}
-        assert narrow == expected | {"auto": "fp32"}  # too small to gain
+        assert narrow == expected | {"auto": "fp32"}  # too small for a speedup
 
-    def test_without(self, without, monkeypatch):
+    def test_choose_kernel_without_library(self, no_library, monkeypatch):
         for is_wide in (True, False):
             chosen = {p: choose_kernel(p, is_wide) for p in ("auto", *runtime.DTYPES)}
             expected = {"auto": "", "fp32": "", "int8": "rounded", "bf16": "", "fp16": ""}
@@ -126,7 +130,7 @@ class TestChoice:
         monkeypatch.setattr(linear, "read_cpu_flags", lambda: ZEN_5)
         assert [choose_kernel("auto", wide) for wide in (True, False)] == ["packed", ""]
 
-    def test_torch_without_private_operators_computes_as_plain_torch(self, without, monkeypatch):
+    def test_choose_kernel_without_private_operators_uses_torch(self, no_library, monkeypatch):
         monkeypatch.setattr(linear, "read_cpu_flags", lambda: ZEN_5)
         model, x = tiny.make_model(d_model=128), torch.tensor([[4, 5, 6]])
         expected = model.encode(x, torch.tensor([3])).bank
@@ -136,8 +140,7 @@ class TestChoice:
         assert runtime.kernels_of(found) == "" and found.encoder[0].ffn.up.kernel is None
         assert torch.equal(found.encode(x, torch.tensor([3])).bank, expected)
 
-    def test_models(self, without):
-        """Precision and kernel of whole models."""
+    def test_choose_kernel_precision_of_models(self, no_library):
         chosen = {
             (precision, width): runtime.move_to(tiny.make_model(d_model=width), CPU, precision)
             for precision in ("auto", "int8")
@@ -150,9 +153,9 @@ class TestChoice:
             ("int8", 128): "int8",
         }
 
-    @in_c
-    def test_no_clock_decides(self, monkeypatch):
-        """Two loads choose the same, and neither asks for the time."""
+    @needs_library
+    def test_choose_kernel_does_not_depend_on_timing(self, monkeypatch):
+        """Two loads choose the same kernels, and no clock is read."""
         clocks = [name for name in dir(time) if re.search("time|perf_counter|monotonic", name)]
         for name in clocks:
             if callable(getattr(time, name)) and name != "struct_time":
@@ -165,8 +168,8 @@ class TestChoice:
             chosen.append([*map(runtime.kernels_of, moved)])
         assert chosen[0] == chosen[1] == ["int8", "fp32", "int8"]
 
-    @in_c
-    def test_two_precisions_share_what_stays(self):
+    @needs_library
+    def test_move_to_another_precision_shares_parameters(self):
         first = runtime.move_to(tiny.make_model(), CPU, "int8")
         second = runtime.move_to(first, CPU, "fp32")
         assert second is not first
@@ -174,21 +177,21 @@ class TestChoice:
         assert all(a is b for a, b in zip(first.parameters(), second.parameters(), strict=True))
         assert runtime.move_to(first, CPU, "int8") is first
 
-    @pytest.mark.parametrize("kind", KERNELS)
-    def test_a_copy_has_the_kernels(self, kind):
-        if kernels.get_library() is None and kind in linear.C_KERNELS:
+    @pytest.mark.parametrize("kernel", KERNELS)
+    def test_copied_layer_shares_its_kernel(self, kernel):
+        if kernels.get_library() is None and kernel in linear.C_KERNELS:
             pytest.skip("this machine has no kernels")
         layer = make_layer(64, 32)
-        assign_kernels(layer, kind)
+        assign_kernels(layer, kernel)
         assert copy.deepcopy(layer).kernel is layer.kernel
         assert isinstance(layer.kernel, (CKernel, OneDnnKernel, linear.RoundedKernel))
 
 
-@in_c
+@needs_library
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("every", swept([1, 4], [4]))
-def test_a_sentence_is_alone_to_the_last_bit(precision, every, german):
-    """Scores, and the attention that alignments are made of, in batches of any size and order."""
+def test_translation_does_not_depend_on_the_batch(precision, every, german):
+    """Scores and alignments are bitwise equal in batches of any size and order."""
     given = dict(device="cpu", precision=precision, threads=1, report_align=True, n_best=2)
     translator = Translator.from_pretrained(**given)
     lines = german[::every]
@@ -203,16 +206,16 @@ def test_a_sentence_is_alone_to_the_last_bit(precision, every, german):
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
 @settings(deadline=None, max_examples=30)
-def test_padding_changes_nothing(lengths):
-    """Where gradients are asked for, layers compute padding, too."""
+def test_encoder_packed_equals_padded(lengths):
+    """With gradients enabled, layers also compute the padding."""
     model = tiny.make_model(enc_layers=2)
     src = torch.randint(4, 9, (len(lengths), max(lengths) + 2))
-    of_tokens = torch.arange(src.size(1)) < torch.tensor(lengths)[:, None]
+    is_token = torch.arange(src.size(1)) < torch.tensor(lengths)[:, None]
     with torch.no_grad():
         packed = model.run_encoder(src, torch.tensor(lengths)).bank
     padded = model.run_encoder(src, torch.tensor(lengths)).bank
-    torch.testing.assert_close(packed[of_tokens], padded[of_tokens])
-    assert (packed[~of_tokens] == 0).all()
+    torch.testing.assert_close(packed[is_token], padded[is_token])
+    assert (packed[~is_token] == 0).all()
 
 
 @pytest.fixture(scope="module")

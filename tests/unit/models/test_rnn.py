@@ -1,4 +1,4 @@
-"""Recurrent models against OpenNMT-py's own scores, and against the formulas by hand."""
+"""Recurrent models against OpenNMT-py's scores, and against the formulas."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from tests.support.files import assert_gold
 from tests.support.random_models import RNNS, build, make_rnn, rnn_weights
 
 ATOL = 1e-5
-RTOL = 5e-6  # logits are up to 10, with 24 bits each
+RTOL = 5e-6  # logits are up to 10, in float32
 SRC = torch.tensor([[5, 6, 7, 8, 3], [9, 10, 3, 1, 1], [4, 1, 1, 1, 1]])
 SRC_LENGTHS = torch.tensor([5, 3, 1])
 TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5], [2, 3, 3, 6, 4, 9]])
@@ -26,11 +26,11 @@ FILES = {
 }
 
 
-def test_scores_are_those_of_opennmt_py():
+def test_scores_equal_opennmt_py():
     assert_gold(archives.CHECKPOINTS / LSTM, "onmt120_lstm")
 
 
-def assert_by_hand(model, weights, options):
+def assert_matches(model, weights, options):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         expected = rnn_reference.logits(weights, options, SRC[b, :n], TGT[b])
@@ -38,32 +38,32 @@ def assert_by_hand(model, weights, options):
 
 
 @pytest.mark.parametrize("options", RNNS.values(), ids=RNNS)
-def test_logits_follow_the_formulas(options):
-    assert_by_hand(make_rnn(**options), rnn_weights(**options), options)
+def test_logits_match_the_formulas(options):
+    assert_matches(make_rnn(**options), rnn_weights(**options), options)
 
 
 @pytest.mark.parametrize("name", FILES.values(), ids=FILES)
-def test_files_of_opennmt_py_follow_the_formulas(name):
+def test_opennmt_py_checkpoint_matches_the_formulas(name):
     weights, options = archives.read_opennmt(name)
     options = {**options, "cell": options["rnn_type"], "attention": options["global_attention"]}
-    assert_by_hand(build(build_rnn, weights, options), weights, options)
+    assert_matches(build(build_rnn, weights, options), weights, options)
 
 
-def test_the_bridge_does_not_mix_sentences_as_it_once_did():
-    """The rule up to 2.x: fold (layers, sentences, d) as it lies in memory."""
+def test_bridge_does_not_mix_sentences():
+    """OpenNMT-py up to 2.x folds (layers, sentences, d) in memory order."""
     encoder = make_rnn(bridge=True).encoder
-    part = torch.arange(2 * 3 * 8.0).view(2, 3, 8) / 20  # layers, sentences, d
-    ours = encoder._cross(0, part)
-    old = encoder.bridge[0](part.view(-1, 16)).relu().view(part.shape)
+    state = torch.arange(2 * 3 * 8.0).view(2, 3, 8) / 20  # layers, sentences, d
+    ours = encoder._apply_bridge(0, state)
+    old = encoder.bridge[0](state.view(-1, 16)).relu().view(state.shape)
     assert not torch.allclose(ours, old)
-    for b in range(3):  # alone, the old rule and ours are the same
-        alone = part[:, b : b + 1].contiguous()
-        old = encoder.bridge[0](alone.view(-1, 16)).relu().view(alone.shape)
+    for b in range(3):  # for one sentence, both rules are the same
+        single = state[:, b : b + 1].contiguous()
+        old = encoder.bridge[0](single.view(-1, 16)).relu().view(single.shape)
         torch.testing.assert_close(ours[:, b : b + 1], old)
 
 
-def test_sparsemax_is_the_nearest_distribution():
-    """The projection onto the simplex: what is kept lies above one threshold, by its weight."""
+def test_sparsemax_is_the_projection_onto_the_simplex():
+    """Each positive weight is its score minus one threshold."""
     scores = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 2
     scores[:, 5:] = -math.inf
     weights = sparsemax(scores)
@@ -79,7 +79,7 @@ TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 
 class TestStrictness:
     @pytest.mark.parametrize("name", rnn_weights(context_gate="both", bridge=True, brnn=True))
-    def test_nothing_may_be_missing(self, name):
+    def test_missing_weight_is_rejected(self, name):
         weights = rnn_weights(context_gate="both", bridge=True, brnn=True)
         del weights[name]
         with pytest.raises(CheckpointError):
@@ -90,7 +90,7 @@ class TestStrictness:
         [
             ("encoder.embeddings.make_embedding.emb_luts.1.weight", torch.ones(3, 3), "emb_luts.1"),
             ("decoder.attn.linear_in.weight", torch.ones(8, 7), "size mismatch"),
-            # Only claimed: a decoder of that width would take 16 TB
+            # A decoder of this width would take 16 TB
             ("decoder.attn.linear_out.weight", torch.ones(1_000_000, 1), "size mismatch"),
             ("generator.0.weight", torch.ones(0, 8), "weights"),
             (TABLE, torch.ones(0, 6), "shape [0, 6]"),
@@ -98,11 +98,11 @@ class TestStrictness:
             ("encoder.rnn.weight_hh_l0", torch.ones(8, 8), "only LSTM and GRU"),
         ],
     )
-    def test_weights_that_do_not_fit(self, name, weight, words):
+    def test_invalid_weight_is_rejected(self, name, weight, words):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             build(build_rnn, {**rnn_weights(), name: weight}, {})
 
-    def test_layers_must_be_as_many_on_both_sides(self):
+    def test_encoder_and_decoder_must_have_equally_many_layers(self):
         weights, more = rnn_weights(layers=1), rnn_weights(layers=2)
         weights |= {name: more[name] for name in more if name.startswith("decoder.rnn.layers.1")}
         with pytest.raises(CheckpointError, match="2 decoder layers"):
@@ -111,12 +111,12 @@ class TestStrictness:
     @pytest.mark.parametrize(
         "options, words",
         [
-            ({}, "context_gate"),  # a gate must say its kind
+            ({}, "context_gate"),  # the weights do not determine the type of gate
             ({"global_attention": ["x"]}, "global_attention (is )?a list"),
             ({"context_gate": ["x"]}, "context_gate .* a list"),
         ],
     )
-    def test_options_that_do_not_fit(self, options, words):
+    def test_invalid_option_is_rejected(self, options, words):
         with pytest.raises(CheckpointError, match=words):
             build(build_rnn, rnn_weights(context_gate="source"), options)
 

@@ -1,4 +1,4 @@
-"""`State.select`: tile, re-order, drop and admit, then go on as if each row stood alone."""
+"""`State.select`: tile, reorder, drop and add rows; later steps equal a separate forward pass."""
 
 from random import Random
 
@@ -15,11 +15,11 @@ from tests.support.sweeps import swept
 
 
 @pytest.mark.parametrize("seed", swept(range(20), range(4)))
-def test_a_table_is_looked_up_as_its_format_says(seed):
-    """Exact prefix, then "*n", then the default; keys that no prefix looks like count nowhere."""
+def test_table_model_looks_up_prefix_then_length_then_default(seed):
+    """Keys that are not prefixes have no effect."""
     random, n_tokens = Random(seed), 3
 
-    def table(n: int) -> dict[str, list[float]]:
+    def make_table(n: int) -> dict[str, list[float]]:
         prefixes = [random.choices(range(n_tokens), k=random.randrange(5)) for _ in range(6)]
         keys = [" ".join(map(str, prefix)) for prefix in prefixes]
         keys += [f"*{random.randrange(6)}" for _ in range(3)]
@@ -32,7 +32,7 @@ def test_a_table_is_looked_up_as_its_format_says(seed):
                 return rows[key]
         return default
 
-    sources = [TableSource(n, table(3), [0.0] * 3, table(n), [0.5] * n) for n in (2, 4)]
+    sources = [TableSource(n, make_table(3), [0.0] * 3, make_table(n), [0.5] * n) for n in (2, 4)]
     model, lengths = TableModel(sources, n_tokens), torch.tensor([2, 4])
     for _ in range(20):
         state = model.init_state(model.encode(torch.tensor([[0] * 4, [1] * 4]), lengths))
@@ -48,20 +48,20 @@ def test_a_table_is_looked_up_as_its_format_says(seed):
                 assert attn[b, source.length :].sum() == 0
 
 
-ON_A_GPU = ["transformer", "transformer_shaw", "transformer_rotary", "copy_transformer"]
-# Each kind of state, and each way in which keys are asked, once
+GPU_MODELS = ["transformer", "transformer_shaw", "transformer_rotary", "copy_transformer"]
+# One model per type of state and of self-attention
 DAILY = [
     *("transformer", "transformer_shaw_values", "transformer_buckets", "transformer_rotary"),
     *("transformer_alibi", "transformer_average_ffn", "transformer_aligned", "table"),
     *("rnn_lstm", "rnn_brnn_gru", "rnn_gate_both", "rnn_no_attention", "fconv_uneven"),
     *("cnn_plain", "copy_general", "copy_mlp", "copy_transformer", "ensemble_of_probs"),
 ]
-ALL = [*MODELS, *(f"{name} on a GPU" for name in ON_A_GPU)]
+ALL = [*MODELS, *(f"{name} on a GPU" for name in GPU_MODELS)]
 
 
 @pytest.fixture(params=swept(ALL, [*DAILY, "transformer_shaw on a GPU", "transformer on a GPU"]))
 def rows(request, monkeypatch) -> Rows:
-    """Little room for keys and values, so that they are cleared away and grow all the time."""
+    """A small capacity for keys and values, so that they are often compacted."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
     name, *gpu = request.param.split(" ")
     if gpu:
@@ -69,7 +69,7 @@ def rows(request, monkeypatch) -> Rows:
     return Rows(MODELS[name]())
 
 
-def test_tile_shuffle_and_drop_the_middle_sentence(rows):
+def test_select_tiles_reorders_and_drops_a_sentence(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 3, 2, 3])
@@ -81,7 +81,7 @@ def test_tile_shuffle_and_drop_the_middle_sentence(rows):
     rows.step([1, 3])
 
 
-def test_children_of_one_parent_diverge(rows):
+def test_select_duplicated_rows_diverge(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 2, 1, 2])
@@ -90,11 +90,11 @@ def test_children_of_one_parent_diverge(rows):
     rows.step([3, 1, 2, 3, 1, 2])
 
 
-def test_sentences_change_places_and_widths(rows):
+def test_select_moves_sentences_and_changes_beam_size(rows):
     rows.step([2, 2, 2])
-    rows.select([[0], [1], [2]])  # as they are
+    rows.select([[0], [1], [2]])  # unchanged
     rows.step([1, 2, 3])
-    rows.select([[2, 2, 2], [0, 0, 0]])  # more rows than there have ever been
+    rows.select([[2, 2, 2], [0, 0, 0]])  # more rows than ever before
     rows.step([1, 2, 3, 1, 2, 3])
     rows.select([[5, 3], [2, 0]])
     rows.step([1, 2, 3, 1])
@@ -102,20 +102,20 @@ def test_sentences_change_places_and_widths(rows):
     rows.step([1, 2, 3, 1, 2, 3, 1, 2])
 
 
-def test_sentences_join_at_different_steps(rows):
+def test_select_adds_sentences_at_different_steps(rows):
     rows.select([[0, 0], [1, 1], [2, 2]])
     rows.step([2] * 6)
     rows.step([1, 2, 1, 3, 2, 3])
-    rows.select([[1, 0], [6, 6], [5, 5]], joining=[3])  # in the place of the second
+    rows.select([[1, 0], [6, 6], [5, 5]], joining=[3])  # in the slot of the second
     rows.step([1, 2, 2, 2, 3, 1])
-    rows.select([[0, 0], [3, 2], [4, 5], [6, 6], [7, 7]], joining=[4, 5])  # more than ever
+    rows.select([[0, 0], [3, 2], [4, 5], [6, 6], [7, 7]], joining=[4, 5])  # more than ever before
     rows.step([1, 2, 3, 1, 2, 3, 2, 2, 2, 2])
-    rows.select([[8, 9], [10, 10], [2, 3]], joining=[1])  # the older ones are over
+    rows.select([[8, 9], [10, 10], [2, 3]], joining=[1])  # the older sentences have finished
     rows.step([3, 1, 2, 2, 3, 2])
     rows.step([1, 1, 2, 3, 3, 2])
 
 
-def test_sentences_join_where_each_has_one_row(rows):
+def test_select_adds_sentences_with_beam_size_one(rows):
     rows.step([2, 2, 2])
     rows.step([1, 2, 3])
     rows.select([[0], [3], [2]], joining=[3])
@@ -129,8 +129,8 @@ def test_sentences_join_where_each_has_one_row(rows):
 
 
 @pytest.mark.parametrize("seed", swept(range(3), [2]))
-def test_random_walk_with_sentences_that_join(rows, seed):
-    """As in a running search: those that are over make room, others move into holes."""
+def test_select_random_sequence_of_selections(rows, seed):
+    """As in a search: finished sentences leave, and others move into their slots."""
     random, width = Random(seed), 1 + seed
     rows.select([[b] * width for b in range(3)])
     for _ in range(9):
@@ -146,8 +146,8 @@ def test_random_walk_with_sentences_that_join(rows, seed):
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_shaw", "transformer_rotary"])
-def test_where_the_host_may_not_ask_what_is_live(name, monkeypatch):
-    """Away from a CPU the cache is cleared by the ages of sentences alone."""
+def test_cache_without_sync_keeps_entries_since_oldest_sentence_joined(name, monkeypatch):
+    """On a GPU, the cache is compacted by the ages of sentences only."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
     monkeypatch.setattr(cache, "SYNC_FREE_DEVICES", ())
     rows, sizes = Rows(MODELS[name]()), []
@@ -162,7 +162,7 @@ def test_where_the_host_may_not_ask_what_is_live(name, monkeypatch):
     assert max(sizes) <= 2 * 2 * 9  # a sentence stays nine steps
 
 
-def test_the_cache_grows_past_its_first_capacity():
+def test_cache_grows_beyond_first_capacity():
     model = tiny.make_model(max_positions=2 * FIRST_CAPACITY + 10)
     memory = model.encode(torch.tensor([[5, 6, 7], [8, 9, 1]]), torch.tensor([3, 2]))
     state = select(model.init_state(memory), 1, [[0, 0], [1, 1]])
@@ -180,23 +180,23 @@ def test_the_cache_grows_past_its_first_capacity():
         torch.testing.assert_close(logits[row], full[row // 2, -1], atol=ATOL, rtol=0)
 
 
-def test_keys_and_values_stay_where_they_were_written():
+def test_cache_select_does_not_move_entries():
     rows = Rows(tiny.make_model())
     rows.select([[0] * 4, [1] * 4, [2] * 4])
     rows.step([2] * 12)
     rows.step([3] * 12)
     past, n = rows.state.past, rows.state.past.length
 
-    def written(b: int) -> list[torch.Tensor]:
+    def copy_entries(b: int) -> list[torch.Tensor]:
         return [buffer[:, b, :, :n].clone() for buffer in (*past.keys, *past.values)]
 
-    def same(b: int, before: list[torch.Tensor]) -> bool:
-        return all(map(torch.equal, written(b), before))
+    def equals(b: int, before: list[torch.Tensor]) -> bool:
+        return all(map(torch.equal, copy_entries(b), before))
 
-    first = [written(b) for b in range(3)]
-    places = [buffer.data_ptr() for buffer in (*past.keys, *past.values)]
+    first = [copy_entries(b) for b in range(3)]
+    addresses = [buffer.data_ptr() for buffer in (*past.keys, *past.values)]
     rows.select([[3, 2, 1, 0], [4, 4, 4, 4], [9, 8, 11, 10]])
-    assert all(map(same, range(3), first))
-    rows.select([[8, 9, 10, 11], [5, 4, 6, 7]])  # the last moves into the place of the first
-    assert same(0, first[2]) and same(1, first[1])
-    assert [buffer.data_ptr() for buffer in (*past.keys, *past.values)] == places
+    assert all(map(equals, range(3), first))
+    rows.select([[8, 9, 10, 11], [5, 4, 6, 7]])  # the last moves into the slot of the first
+    assert equals(0, first[2]) and equals(1, first[1])
+    assert [buffer.data_ptr() for buffer in (*past.keys, *past.values)] == addresses

@@ -1,4 +1,4 @@
-"""The Transformer against `torch.nn` modules with copied weights, and against itself."""
+"""The Transformer against `torch.nn` modules with the same weights, and its switches."""
 
 import math
 
@@ -21,21 +21,21 @@ TGT = torch.tensor([[2, 11, 12, 11, 13, 4], [2, 7, 7, 8, 9, 5]])
 
 
 @pytest.mark.parametrize("switches", WITH_TORCH_MODULE.values(), ids=WITH_TORCH_MODULE)
-def test_whole_model_equals_torch_modules(switches):
-    model = tiny.make_model(**switches).double()  # in float32 some processors differ by more
-    expected = reference_logits(model, SRC, SRC_LENGTHS, TGT)
+def test_model_equals_torch_modules(switches):
+    model = tiny.make_model(**switches).double()  # on some CPUs float32 differs by more
+    expected = compute_logits(model, SRC, SRC_LENGTHS, TGT)
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
 
 
 @pytest.mark.parametrize("switches", WITHOUT_TORCH_MODULE.values(), ids=WITHOUT_TORCH_MODULE.keys())
 def test_each_switch_changes_the_result(switches):
-    """Its own weights aside: those of the default model are copied as far as they fit."""
+    """The model has the weights of the default model if shapes are equal."""
     default, model = tiny.make_model(), tiny.make_model(**switches)
     weights = default.state_dict()
-    fitting = {n: w for n, w in model.state_dict().items() if n in weights}
+    shared = {n: w for n, w in model.state_dict().items() if n in weights}
     with torch.no_grad():
-        for name, weight in fitting.items():
+        for name, weight in shared.items():
             if weight.shape == weights[name].shape:
                 weight.copy_(weights[name])
     one, other = (m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in (default, model))
@@ -43,7 +43,7 @@ def test_each_switch_changes_the_result(switches):
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "concat", "fairseq"])
-def test_sinusoids_follow_the_formula(layout):
+def test_make_sinusoids_matches_the_formula(layout):
     n, d = 50, 6
     table = make_sinusoids(n, d, layout)
     assert table.shape == (n, d)
@@ -67,13 +67,13 @@ def test_sinusoids_follow_the_formula(layout):
     ],
     ids=str,
 )
-def test_switches_that_do_not_fit(wrong):
+def test_invalid_config_is_rejected(wrong):
     with pytest.raises(ValueError, match="config"):
         tiny.make_model(**wrong)
 
 
 class TestDropout:
-    def test_is_off_when_not_training(self):
+    def test_dropout_is_off_in_eval_mode(self):
         plain = tiny.make_model()
         dropping = Transformer(plain.cfg, dropout=0.5)
         dropping.load_state_dict(plain.state_dict())
@@ -84,17 +84,17 @@ class TestDropout:
         dropped = dropping.forward(dropping.encode(SRC, SRC_LENGTHS), TGT)
         assert (dropped - logits).abs().max() > 0.1
 
-    def test_one_mask_serves_all_positions_of_a_sentence(self):
+    def test_dropout_mask_is_shared_by_all_positions(self):
         torch.manual_seed(0)
         x = Dropout(0.25).train()(torch.ones(3, 5, 1000))
         assert torch.equal(x, x[:, :1].expand_as(x))
         assert not torch.equal(x[0], x[1])
-        # What is kept is scaled up, so that the mean stays
+        # Other values are scaled up, so that the mean is unchanged
         assert x.unique().tolist() == pytest.approx([0, 1 / 0.75])
         assert (x == 0).float().mean().item() == pytest.approx(0.25, abs=0.05)
 
 
-# -- the same computation with torch.nn's layers ----------------------------------------------
+# ---- The same computation with torch.nn layers ----
 
 
 def copy_linear(target: nn.Linear, source: nn.Linear) -> None:
@@ -111,10 +111,10 @@ def copy_attention(target: nn.MultiheadAttention, source: SelfAttention | CrossA
 
 
 @torch.no_grad()
-def torch_layer(kind: type[nn.Module], model: Transformer, layer: TransformerLayer):
+def make_torch_layer(layer_class: type[nn.Module], model: Transformer, layer: TransformerLayer):
     cfg = model.cfg
     activation = {"silu": nn.functional.silu}.get(cfg.activation, cfg.activation)
-    copy = kind(
+    copy = layer_class(
         cfg.d_model,
         cfg.heads,
         cfg.d_ff,
@@ -128,7 +128,7 @@ def torch_layer(kind: type[nn.Module], model: Transformer, layer: TransformerLay
     copy_linear(copy.linear1, layer.ffn.up)
     copy_linear(copy.linear2, layer.ffn.down)
     residuals = [layer.self_attn_residual, layer.ffn_residual]
-    if kind is nn.TransformerDecoderLayer:
+    if layer_class is nn.TransformerDecoderLayer:
         copy_attention(copy.multihead_attn, layer.cross_attn)
         residuals.insert(1, layer.cross_attn_residual)
     for i, residual in enumerate(residuals, 1):
@@ -152,26 +152,37 @@ def embed(embedding: nn.Module, model: Transformer, ids: torch.Tensor) -> torch.
     return x
 
 
-def top_norm(norm: nn.Module, model: Transformer, x: torch.Tensor) -> torch.Tensor:
+def apply_final_norm(norm: nn.Module, model: Transformer, x: torch.Tensor) -> torch.Tensor:
     cfg = model.cfg
     if not cfg.final_norm:
         return x
     return nn.functional.layer_norm(x, (cfg.d_model,), norm.weight, norm.bias, cfg.norm_eps)
 
 
-def reference_logits(model, src, src_lengths, tgt) -> torch.Tensor:
+def compute_logits(model, src, src_lengths, tgt) -> torch.Tensor:
+    """Compute the logits of a model with torch.nn layers.
+
+    Args:
+        model: the model
+        src: source ids (B, S), int64
+        src_lengths: lengths (B,), int64
+        tgt: decoder input (B, T), int64
+
+    Returns:
+        Logits (B, T, V).
+    """
     padding = torch.arange(src.size(1)) >= src_lengths[:, None]
     bank = embed(model.src_embedding, model, src)
     for layer in model.encoder:
-        copy = torch_layer(nn.TransformerEncoderLayer, model, layer)
+        copy = make_torch_layer(nn.TransformerEncoderLayer, model, layer)
         bank = copy(bank, src_key_padding_mask=padding)
-    bank = top_norm(model.enc_norm, model, bank)
+    bank = apply_final_norm(model.enc_norm, model, bank)
     causal = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
     x = embed(model.tgt_embedding, model, tgt)
     for layer in model.decoder:
-        copy = torch_layer(nn.TransformerDecoderLayer, model, layer)
+        copy = make_torch_layer(nn.TransformerDecoderLayer, model, layer)
         x = copy(x, bank, tgt_mask=causal, memory_key_padding_mask=padding)
-    x = top_norm(model.dec_norm, model, x)
+    x = apply_final_norm(model.dec_norm, model, x)
     bias = model.output.bias if model.cfg.output_bias else 0.0
     tied = model.tgt_embedding.token.weight if model.cfg.tie_output else model.output.weight
     return x @ tied.T + bias
