@@ -1,5 +1,5 @@
-"""Models of all toolkits, read and written.
+"""Reading and writing models of all supported toolkits.
 
-A reader returns the model that a file holds, or raises CheckpointError: for damage, contradictions,
-and models of kinds that are not read.  Nothing of a file is run.
+Readers return a Checkpoint, or raise CheckpointError for damaged, inconsistent and unsupported
+files.  No code from a model file is executed.
 """

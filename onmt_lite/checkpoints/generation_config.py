@@ -1,29 +1,29 @@
-"""Search options that a model brings as its own defaults: those of Hugging Face and of Marian."""
+"""Reads search defaults from model files: generation_config.json and Marian's decoder.yml."""
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onmt_lite.checkpoints.config_reader import load_yaml
+from onmt_lite.checkpoints.config_reader import format_value, load_yaml
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.search.policy import Preset
 from onmt_lite.search.presets import SWITCHES
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.system.safe_parse import parse_json, parse_yaml
 
-# Those that `onmt_lite.checkpoints.huggingface.reader` reads
+# The families of `onmt_lite.checkpoints.huggingface.reader`, which would import torch
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
 CONFIG, GENERATION = "config.json", "generation_config.json"
-VERSIONS = ("transformers-4", "transformers-5")  # whose `generate` read these files differently
+VERSIONS = ("transformers-4", "transformers-5")  # which read these files differently
 MAX_BYTES = 1 << 20
-MAX_LENGTH = 1 << 30  # no output is longer
-MAX_FLOAT = 3.4028234663852886e38  # the largest number of 32 bits
+MAX_LENGTH = 1 << 30  # longer than any output
+MAX_FLOAT = 3.4028234663852886e38  # the largest float32
 
-# What their values are here, if it is not the same
-VALUES: dict[str, Callable[[Any], Any]] = {
-    # New tokens are counted without the start token
+# Conversions to the values of our options
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    # These do not count the start token
     "max_new_tokens": lambda n: n + 1,
     "min_new_tokens": lambda n: n + 1,
     "early_stopping": lambda value: {True: "true", False: "false"}.get(value, value),
@@ -33,23 +33,23 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 
 
 def load_table(table: str) -> dict[str, Any]:
-    """A table of generation_config.yaml: our names by those of a file, for instance."""
+    """Load a table of generation_config.yaml."""
     return load_yaml("generation_config.yaml")[table]
 
 
-def _is_tokens(value: Any, n: int) -> bool:
+def _is_token_list(value: Any, n: int) -> bool:
     return isinstance(value, list) and all(type(i) is int and 0 <= i < n for i in value)
 
 
-def _is_phrases(value: Any, n: int) -> bool:
-    return isinstance(value, list) and all(word and _is_tokens(word, n) for word in value)
+def _is_phrase_list(value: Any, n: int) -> bool:
+    return isinstance(value, list) and all(word and _is_token_list(word, n) for word in value)
 
 
-def _is_biases(value: Any, n: int) -> bool:
+def _is_bias_list(value: Any, n: int) -> bool:
     pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
     return (
         pairs
-        and _is_phrases([tokens for tokens, _ in value], n)
+        and _is_phrase_list([tokens for tokens, _ in value], n)
         and all(type(bias) in (int, float) for _, bias in value)
         and all(abs(bias) <= MAX_FLOAT or bias == -math.inf for _, bias in value)
     )
@@ -61,61 +61,73 @@ def _is_decay(value: Any, n: int) -> bool:
     return is_pair and all(0 <= x <= MAX_FLOAT for x in value)
 
 
-# Rules about tokens: whether a value can be one, for a vocabulary of n tokens; what it must be
-TOKENS = "a list of the model's tokens"
+# Token rules: a check of the value for a vocabulary of n tokens, and a description of valid values
+TOKENS = "a list of token IDs of the model"
 RULES: dict[str, tuple[Callable[[Any, int], bool], str]] = {
-    "bad_words_ids": (_is_phrases, "a list of lists of the model's tokens"),
-    "suppress_tokens": (_is_tokens, TOKENS),
-    "begin_suppress_tokens": (_is_tokens, TOKENS),
-    "eos_token_id": (lambda i, n: type(i) is not list or (i != [] and _is_tokens(i, n)), TOKENS),
-    "sequence_bias": (_is_biases, "a list of pairs: tokens of the model, a number"),
-    "exponential_decay_length_penalty": (_is_decay, "a list of a length in tokens and a factor"),
-    "encoder_no_repeat_ngram_size": (lambda n, _: type(n) is int and n >= 0, "0 or more tokens"),
+    "bad_words_ids": (_is_phrase_list, "a list of lists of token IDs of the model"),
+    "suppress_tokens": (_is_token_list, TOKENS),
+    "begin_suppress_tokens": (_is_token_list, TOKENS),
+    "eos_token_id": (
+        lambda i, n: type(i) is not list or (i != [] and _is_token_list(i, n)),
+        TOKENS,
+    ),
+    "sequence_bias": (
+        _is_bias_list,
+        "a list of pairs of token IDs of the model and a finite number",
+    ),
+    "exponential_decay_length_penalty": (
+        _is_decay,
+        "a list of a length in tokens and a non-negative factor",
+    ),
+    "encoder_no_repeat_ngram_size": (
+        lambda n, _: type(n) is int and n >= 0,
+        "an integer of at least 0",
+    ),
 }
 
 
 def parse_token_rules(
-    table: Mapping[str, Any], where: Callable[[str], Path], eos: int, vocab_size: int
+    settings: Mapping[str, Any], get_file: Callable[[str], Path], eos: int, vocab_size: int
 ) -> TokenRules:
-    """Return the rules in settings of Hugging Face.
+    """Return the token rules in the settings of a transformers model.
 
     Args:
-        table: the settings.
-        where: returns the file that a setting is from.
-        eos: the end token.
-        vocab_size: the number of tokens.
+        settings: the settings by name.
+        get_file: returns the file that contains a setting, for error messages.
+        eos: ID of the end token.
+        vocab_size: size of the target vocabulary.
 
     Raises:
-        CheckpointError: if an ID is not a token of the model, or a value not of its type.
+        CheckpointError: if a value has the wrong type or an ID outside the vocabulary.
     """
-    values = {name: table.get(name) for name in RULES}
+    values = {name: settings.get(name) for name in RULES}
     for name, (is_valid, expected) in RULES.items():
         if values[name] is not None and not is_valid(values[name], vocab_size):
-            raise CheckpointError(f"{where(name)}: {name} must be {expected}; correct it there")
+            raise CheckpointError(f"{get_file(name)}: {name} must be {expected}; correct it there")
     ends = values["eos_token_id"] if isinstance(values["eos_token_id"], list) else [eos]
-    never = [[token] for token in values["suppress_tokens"] or []]
-    forced = table.get("forced_eos_token_id")
+    banned = [[token] for token in values["suppress_tokens"] or []]
+    forced = settings.get("forced_eos_token_id")
     if isinstance(forced, list) and len(forced) == 1:
         (forced,) = forced
     if forced is not None and forced not in ends:
         raise CheckpointError(
-            f"{where('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
+            f"{get_file('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
         )
-    forced = forced if forced is None else ends[ends.index(forced)]  # an int where it was 2.0
-    if forced is not None and [forced] in never:
+    forced = forced if forced is None else ends[ends.index(forced)]  # 2 for 2.0
+    if forced is not None and [forced] in banned:
         raise CheckpointError(
-            f"{where('suppress_tokens')}: suppress_tokens must not have the end token ({eos}), "
-            "because forced_eos_token_id is set"
+            f"{get_file('suppress_tokens')}: suppress_tokens must not contain the end token "
+            f"({eos}) because forced_eos_token_id is set"
         )
-    # `generate` takes an end token alone for a mistake, and a bias of -inf is a ban
+    # `generate` ignores a lone end token among the bad words; a bias of -inf is a ban
     words = [word for word in values["bad_words_ids"] or [] if word not in [[i] for i in ends]]
     biases = {tuple(tokens): float(bias) for tokens, bias in values["sequence_bias"] or []}
-    never += [[*tokens] for tokens, bias in biases.items() if bias == -math.inf]
+    banned += [[*tokens] for tokens, bias in biases.items() if bias == -math.inf]
     decay = values["exponential_decay_length_penalty"]
     return TokenRules(
-        tuple(sorted(set(map(tuple, [*words, *never])))),
+        tuple(sorted(set(map(tuple, [*words, *banned])))),
         forced is not None,
-        table.get("renormalize_logits") is True,
+        settings.get("renormalize_logits") is True,
         tuple(dict.fromkeys([ends[0] if forced is None else forced, *ends])),
         tuple(values["begin_suppress_tokens"] or ()),
         values["encoder_no_repeat_ngram_size"] or 0,
@@ -125,30 +137,39 @@ def parse_token_rules(
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a setting is a number, or numbers in lists that are not nested deeper."""
+    """Return True for a number, and for numbers in lists of at most `depth` levels."""
     if isinstance(value, list):
         return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     return isinstance(value, (int, float))
 
 
 def select_settings(
-    own: Mapping[str, Any], said: Mapping[str, Any] | None, version: str
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, version: str
 ) -> tuple[dict[str, Any], str]:
-    """The settings that `generate` takes, and the name of their file.
+    """Return the settings that `generate` uses, and the name of their file.
 
-    own: config.json; said: generation_config.json, None if there is none, which alone counts.  But
-    transformers 4 prefers a config.json with settings of its own to a file that was made of one.
+    generation_config.json replaces config.json entirely.  Exception: transformers 4 prefers a
+    config.json with search settings to a generation_config.json that was derived from it.
+
+    Args:
+        config: content of config.json.
+        generation: content of generation_config.json, None if the file does not exist.
+        version: one of VERSIONS.
     """
-    old = version == "transformers-4"
-    usual = load_table("of_family").get(str(own.get("model_type")), {}) if old else {}
-    own = {**usual, **own}
-    if said is not None and not (old and said.get("_from_model_config")):
-        return dict(said), GENERATION
-    changed = (
-        own.get(name) not in (None, value)
-        for name, value in (load_table("of_old_files") | usual).items()
+    is_old = version == "transformers-4"
+    defaults = (
+        load_table("family_defaults").get(str(config.get("model_type")), {}) if is_old else {}
     )
-    return (dict(own), CONFIG) if said is None or any(changed) else (dict(said), GENERATION)
+    config = {**defaults, **config}
+    if generation is not None and not (is_old and generation.get("_from_model_config")):
+        return dict(generation), GENERATION
+    has_settings = any(
+        config.get(name) not in (None, value)
+        for name, value in (load_table("legacy_defaults") | defaults).items()
+    )
+    if generation is None or has_settings:
+        return dict(config), CONFIG
+    return dict(generation), GENERATION
 
 
 def read_defaults(
@@ -158,97 +179,166 @@ def read_defaults(
     given: Mapping[str, Any],
     check: Callable[[str, Any], Any],
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """Defaults of a Hugging Face directory, the first model: options by name, those of `generate`
-    itself first, and settings that no option sets; each with where they are from.
+    """Return the default options that a transformers model defines.
 
-    check: returns an option's value or raises ValueError.  Raises CheckpointError for an invalid
-    value and for a setting that is not supported; OptionError if the model samples and nobody says
-    whether to.
+    Args:
+        models: the models; only the first one is read.
+        search: name of the preset.
+        preset: the preset.
+        given: options that the user has set.
+        check: returns the value of an option, or raises ValueError.
+
+    Returns:
+        Pairs of options by name and their origin: first the defaults of `generate`, then those of
+        the model, including settings without an equivalent option.
+
+    Raises:
+        CheckpointError: if a value is invalid or a setting is not supported.
+        OptionError: if the model samples by default and do_sample is not set.
     """
-    folder, drawn = Path(models[0] if models else ""), given.get("do_sample")
-    own = _read(folder / CONFIG) or {}
-    if not models or own.get("model_type") not in FAMILIES:
+    directory, do_sample = Path(models[0] if models else ""), given.get("do_sample")
+    config = _read_object(directory / CONFIG) or {}
+    if not models or config.get("model_type") not in FAMILIES:
         return []
-    said = _read(folder / GENERATION)
-    table, name = select_settings(own, said, preset.model_defaults or "")
-    path, of_file = folder / name, (own if name == CONFIG else said) or {}
-    if table.get("do_sample") and drawn is None:
+    generation = _read_object(directory / GENERATION)
+    settings, name = select_settings(config, generation, preset.model_defaults or "")
+    path, in_file = directory / name, (config if name == CONFIG else generation) or {}
+    if settings.get("do_sample") and do_sample is None:
         raise OptionError(
-            f"do_sample: {path} says true; set do_sample to true to draw tokens, or to false to "
-            "search for the best"
+            f"do_sample: {path} enables sampling; set do_sample to true to sample, or to false for "
+            "beam search"
         )
-    neutral = load_table("unsupported") | (load_table("unsupported_drawing") if drawn else {})
+    names = load_table("generation_config") | (load_table("sampling") if do_sample else {})
+    unavailable = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
+    _refuse_unsupported(path, settings, search, _list_neutral(preset, bool(do_sample), unavailable))
+    names = {n: option for n, option in names.items() if n not in unavailable}
+    options = _convert_options(path, settings, names, check)
+    fixed = {n: settings.get(n) for n, o in load_table("tokens").items() if o not in given}
+    options |= {n: value for n, value in fixed.items() if n in in_file and _is_plain(value)}
+    implied = {n: value for n, value in fixed.items() if n not in in_file and value is not None}
+    return [({**preset.model_fallbacks, **implied}, f"of {search}"), (options, f"of {path}")]
+
+
+def _list_neutral(
+    preset: Preset, do_sample: bool, unavailable: Iterable[str]
+) -> dict[str, list[Any]]:
+    """Return the values without effect of all settings that a preset does not support.
+
+    Args:
+        preset: the preset.
+        do_sample: whether tokens are sampled.
+        unavailable: further settings, for which the preset has no option.
+    """
+    neutral = load_table("unsupported") | (load_table("unsupported_sampling") if do_sample else {})
     neutral |= {} if preset.has_token_rules else load_table("unsupported_rules")
-    names = load_table("generation_config") | (load_table("drawing") if drawn else {})
-    lacking = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
-    neutral |= {n: [load_table("of_old_files")[n]] for n in lacking}
-    for key, values in neutral.items():
-        if table.get(key) is not None and table[key] not in values:
+    return neutral | {name: [load_table("legacy_defaults")[name]] for name in unavailable}
+
+
+def _refuse_unsupported(
+    path: Path, settings: Mapping[str, Any], search: str, neutral: Mapping[str, list[Any]]
+) -> None:
+    """Raise CheckpointError for an unsupported setting that has an effect.
+
+    Args:
+        path: the file, for the error message.
+        settings: settings by name.
+        search: name of the preset, for the error message.
+        neutral: values without effect, by unsupported setting.
+    """
+    for name, values in neutral.items():
+        if settings.get(name) is not None and settings[name] not in values:
             raise CheckpointError(
-                f"{path}: {key} changes what the model says, which -search {search} does not "
-                "support; remove it there, or give another -search"
+                f"{path}: -search {search} does not support {name}, which changes the output; "
+                "remove it there, or use another -search"
             )
-    options = _options(path, table, {n: o for n, o in names.items() if n not in lacking}, check)
-    fixed = {n: table.get(n) for n, o in load_table("tokens").items() if o not in given}
-    options |= {n: value for n, value in fixed.items() if n in of_file and _is_plain(value)}
-    usual = {n: value for n, value in fixed.items() if n not in of_file and value is not None}
-    return [({**preset.model_fallbacks, **usual}, f"of {search}"), (options, f"of {path}")]
 
 
 def read_decoder_yml(
     models: tuple[str, ...], check: Callable[[str, Any], Any]
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """The same for a decoder.yml in the directory of Marian's files, or beside the model it names.
+    """Return the default options in the decoder.yml of a Marian model.
 
-    Raises CheckpointError for an invalid value.
+    The file is used if it is in the directory of the model and, for a model file, lists that file.
+
+    Args:
+        models: the models; only the first one is read.
+        check: returns the value of an option, or raises ValueError.
+
+    Returns:
+        One pair of options by name and their origin, or nothing.
+
+    Raises:
+        CheckpointError: if a value is invalid.
     """
     if not models:
         return []
     model = Path(models[0])
     path = (model if model.is_dir() else model.parent) / "decoder.yml"
-    table = _read(path) or {}
-    if not model.is_dir() and model.name not in get_file_names(table.get("models"), "models", path):
+    settings = _read_object(path) or {}
+    if not model.is_dir() and model.name not in get_file_names(
+        settings.get("models"), "models", path
+    ):
         return []
-    options = _options(path, table, load_table("decoder"), check)
+    options = _convert_options(path, settings, load_table("decoder"), check)
     return [(options, f"of {path}")] if options else []
 
 
 def get_file_names(listed: Any, key: str, path: Path) -> list[str]:
-    """The files in a list of decoder.yml, without the folders before them."""
+    """Return the names of the files in a list in decoder.yml, without their directories.
+
+    Args:
+        listed: the list.
+        key: its key, for error messages.
+        path: path of decoder.yml.
+
+    Raises:
+        CheckpointError: if it is not a list of strings.
+    """
     listed = listed or []
     if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):
-        raise CheckpointError(f"{path}: {key} is not a list of files; correct it there")
+        raise CheckpointError(f"{path}: {key} must be a list of files; correct it there")
     return [re.split(r"[/\\]", name)[-1] for name in listed]
 
 
-def _options(
-    path: Path, table: dict[str, Any], names: dict[str, str], check: Callable[[str, Any], Any]
+def _convert_options(
+    path: Path, settings: dict[str, Any], names: dict[str, str], check: Callable[[str, Any], Any]
 ) -> dict[str, Any]:
-    """The options that a file sets, by our names."""
+    """Convert the settings in a model file to our options.
+
+    Args:
+        path: the file, for error messages.
+        settings: settings by name.
+        names: our option for each setting.
+        check: returns the value of an option, or raises ValueError.
+
+    Raises:
+        CheckpointError: if a value is invalid.
+    """
     options = {}
     for name, option in names.items():
-        value = table.get(name)
+        value = settings.get(name)
         if value is None:
             continue
         if not isinstance(value, (bool, int, float, str)):
-            # Not shown: a few bytes can nest lists without end
-            kind = type(value).__name__
             raise CheckpointError(
-                f"{path}: {name}: expected one value, got a {kind}; correct it there"
+                f"{path}: {name} must be a single value, not {format_value(value)}; correct it "
+                "there"
             )
         try:
-            options[option] = check(option, VALUES[name](value) if name in VALUES else value)
+            options[option] = check(
+                option, CONVERSIONS[name](value) if name in CONVERSIONS else value
+            )
         except (ValueError, TypeError, OverflowError) as error:
             raise CheckpointError(f"{path}: {name}: {error}; correct it there") from None
     return options
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The table in a file; None if it is none: the model's reader raises the error."""
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """Read the object in a file; None if it is missing or invalid, which the reader reports."""
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)
-        table = parse_yaml(data) if path.suffix == ".yml" else parse_json(data, unique=False)
+        value = parse_yaml(data) if path.suffix == ".yml" else parse_json(data, unique=False)
     except (OSError, ValueError):
         return None
-    return table if isinstance(table, dict) else None
+    return value if isinstance(value, dict) else None

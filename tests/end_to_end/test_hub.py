@@ -1,4 +1,4 @@
-"""Models by name, from a hub on the loopback address: tests/support/hub.py has its answers."""
+"""Hub models: downloads from a fake hub on the loopback address (tests/support/hub.py)."""
 
 import io
 import json
@@ -21,37 +21,38 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.huggingface import formats, reader
 from onmt_lite.errors import CheckpointError
 from tests.end_to_end.test_terminal import Terminal
-from tests.support.hub import TOKEN, files_of, running
+from tests.support.hub import TOKEN, read_files, run_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "checkpoints"
 MARIAN = DATA / "hf" / "marian"
-DESCRIPTIONS = ["config.json", "generation_config.json", "source.spm", "target.spm"]
-DESCRIPTIONS += ["tokenizer_config.json", "vocab.json"]
+CONFIG_FILES = ["config.json", "generation_config.json", "source.spm", "target.spm"]
+CONFIG_FILES += ["tokenizer_config.json", "vocab.json"]
 TEXT = b"ein kind liest\nder hund sieht den garten\n" * 8
 NONE = "no such file or directory (shipped models: de-en, searches.json, toy.json)"
 
 
-def made_of(*names):
+def make_files(*names):
     return {name: name.encode() for name in names}
 
 
-# Nothing of ours reads these
-OTHERS = made_of("README.md", ".gitattributes", "tf_model.h5", "rust_model.ot", "onnx/model.onnx")
-OTHERS |= made_of("onnx/config.json", "old/source.spm", "a.yml")
+# Files that no reader needs
+UNNEEDED = make_files(
+    "README.md", ".gitattributes", "tf_model.h5", "rust_model.ot", "onnx/model.onnx"
+)
+UNNEEDED |= make_files("onnx/config.json", "old/source.spm", "a.yml")
 
 
-def marian():
-    """A Marian directory whose files all differ: of equal ones, one is fetched."""
-    files = files_of(MARIAN)
-    words = files["target.spm"]
-    return {**files, "target.spm": words + b"\x1a\x00"}  # an empty trainer_spec
+def make_marian():
+    """A Marian directory without identical files, because the client downloads those once."""
+    files = read_files(MARIAN)
+    subwords = files["target.spm"]
+    return {**files, "target.spm": subwords + b"\x1a\x00"}  # an empty trainer_spec
 
 
-def with_torch(*names):
-    """The same with its weights in files of PyTorch; of several, an index lists those of even
-    number."""
-    files = marian()
+def make_pytorch(*names):
+    """The Marian directory with PyTorch weight files; an index lists every other one."""
+    files = make_marian()
     tensors = sorted(safetensors.parse(files.pop("model.safetensors")).items())
     listed = names[::2]
     for i, name in enumerate(names):
@@ -59,35 +60,39 @@ def with_torch(*names):
         torch.save(dict(tensors[i // 2 :: len(listed)]), buffer)
         files[name] = buffer.getvalue()
     if len(names) > 1:
-        where = {tensor: listed[i % len(listed)] for i, (tensor, _) in enumerate(tensors)}
-        files["pytorch_model.bin.index.json"] = json.dumps({"weight_map": where}).encode()
+        weight_map = {tensor: listed[i % len(listed)] for i, (tensor, _) in enumerate(tensors)}
+        files["pytorch_model.bin.index.json"] = json.dumps({"weight_map": weight_map}).encode()
     return files
 
 
-# The files of a repository, those that are not needed, and the model in a folder of the others
-KINDS = {
-    "safetensors": (marian, ("pytorch_model.bin", "optimizer.pt", "model.fp16.safetensors"), ""),
-    "bin": (lambda: with_torch("pytorch_model.bin"), ("training_args.bin",), ""),
+# Format: repository files, files that are not needed, path of the model in the cached directory
+FORMATS = {
+    "safetensors": (
+        make_marian,
+        ("pytorch_model.bin", "optimizer.pt", "model.fp16.safetensors"),
+        "",
+    ),
+    "bin": (lambda: make_pytorch("pytorch_model.bin"), ("training_args.bin",), ""),
     "shards": (
-        lambda: with_torch("a.bin", "unlisted.bin", "b of 2.bin", "pytorch_model-1.bin"),
+        lambda: make_pytorch("a.bin", "unlisted.bin", "b of 2.bin", "pytorch_model-1.bin"),
         ("unlisted.bin", "pytorch_model-1.bin"),
         "",
     ),
-    "ctranslate2": (lambda: files_of(DATA / "ct2" / "marian_int8"), (), ""),
-    "npz": (lambda: files_of(DATA / "marian_npz" / "opus"), ("model.npz",), ""),
-    "fairseq": (lambda: files_of(DATA / "fs12_tf"), (), ""),
+    "ctranslate2": (lambda: read_files(DATA / "ct2" / "marian_int8"), (), ""),
+    "npz": (lambda: read_files(DATA / "marian_npz" / "opus"), ("model.npz",), ""),
+    "fairseq": (lambda: read_files(DATA / "fs12_tf"), (), ""),
     "opennmt": (
         lambda: {file.name: file.read_bytes() for file in DATA.glob("m35_st_step_2.*")},
         (),
         "m35_st_step_2.pt",
     ),
-    "ours": (lambda: files_of(ROOT / "data" / "de-en"), ("README.md",), ""),
+    "native": (lambda: read_files(ROOT / "data" / "de-en"), ("README.md",), ""),
 }
 
 
 @pytest.fixture
 def hub():
-    with running() as hub:
+    with run_hub() as hub:
         yield hub
 
 
@@ -99,7 +104,7 @@ def env(env, hub, tmp_path):
 
 @pytest.fixture
 def run(process, env):
-    """run(*argv, **variables) -> exit code, standard output and standard error, as text."""
+    """run(*argv, **variables) returns exit code, stdout and stderr as text."""
 
     def start(*argv, stdin=None, **variables):
         job = process(*argv, env={**env, **variables}, stdin=stdin or subprocess.DEVNULL)
@@ -116,38 +121,38 @@ def src(tmp_path):
     return "src"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_every_kind_the_files_that_are_needed_are_fetched_once(hub, run, tmp_path, kind):
-    make, unneeded, path = KINDS[kind]
+@pytest.mark.parametrize("name", FORMATS)
+def test_download_every_format_needed_files_once(hub, run, tmp_path, name):
+    make, unneeded, path = FORMATS[name]
     files = make()
-    hub.add("team/model", OTHERS | made_of(*unneeded) | files)
+    hub.add("team/model", UNNEEDED | make_files(*unneeded) | files)
     done = run("-print_model", "-model", "team/model")
-    first, _, said = done[1].partition("\n")
+    first, _, summary = done[1].partition("\n")
     assert (done[0], done[2]) == (0, "")
-    folder = Path(first.removesuffix(path))
+    directory = Path(first.removesuffix(path))
     needed = files.keys() - {*unneeded}
-    assert {str(file.relative_to(folder)) for file in folder.rglob("*")} == needed
-    asked = hub.files_asked()
-    assert {*asked} <= needed and len(asked) == len({*asked})
+    assert {str(file.relative_to(directory)) for file in directory.rglob("*")} == needed
+    downloaded = hub.files_asked()
+    assert {*downloaded} <= needed and len(downloaded) == len({*downloaded})
     (tmp_path / "local").mkdir()
     for name in needed:
         (tmp_path / "local" / name).write_bytes(files[name])
     code, known, _ = run("-print_model", "-model", tmp_path / "local" / path)
-    assert code == 0 and known.partition("\n")[2] == said
+    assert code == 0 and known.partition("\n")[2] == summary
     assert run("-print_model", "-model", "team/model") == done
-    assert hub.files_asked() == asked  # the cache has all
+    assert hub.files_asked() == downloaded  # all files are cached
 
 
-def test_a_path_that_exists_and_a_shipped_model_are_no_names(hub, run, src, tmp_path):
+def test_model_existing_path_and_shipped_model_precede_hub(hub, run, src, tmp_path):
     shutil.copytree(MARIAN, tmp_path / "team" / "model")
     known = run("-src", src, "-model", MARIAN)
     assert known[0] == 0 and run("-src", src, "-model", "team/model") == known
-    assert run("-src", src, "-model", "data/toy.json")[0] == 3  # it knows other lines
+    assert run("-src", src, "-model", "data/toy.json")[0] == 3  # a table model of other lines
     assert run("-src", src, "-model", "team/model/") == known
     for path in ("./team/other", "team/other.pt", "a/b/c", "other"):
         code, out, err = run("-src", src, "-model", path)
-        shown = os.path.normpath(path)
-        assert (code, out) == (4, "") and f"no model at {shown}: {NONE}; -model takes" in err
+        normalized = os.path.normpath(path)
+        assert (code, out) == (4, "") and f"no model at {normalized}: {NONE}; -model takes" in err
     assert hub.asked == []
 
 
@@ -170,16 +175,16 @@ REVISIONS = {
 
 
 @pytest.mark.parametrize("address", [*ADDRESSES, *REVISIONS])
-def test_an_address_of_the_hub_is_the_name_of_its_model(monkeypatch, address):
-    """Without a network, the error has the name."""
+def test_model_url_of_hub_is_parsed(monkeypatch, address):
+    """The error in offline mode contains the parsed name."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     name = REVISIONS.get(address, "team/model")
     with pytest.raises(CheckpointError, match=re.escape(f"no model at {name}: {NONE}, and the")):
         Translator.from_pretrained(address)
 
 
-def test_an_address_of_the_hub_is_fetched(hub, run, src):
-    hub.add("team/model", marian())
+def test_model_url_of_hub_is_downloaded(hub, run, src):
+    hub.add("team/model", make_marian())
     known = run("-src", src, "-model", "team/model")
     assert known[0] == 0
     for address in ("https://huggingface.co/team/model/tree/main", "team/model/"):
@@ -195,16 +200,16 @@ def test_an_address_of_the_hub_is_fetched(hub, run, src):
         "https://huggingface.co/team",
     ],
 )
-def test_another_url_is_refused_with_a_remedy(main, src, url):
+def test_model_other_url_refused_with_remedy(main, src, url):
     main("-src", src, "-model", url).failed(
         4,
-        f"model {url}: this URL is not supported; download the model and give its path, or give "
-        "TEAM/NAME for a model of the Hugging Face hub",
+        f"model {url}: this URL is not supported; download the model and pass its path, or pass "
+        "TEAM/NAME for a model on the Hugging Face hub",
     )
 
 
-def test_translations_equal_those_of_the_directory(hub, run, src, tmp_path):
-    hub.add("team/model", marian())
+def test_hub_model_same_translations_as_directory(hub, run, src, tmp_path):
+    hub.add("team/model", make_marian())
     known = run("-src", src, "-model", MARIAN)
     assert known[0] == 0 and known[1].strip()
     assert run("-src", src, "-model", "team/model") == known
@@ -212,40 +217,40 @@ def test_translations_equal_those_of_the_directory(hub, run, src, tmp_path):
     assert offline == known
 
 
-def test_an_ensemble_by_name(hub, run, src):
-    hub.add("team/one", marian())
-    hub.add("team/other", marian())
+def test_hub_ensemble_same_output_as_directories(hub, run, src):
+    hub.add("team/one", make_marian())
+    hub.add("team/other", make_marian())
     known = run("-src", src, "-model", MARIAN, MARIAN, "-with_score")
     assert run("-src", src, "-model", "team/one", "team/other", "-with_score") == known
 
 
-def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, run, src):
-    repository = hub.add("team/model", marian())
+def test_revision_branch_tag_or_commit(hub, run, src):
+    repository = hub.add("team/model", make_marian())
     older = repository.refs["main"]
     repository.refs["v1"] = repository.refs["refs/pr/1"] = older
-    newer = repository.commit(made_of("README.md"))
+    newer = repository.commit(make_files("README.md"))
     for revision in ("v1", "refs/pr/1", older):
         code, out, _ = run("-print_model", "-model", f"team/model@{revision}")
         assert code == 0 and out.partition("\n")[0].endswith(f"/snapshots/{older}")
         assert run("-src", src, "-model", f"team/model@{revision}")[0] == 0
     code, _, err = run("-print_model", "-model", "team/model")
-    assert code == 4 and newer in err  # which has no weights
+    assert code == 4 and newer in err  # this commit has no weights
 
 
 @pytest.fixture
 def t5(tmp_path):
-    """The files of a T5 model that asks for three beams, which also are in the directory t5."""
-    files = files_of(ROOT / "tests" / "data" / "families" / "t5")
-    said = json.loads(files["generation_config.json"]) | {"num_beams": 3}
-    files |= {"generation_config.json": json.dumps(said).encode()}
+    """Files of a T5 model with num_beams 3, also written to the directory t5."""
+    files = read_files(ROOT / "tests" / "data" / "families" / "t5")
+    config = json.loads(files["generation_config.json"]) | {"num_beams": 3}
+    files |= {"generation_config.json": json.dumps(config).encode()}
     (tmp_path / "t5").mkdir()
     for name, data in files.items():
         (tmp_path / "t5" / name).write_bytes(data)
     return files
 
 
-def test_hub_model_defaults_apply_once_it_is_loaded(hub, run, src, t5):
-    """n_best 3 needs the three beams that the model asks for."""
+def test_hub_model_defaults_apply_after_download(hub, run, src, t5):
+    """n_best 3 is only valid with the num_beams of the model."""
     hub.add("team/t5", t5)
     words = ["-src", src, "-search", "transformers", "-n_best", 3, "-max_length", 9]
     known = run(*words, "-model", "t5")
@@ -255,7 +260,7 @@ def test_hub_model_defaults_apply_once_it_is_loaded(hub, run, src, t5):
     assert (code, out) == (2, "") and "n_best 4 is more than beam_size 3; raise" in err
 
 
-def test_print_config_asks_nothing_of_the_hub(hub, run, t5):
+def test_print_config_sends_no_request_to_hub(hub, run, t5):
     hub.add("team/t5", t5)
     code, out, err = run("-print_config", "-search", "transformers", "-model", "team/t5")
     assert (code, err) == (0, "") and hub.asked == []
@@ -263,141 +268,143 @@ def test_print_config_asks_nothing_of_the_hub(hub, run, t5):
     assert "# command line; its defaults are read once it is fetched\n" in out
 
 
-def test_wrong_options_and_inputs_are_told_before_anything_is_fetched(hub, run, src):
-    hub.add("team/model", marian())
+def test_wrong_options_and_inputs_fail_before_download(hub, run, src):
+    hub.add("team/model", make_marian())
     assert run("-src", src, "-model", "team/model", "-n_best", 9)[0] == 2
     assert run("-src", "absent", "-model", "team/model")[0] == 5
     assert hub.asked == []
 
 
-# -- failures -------------------------------------------------------------------------------------
+# -- Failures -------------------------------------------------------------------------------------
 
 ABSENT = f"no model at {{name}}: {NONE}, and "
 REFUSED = {
-    "unknown": ("team/absent", {}, f"{ABSENT}{{hub}} has no such model, or a private one: give"),
-    "private": ("team/private", {}, f"{ABSENT}{{hub}} has no such model, or a private one: give"),
-    "gated": ("team/gated", {}, "team/gated is gated: ask for access at {hub}/team/gated, and"),
-    "token": ("team/private", {"HF_TOKEN": "hf_no"}, "{hub} refuses access to team/private (401)"),
-    "revision": ("team/model@v2", {}, "team/model has no revision 'v2'; give another"),
+    "unknown": ("team/absent", {}, f"{ABSENT}{{hub}} has no such model, or it is private: use"),
+    "private": ("team/private", {}, f"{ABSENT}{{hub}} has no such model, or it is private: use"),
+    "gated": ("team/gated", {}, "team/gated is gated: request access at {hub}/team/gated, and"),
+    "token": ("team/private", {"HF_TOKEN": "hf_no"}, "{hub} denies access to team/private (401)"),
+    "revision": ("team/model@v2", {}, "team/model has no revision 'v2'; use another"),
     "commit": (f"team/model@{'0' * 40}", {}, f"team/model has no revision '{'0' * 40}'"),
     "offline": (
         "team/model",
         {"HF_HUB_OFFLINE": "1"},
-        f"{ABSENT}the cache ({{home}}/hub) does not hold all of such a model of the hub; unset",
+        f"{ABSENT}the cache ({{home}}/hub) has no complete hub model of that name; unset",
     ),
     "unreachable": (
         "team/model",
         {"HF_ENDPOINT": "http://127.0.0.1:9"},
-        "team/model cannot be fetched from http://127.0.0.1:9: ",
+        "team/model cannot be downloaded from http://127.0.0.1:9: ",
     ),
     "no cache": ("team/model", {"HF_HOME": "/dev/null/x"}, "cannot use /dev/null/x"),
     "not a name": ("team/a--b", {}, f"{ABSENT}{{hub}} has no such model"),
-    "no model": ("team/empty", {}, "the repository holds no model of a supported type"),
+    "no model": ("team/empty", {}, "the repository contains no model of a supported type"),
     "gguf": ("team/gguf", {}, "only a GGUF or GGML model (llama.cpp), which is not supported"),
     "several": (
         "team/several",
         {},
-        "several models (a.pt, b.pt); download it, hf download team/several --local-dir DIR, and",
+        "several models (a.pt, b.pt); download it (hf download team/several --local-dir DIR) and",
     ),
-    "eole": ("team/eole", {}, "the repository holds only an Eole model, which is not supported"),
-    "llama": ("team/llama", {}, "a model of type 'llama' is not supported; give a model of type"),
+    "eole": ("team/eole", {}, "the repository contains only an Eole model, which is not supported"),
+    "llama": ("team/llama", {}, "a model of type 'llama' is not supported; use a model of type"),
 }
 
 
 @pytest.fixture
-def stocked(hub):
-    hub.add("team/model", marian())
-    hub.add("team/private", marian(), private=True)
-    hub.add("team/gated", marian(), gated=True)
-    hub.add("team/empty", made_of("README.md"))
-    hub.add("team/gguf", made_of("model.gguf", "config.json"))
-    hub.add("team/eole", made_of("config.json", "model.00.safetensors", "vocab.json"))
-    hub.add("team/several", made_of("a.pt", "b.pt"))
+def hub_with_models(hub):
+    hub.add("team/model", make_marian())
+    hub.add("team/private", make_marian(), private=True)
+    hub.add("team/gated", make_marian(), gated=True)
+    hub.add("team/empty", make_files("README.md"))
+    hub.add("team/gguf", make_files("model.gguf", "config.json"))
+    hub.add("team/eole", make_files("config.json", "model.00.safetensors", "vocab.json"))
+    hub.add("team/several", make_files("a.pt", "b.pt"))
     hub.add("team/llama", {"config.json": b'{"model_type": "llama"}', "model.safetensors": b""})
     return hub
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_failure_is_one_line(stocked, run, src, env, name):
+def test_failure_one_line_error(hub_with_models, run, src, env, name):
     model, variables, expected = REFUSED[name]
     code, out, err = run("-src", src, "-model", model, **variables)
     assert (code, out) == (4, "")
     assert err.startswith("onmt_lite: error: ") and err.index("\n") == len(err) - 1
-    assert expected.format(name=model, hub=stocked.address, home=env["HF_HOME"]) in err
-    assert "model.safetensors" not in stocked.files_asked()
+    assert expected.format(name=model, hub=hub_with_models.address, home=env["HF_HOME"]) in err
+    assert "model.safetensors" not in hub_with_models.files_asked()
 
 
 @pytest.mark.parametrize("name", ["team/private", "team/gated"])
-def test_a_token_opens_what_is_private_or_gated(stocked, run, src, name):
+def test_token_private_or_gated_model_translates(hub_with_models, run, src, name):
     assert run("-src", src, "-model", name, HF_TOKEN=TOKEN)[0] == 0
 
 
-def test_a_hub_that_is_down_is_told_unless_the_cache_has_the_model(hub, run, src, tmp_path):
-    hub.add("team/model", marian())
+def test_hub_down_cached_model_used_with_note(hub, run, src, tmp_path):
+    hub.add("team/model", make_marian())
     known = run("-src", src, "-model", "team/model")
     hub.status = 503
     argv = ["-src", src, "-model", "team/model"]
     code, out, err = run(*argv)
     note, rest = err.split("\n", 1)
-    assert note.startswith("NOTE: team/model is taken as the cache has it: ") and "503" in note
+    assert note.startswith("NOTE: team/model: using the cached version: ") and "503" in note
     assert (code, out, rest) == known
     code, _, err = run(*argv, HF_HOME=str(tmp_path / "empty"))
-    assert code == 4 and f"team/model cannot be fetched from {hub.address}: " in err
-    assert "503" in err and err.endswith("and try again: files that have arrived are kept\n")
+    assert code == 4 and f"team/model cannot be downloaded from {hub.address}: " in err
+    assert "503" in err and err.endswith("and try again (downloaded files are kept)\n")
 
 
-def test_revision_that_is_gone_from_the_hub_is_taken_from_the_cache_with_a_note(hub, run, src):
-    repository = hub.add("team/model", marian())
+def test_revision_deleted_on_hub_cached_version_used_with_note(hub, run, src):
+    repository = hub.add("team/model", make_marian())
     repository.refs["v1"] = repository.refs["main"]
     known = run("-src", src, "-model", "team/model@v1")
     assert known[0] == 0
     del repository.refs["v1"]
     code, out, err = run("-src", src, "-model", "team/model@v1")
     note, rest = err.split("\n", 1)
-    assert note.startswith("NOTE: team/model@v1 is taken as the cache has it: RevisionNotFound")
+    assert note.startswith("NOTE: team/model@v1: using the cached version: RevisionNotFound")
     assert (code, out, rest) == known
 
 
-def test_a_download_that_is_cut_off_goes_on_later(hub, run, src):
-    hub.add("team/model", marian())
+def test_download_interrupted_resumes_later(hub, run, src):
+    hub.add("team/model", make_marian())
     hub.cut = "model.safetensors"
     code, out, err = run("-src", src, "-model", "team/model")
     assert (code, out) == (4, "") and err.count("\n") == 1
-    assert err.startswith(f"onmt_lite: error: team/model cannot be fetched from {hub.address}: ")
-    assert "there is no such path either" in err
-    assert err.endswith(" try again: files that have arrived are kept\n")
+    assert err.startswith(f"onmt_lite: error: team/model cannot be downloaded from {hub.address}: ")
+    assert "no such path exists either" in err
+    assert err.endswith(" try again (downloaded files are kept)\n")
     code, _, err = run("-src", src, "-model", "team/model", HF_HUB_OFFLINE="1")
-    assert code == 4 and "does not hold all of such a model of the hub; unset" in err
+    assert code == 4 and "has no complete hub model of that name; unset" in err
     hub.cut, before = None, hub.files_asked().count("vocab.json")
     assert run("-src", src, "-model", "team/model")[0] == 0
     assert hub.files_asked().count("vocab.json") == before
 
 
-def test_a_disk_that_is_full_is_told(hub, process, src, env):
-    """The largest file meets a limit."""
-    hub.add("team/model", marian())
+def test_disk_full_error_names_cache(hub, process, src, env):
+    """A file size limit below the size of the weights stands in for a full disk."""
+    hub.add("team/model", make_marian())
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (300_000, 300_000))
     job = process("-src", src, "-model", "team/model", env=env, preexec_fn=limit)
     err = job.communicate()[1].decode("utf-8")
     home = re.escape(env["HF_HOME"])
-    said = rf"onmt_lite: error: cannot use {home}\S*: File too large; HF_HOME names another .*\n"
-    assert job.returncode == 4 and re.fullmatch(said, err)
+    expected = (
+        rf"onmt_lite: error: cannot use {home}\S*: File too large; set HF_HOME to another .*\n"
+    )
+    assert job.returncode == 4 and re.fullmatch(expected, err)
 
 
-def test_without_the_package_two_commands_are_told(main, src, monkeypatch):
+def test_huggingface_hub_not_installed_error_has_two_remedies(main, src, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for name, wanted in (("a/b", "a/b"), ("a/b@v1", "a/b --revision v1")):
+    for name, arguments in (("a/b", "a/b"), ("a/b@v1", "a/b --revision v1")):
         main("-src", src, "-model", name).failed(
             4,
-            f"no model at {name}: {NONE}; to fetch it from the Hugging Face hub: "
-            "pip install huggingface_hub; or elsewhere: "
-            f"hf download {wanted} --local-dir b, and give that folder",
+            f"no model at {name}: {NONE}; to download it from the Hugging Face hub: "
+            "pip install huggingface_hub; or on another machine: "
+            f"hf download {arguments} --local-dir b, and pass that directory",
         )
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_signal_ends_a_download(hub, process, src, env, until, file):
-    hub.add("team/model", marian())
+def test_sigint_ends_download(hub, process, src, env, until, file):
+    hub.add("team/model", make_marian())
     hub.stalls = file
     job = process("-src", src, "-output", "out", "-model", "team/model", env=env)
     until(lambda: file in hub.files_asked())
@@ -409,28 +416,28 @@ def test_a_signal_ends_a_download(hub, process, src, env, until, file):
     )
 
 
-# -- jobs -----------------------------------------------------------------------------------------
+# -- Jobs -----------------------------------------------------------------------------------------
 
 
-def test_workers_use_what_their_parent_has_fetched(hub, run, src, tmp_path):
-    hub.add("team/model", marian())
+def test_workers_use_download_of_parent(hub, run, src, tmp_path):
+    hub.add("team/model", make_marian())
     argv = ["-src", src, "-output", "out", "-bucket_lines", 4, "-model", "team/model"]
     assert run(*argv, "-workers", 1, HF_HOME=str(tmp_path / "other"))[0] == 0
-    alone, translated = list(hub.asked), (tmp_path / "out").read_bytes()
+    single, translated = list(hub.asked), (tmp_path / "out").read_bytes()
     hub.asked.clear()
     assert run(*argv, "-workers", 2)[0] == 0
-    assert sorted(hub.asked) == sorted(alone)
+    assert sorted(hub.asked) == sorted(single)
     assert (tmp_path / "out").read_bytes() == translated
 
 
-def test_a_job_that_goes_on_notices_another_model(hub, run, src, tmp_path):
-    repository = hub.add("team/model", marian())
+def test_resume_changed_model_refused(hub, run, src, tmp_path):
+    repository = hub.add("team/model", make_marian())
     argv = ["-src", src, "-output", "out", "-bucket_lines", 4, "-workers", 1]
     argv += ["-model", "team/model"]
     assert run(*argv, KIT_FAULT="die:write:4")[0] == 9
     first = repository.refs["main"]
-    repository.commit(marian() | made_of("README.md"))  # with other files, which nobody reads
-    files = marian() | {"generation_config.json": b"{}"}
+    repository.commit(make_marian() | make_files("README.md"))  # with files that no reader needs
+    files = make_marian() | {"generation_config.json": b"{}"}
     repository.commit(files, "changed")
     assert list((tmp_path / "out.parts").glob("0*"))
     code, _, err = run(*argv, "-resume")
@@ -439,8 +446,8 @@ def test_a_job_that_goes_on_notices_another_model(hub, run, src, tmp_path):
     assert code == 0 and "NOTE: going on; " in err
 
 
-def test_the_log_names_the_commit(hub, run, src, tmp_path):
-    commit = hub.add("team/model", marian()).refs["main"]
+def test_log_names_commit(hub, run, src, tmp_path):
+    commit = hub.add("team/model", make_marian()).refs["main"]
     argv = ["-src", src, "-output", "out", "-model", "team/model"]
     line = f"team/model: {tmp_path}/cache/hub/models--team--model/snapshots/{commit}\n"
     assert run(*argv, "-log_file", "log", "-verbose")[2].count(line) == 1
@@ -449,15 +456,15 @@ def test_the_log_names_the_commit(hub, run, src, tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["-quiet"]])
-def test_a_download_has_a_bar_on_a_terminal(hub, process, src, env, words):
-    hub.add("team/model", marian())
+def test_download_on_terminal_shows_progress_bar_unless_quiet(hub, process, src, env, words):
+    hub.add("team/model", make_marian())
     screen = Terminal(80)
     job = process("-src", src, "-model", "team/model", *words, env=env, stderr=screen.theirs)
     job.communicate()
-    shown = screen.read()
+    screen_text = screen.read()
     os.close(screen.ours), os.close(screen.theirs)
     assert job.returncode == 0
-    assert re.search(r"model.safetensors: *100%", shown) if not words else shown == ""
+    assert re.search(r"model.safetensors: *100%", screen_text) if not words else screen_text == ""
 
 
 # -- Python ---------------------------------------------------------------------------------------
@@ -475,8 +482,8 @@ if __name__ == "__main__":
 """
 
 
-def test_from_python(hub, env, tmp_path):
-    repository = hub.add("team/model", marian())
+def test_python_api_loads_hub_models(hub, env, tmp_path):
+    repository = hub.add("team/model", make_marian())
     repository.refs["v1"] = repository.refs["main"]
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     env["PYTHONPATH"] = str(ROOT)
@@ -489,12 +496,12 @@ def test_from_python(hub, env, tmp_path):
     assert (texts, toolkit) == ([known, known], "marian")
 
 
-def test_a_failure_in_python_is_a_checkpoint_error():
-    """With HF_HUB_OFFLINE, as all tests have it."""
+def test_python_api_failure_raises_checkpoint_error():
+    """All tests run with HF_HUB_OFFLINE."""
     for given in (dict(path="team/model"), dict(model=["team/model"], workers=2)):
         with pytest.raises(CheckpointError, match="no model at team/model: .*unset HF_HUB_OFFLINE"):
             Translator.from_pretrained(**given)
 
 
-def test_the_families_that_are_told_are_those_that_are_read():
+def test_families_in_errors_are_families_of_reader():
     assert {*formats.FAMILIES} == {*reader.FAMILIES}

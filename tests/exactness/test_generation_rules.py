@@ -24,7 +24,7 @@ from onmt_lite.search.logits import (
 )
 from onmt_lite.search.topk import TokenScores
 from onmt_lite.text.lines import Line
-from tests.exactness.peers.make_defaults import settle
+from tests.exactness.peers.make_defaults import write_directory
 from tests.exactness.peers.make_generation_rules import RULES
 from tests.support.sweeps import swept
 
@@ -40,7 +40,7 @@ CASES = {
 def load(row, path, search):
     given = dict(tokenizer="space") if row["model"] == "marian" else {}
     given |= dict(device="cpu", precision="fp32", threads=1, search=search)
-    return Translator.from_pretrained(settle(row, path), **given)
+    return Translator.from_pretrained(write_directory(row, path), **given)
 
 
 def expected(said, returned, n_forced, pad):

@@ -1,4 +1,4 @@
-"""Checkpoints of other toolkits that the tests read, and what those toolkits say of them."""
+"""Helpers for tests that load checkpoints of other toolkits and compare with their own results."""
 
 import argparse
 import contextlib
@@ -18,22 +18,23 @@ from onmt_lite.errors import CheckpointError
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "checkpoints"
 GOLD_ATOL = 1e-4
-# Values that an option is not expected to have
-ODD = [None, True, -1, 0, 3, 2**40, 1.5, float("nan"), "", "x", [], [1], {}, {"a": 1}]
+# Values of unexpected type or size for any option
+UNUSUAL_VALUES = [None, True, -1, 0, 3, 2**40, 1.5, float("nan"), "", "x", [], [1], {}, {"a": 1}]
 
 
 def assert_refused(path, *words: str) -> None:
+    """Loading raises a one-line CheckpointError that contains the words."""
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 700
-    said = message.replace(f"{Path(path).parent}/", "")  # pytest names folders after cases
+    message = message.replace(f"{Path(path).parent}/", "")  # pytest names directories after cases
     for word in words:
-        assert word in said
+        assert word in message
 
 
 def assert_scores(path, gold: list[dict[str, Any]], **options: Any) -> Translator:
-    """The model gives targets the log-probabilities that its own toolkit gave them."""
+    """Target log-probabilities equal those of the original toolkit."""
     translator = Translator.from_pretrained(
         path, device="cpu", precision="fp32", threads=1, **options
     )
@@ -43,54 +44,65 @@ def assert_scores(path, gold: list[dict[str, Any]], **options: Any) -> Translato
 
 
 def assert_gold(path, name: str) -> None:
-    """Scores as above, and the model translates greedily into what its toolkit did, if stored."""
-    found = json.loads((DATA / "gold" / f"{name}.json").read_text("utf-8"))
-    translator = assert_scores(path, found["gold"], tokenizer="space")
-    if "greedy" in found:
-        sources, targets = zip(*found["greedy"]["lines"])
-        found = translator.translate(sources, beam_size=1, **found["greedy"]["options"])
-        assert tuple(t.hyps[0].text for t in found) == targets
+    """Scores and stored greedy translations equal those of the original toolkit."""
+    gold = json.loads((DATA / "gold" / f"{name}.json").read_text("utf-8"))
+    translator = assert_scores(path, gold["gold"], tokenizer="space")
+    if "greedy" in gold:
+        sources, targets = zip(*gold["greedy"]["lines"])
+        translations = translator.translate(sources, beam_size=1, **gold["greedy"]["options"])
+        assert tuple(t.hyps[0].text for t in translations) == targets
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """Pass over a CheckpointError of one line."""
+def allow_one_line_error() -> Iterator[None]:
+    """Ignore a CheckpointError if its message is one line."""
     try:
         yield
     except CheckpointError as error:
         assert "\n" not in str(error) and len(str(error)) < 700
 
 
-def loads_or_is_refused(path) -> None:
-    """Whatever is in the files: a model or a CheckpointError of one line."""
-    with one_line():
+def assert_loads_or_refused(path) -> None:
+    """Loading returns a model or raises a one-line CheckpointError."""
+    with allow_one_line_error():
         load_checkpoint(path)
 
 
-def everything(path) -> tuple:
-    """What must be the same: weights, sizes and switches, how text is cut, vocabularies, special
-    tokens."""
-    found = load_checkpoint(path)
-    weights = {name: tensor.tolist() for name, tensor in found.model.state_dict().items()}
-    words = {name: t.encode("Das Haus <2en> 12") for name, t in found.tokenizers.items()}
-    parts = {n: v for n, v in vars(found).items() if n not in ("model", "tokenizers")}
-    rest = {n: str(vars(v)) if hasattr(v, "tokens") else v for n, v in parts.items()}
-    return weights, found.model.cfg, words, rest
+def summarize_checkpoint(path) -> tuple:
+    """Return what equal checkpoints share: weights, configuration, tokenization, vocabularies."""
+    checkpoint = load_checkpoint(path)
+    weights = {name: tensor.tolist() for name, tensor in checkpoint.model.state_dict().items()}
+    tokens = {name: t.encode("Das Haus <2en> 12") for name, t in checkpoint.tokenizers.items()}
+    fields = {n: v for n, v in vars(checkpoint).items() if n not in ("model", "tokenizers")}
+    fields = {n: str(vars(v)) if hasattr(v, "tokens") else v for n, v in fields.items()}
+    return weights, checkpoint.model.cfg, tokens, fields
 
 
-def change(path: Path, **values: Any) -> None:
-    """Change entries of a JSON table."""
+def update_json(path: Path, **values: Any) -> None:
+    """Change entries of a JSON object in a file."""
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
 
 
-def root_of(path: Path) -> dict[str, Any]:
-    """What torch.save stored of a model, to be changed and stored again."""
+def load_pickled_root(path: Path) -> dict[str, Any]:
+    """Return the dict in a PyTorch file, in a form that can be changed and saved again."""
     root = archive.load(path)
     root |= {n: argparse.Namespace(**root[n].state) for n in ("opt", "args") if n in root}
     return {name: value for name, value in root.items() if not isinstance(value, InertObject)}
 
 
-def logits_of(path, src: torch.Tensor, lengths: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
-    """src (B, S), lengths (B,), tgt (B, T) -> logits (B, T, V) of the model in a file."""
+def compute_model_logits(
+    path, src: torch.Tensor, lengths: torch.Tensor, tgt: torch.Tensor
+) -> torch.Tensor:
+    """Compute the logits of a stored model.
+
+    Args:
+        path: the model.
+        src: source IDs (B, S).
+        lengths: source lengths (B,).
+        tgt: target IDs (B, T).
+
+    Returns:
+        Logits (B, T, V).
+    """
     model = load_checkpoint(path).model
     return model.forward(model.encode(src, lengths), tgt)

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 from onmt_lite.errors import CheckpointError, FileError, OptionError
 from onmt_lite.export import ExportOptions, export, load_export_options, write_files
 from tests.support import tiny
-from tests.support.files import DATA, change, logits_of
+from tests.support.files import DATA, compute_model_logits, update_json
 from tests.support.random_models import make_copying_transformer
 
 MARIAN = DATA / "hf" / "marian"
@@ -35,8 +35,8 @@ TGT = torch.tensor([[2, 8, 9, 10], [2, 5, 7, 4]])
 POST_NORM = dict(pre_norm=False, final_norm=False, positions="concat", norm_eps=1e-5)
 
 
-def compute_logits(path):
-    return logits_of(path, SRC, LENGTHS, TGT)
+def compute_test_logits(path):
+    return compute_model_logits(path, SRC, LENGTHS, TGT)
 
 
 def run_export(model, to, output):
@@ -58,8 +58,8 @@ def make_native(tmp_path, tiny_pieces):
 
 def assert_same_logits(path, to, output):
     """The exported model computes the same logits."""
-    after = compute_logits(run_export(path, to, output))
-    torch.testing.assert_close(after, compute_logits(path), atol=1e-5, rtol=0)
+    after = compute_test_logits(run_export(path, to, output))
+    torch.testing.assert_close(after, compute_test_logits(path), atol=1e-5, rtol=0)
 
 
 def read_tensors(path):
@@ -204,7 +204,7 @@ class TestMarian:
         vocab = json.loads((copy / "vocab.json").read_text("utf-8"))
         other = {token if i in (0, 1, 119) else f"x{i}": i for token, i in vocab.items()}
         (copy / "target_vocab.json").write_text(json.dumps(other), "utf-8")
-        change(copy / "tokenizer_config.json", separate_vocabs=True)
+        update_json(copy / "tokenizer_config.json", separate_vocabs=True)
         path = run_export(copy, "marian", tmp_path / "x")
         exported, original = load_checkpoint(path), load_checkpoint(copy)
         assert exported.src_vocab.tokens == original.src_vocab.tokens

@@ -21,9 +21,9 @@ from onmt_lite.checkpoints.config_reader import (
 )
 from onmt_lite.checkpoints.ctranslate2.model import build_model, read_variables
 from onmt_lite.checkpoints.huggingface.bart import (
-    OF_M2M100,
-    OF_MBART,
-    OF_NLLB,
+    M2M100_LANGUAGE,
+    MBART_LANGUAGE,
+    NLLB_LANGUAGE,
     find_marian_languages,
 )
 from onmt_lite.checkpoints.huggingface.directory import (
@@ -32,7 +32,7 @@ from onmt_lite.checkpoints.huggingface.directory import (
     find_language_ids,
     read_default_language,
 )
-from onmt_lite.checkpoints.huggingface.t5 import OF_LANGUAGE
+from onmt_lite.checkpoints.huggingface.t5 import LANGUAGE
 from onmt_lite.checkpoints.subwords import SHARED_MODELS, find_tokenizer, has_subword_model
 from onmt_lite.errors import CheckpointError
 from onmt_lite.system.safe_parse import parse_json
@@ -41,7 +41,7 @@ from onmt_lite.text.vocab import Vocab
 
 CHECKS_LANGUAGES = True  # `load` has a LanguageCheck argument
 MODEL, CONFIG = "model.bin", "config.json"
-LANGUAGE_PATTERNS = (OF_M2M100, OF_NLLB, OF_MBART)
+LANGUAGE_PATTERNS = (M2M100_LANGUAGE, NLLB_LANGUAGE, MBART_LANGUAGE)
 ARGOS_METADATA = "metadata.json"
 ARGOS_BPE = "bpe.model"  # in old Argos Translate packages
 MAX_VOCABULARY = 64 << 20  # bytes
@@ -224,7 +224,7 @@ def _find_languages(
                 f"{metadata}: target_prefix {prefix[:50]!r} is not in the vocabulary"
             )
         return Languages({prefix: tgt.index(prefix)}, "none", default=LanguagePair("", prefix))
-    text_ids = find_language_ids(dict(enumerate(src)), OF_LANGUAGE)
+    text_ids = find_language_ids(dict(enumerate(src)), LANGUAGE)
     if len(text_ids) > 1:
         return Languages(text_ids, source="none", target="text", optional_in_tokens=is_optional)
     if marian := find_marian_languages(dict(enumerate(src))):

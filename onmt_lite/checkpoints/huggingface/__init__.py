@@ -1,1 +1,1 @@
-"""Directories of Hugging Face transformers."""
+"""Readers for Hugging Face transformers directories."""

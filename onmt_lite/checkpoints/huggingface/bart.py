@@ -1,8 +1,8 @@
-"""Models that transformers writes like BART: Marian (OPUS-MT), M2M100, NLLB-200 and mBART.
+"""Reads BART-like transformers models: Marian (OPUS-MT), M2M100, NLLB-200 and mBART.
 
-Each language of the multilingual ones has a token.  The source's stands beside the line; the
-target's is the first token of each output, at no cost, or (mBART of 25 languages) what the decoder
-starts with.
+The multilingual models have one token per language.  The source language token is at the start or
+end of the source; the target language token is the forced first output token or, in mBART with 25
+languages, the start token of the decoder.
 """
 
 import re
@@ -53,16 +53,23 @@ BIAS = "final_logits_bias"
 
 
 def read_transformer(
-    directory: Directory, weights: Weights, others: dict[str, Tensor], **variant: Any
+    directory: Directory, weights: Weights, tables: dict[str, Tensor], **variant: Any
 ) -> Transformer:
-    """The model, of all weights that are left, of `others` under our names, and of switches."""
+    """Build the model.
+
+    Args:
+        directory: the configuration.
+        weights: all weights under their names in the file.
+        tables: position tables under our names.
+        variant: fields of TransformerConfig that the family determines.
+    """
     config = directory.config
-    ours = _embeddings(config, weights) | others
+    ours = _read_embeddings(config, weights) | tables
     if BIAS in weights:
         ours["output.bias"] = weights.pop(BIAS).flatten()
     weights.rename("bart")
     weights.tensors |= ours
-    weights.drop(r"model\.(encoder|decoder)\.version")  # old files have it
+    weights.drop(r"model\.(encoder|decoder)\.version")  # in old files
     model = assemble_transformer(
         weights,
         config.path,
@@ -86,40 +93,43 @@ def read_transformer(
     return model
 
 
-def _embeddings(config: ConfigReader, weights: Weights) -> dict[str, Tensor]:
-    """The tables under our names.
+def _read_embeddings(config: ConfigReader, weights: Weights) -> dict[str, Tensor]:
+    """Return the embedding tables and the output matrix under our names.
 
-    A file may repeat a shared table under each of its names, or keep any one of them.  Where
-    nothing is tied, transformers 4 still shares the table of source and target, 5 does not.
+    A file may contain a shared table once, under any of its names, or several times.  If embeddings
+    are not tied, transformers 4 still shares the source and target tables, version 5 does not.
     """
     tied = config.get_bool("tie_word_embeddings", True)
     shared = config.get_bool("share_encoder_decoder_embeddings", True)
-    one_table = shared and tied
-    wanted = {
-        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * one_table,
+    is_single = shared and tied
+    candidates = {
+        "src_embedding.token.weight": [SOURCE] + [SHARED, TARGET] * shared + [HEAD] * is_single,
         "tgt_embedding.token.weight": [TARGET] + [SHARED, SOURCE] * shared + [HEAD] * tied,
         "output.weight": [TARGET] + [SHARED, HEAD, SOURCE] * shared + [HEAD] if tied else [HEAD],
     }
-    found = {}
-    for table, names in wanted.items():
+    sources = {}
+    for table, names in candidates.items():
         name = next((name for name in names if name in weights), names[0])
         weights.get_shape(name)
-        found[table] = name
-    tables = {name: weights.pop(name) for name in set(found.values())}
+        sources[table] = name
+    tables = {name: weights.pop(name) for name in set(sources.values())}
     weights.drop("|".join(map(re.escape, (SHARED, SOURCE, TARGET, HEAD))))
-    ours = {name: tables[theirs] for name, theirs in found.items()}
+    ours = {name: tables[theirs] for name, theirs in sources.items()}
     src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
-    if one_table and not has_same_values(src, tgt):
-        raise CheckpointError(f"{config.path}: embeddings that it says are shared differ")
+    if is_single and not has_same_values(src, tgt):
+        raise CheckpointError(
+            f"{config.path}: the embeddings must be shared, but the weights differ"
+        )
     return ours
 
 
 # -- Marian ----------------------------------------------------------------------------------------
 
-OF_MARIAN = r">>([^<>\s]+)<<"  # a target language token
+MARIAN_LANGUAGE = r">>([^<>\s]+)<<"  # target language token
 
 
 def load_marian(directory: Directory) -> Checkpoint:
+    """Load a Marian model."""
     path, config = directory.path, directory.config
     for name in ("normalize_embedding", "add_final_layer_norm", "normalize_before"):
         if directory.model.get_bool(name):
@@ -132,36 +142,40 @@ def load_marian(directory: Directory) -> Checkpoint:
     tokens = read_vocab_json(path / "vocab.json")
     languages = find_marian_languages(tokens)
     directory.check(languages)
-    weights = directory.weights()
-    positions, tables, rows = _marian_positions(config, weights)
+    weights = directory.read_weights()
+    positions, tables, rows = _read_marian_positions(config, weights)
     switches = dict(pre_norm=False, final_norm=False, positions=positions, max_positions=rows)
     model = read_transformer(directory, weights, tables, **switches)
     src = tgt = make_vocab(config, tokens, model.cfg.src_vocab_size, lambda _: path / "vocab.json")
-    other = path / "target_vocab.json"
-    if directory.tokenizer.get_bool("separate_vocabs", other.is_file()):
-        tgt = make_vocab(config, read_vocab_json(other), model.cfg.tgt_vocab_size, lambda _: other)
+    tgt_file = path / "target_vocab.json"
+    if directory.tokenizer.get_bool("separate_vocabs", tgt_file.is_file()):
+        tgt_tokens = read_vocab_json(tgt_file)
+        tgt = make_vocab(config, tgt_tokens, model.cfg.tgt_vocab_size, lambda _: tgt_file)
     elif model.cfg.src_vocab_size != model.cfg.tgt_vocab_size:
-        raise CheckpointError(f"{path}: two vocabularies, but no target_vocab.json")
+        raise CheckpointError(f"{path}: target_vocab.json is missing")
     pad = config.get_int("pad_token_id")
     start = read_start_id(directory, pad)
-    cutters = {}
+    tokenizers = {}
     missing = [path / name for name in SIDE_MODELS if not (path / name).exists()]
     added = AddedTokenFiles(path, directory.tokenizer)
     if path / SIDE_MODELS[0] not in missing:
         source, target = (read_sentencepiece(str(path / name)) for name in SIDE_MODELS)
-        cutters["sentencepiece"] = MarianTokenizer(
+        tokenizers["sentencepiece"] = MarianTokenizer(
             source,
             target,
-            [AddedToken(token, special=token.special) for token in added.cut(NAMED_T5, src.ids)],
-            joiner=source if src is tgt else target,  # as transformers does since version 5
+            [
+                AddedToken(token, special=token.special)
+                for token in added.list_tokens(NAMED_T5, src.ids)
+            ],
+            joiner=source if src is tgt else target,  # as in transformers 5
             cleans_up=directory.tokenizer.get_bool("clean_up_tokenization_spaces"),
         )
     codes = [directory.tokenizer.get_str(f"{side}_lang", "") for side in ("source", "target")]
-    found = make_checkpoint(
+    checkpoint = make_checkpoint(
         directory,
         model,
         (src, tgt),
-        cutters,
+        tokenizers,
         start,
         added,
         exclude_banned_from_softmax=True,
@@ -170,19 +184,24 @@ def load_marian(directory: Directory) -> Checkpoint:
         languages=languages,
         language_pair=LanguagePair(*codes) if all(codes) and not languages else LanguagePair(),
     )
-    never = {*found.banned_ids, *([start] if start == pad else [])}
-    return replace(found, banned_ids=tuple(sorted(never)))
+    banned = {*checkpoint.banned_ids, *([start] if start == pad else [])}
+    return replace(checkpoint, banned_ids=tuple(sorted(banned)))
 
 
 def find_marian_languages(tokens: Mapping[int, str]) -> Languages | None:
-    """Return the target languages that tokens of the source name. None: there are no such tokens,
-    because the model translates into one language."""
-    codes = find_language_ids(tokens, OF_MARIAN)
+    """Return the languages of the target language tokens in a source vocabulary.
+
+    Returns:
+        None for a model with a single target language, which has no such tokens.
+    """
+    codes = find_language_ids(tokens, MARIAN_LANGUAGE)
     return Languages(codes, source="none", target="text") if codes else None
 
 
-def _marian_positions(config: ConfigReader, weights: Weights) -> tuple[str, dict[str, Tensor], int]:
-    """Layout, tables where they are not computed, and how many positions there are."""
+def _read_marian_positions(
+    config: ConfigReader, weights: Weights
+) -> tuple[str, dict[str, Tensor], int]:
+    """Return the position layout, the learned position tables if any, and their length."""
     rows = config.get_int("max_position_embeddings")
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     stored = [name for name in names.values() if name in weights]
@@ -191,7 +210,7 @@ def _marian_positions(config: ConfigReader, weights: Weights) -> tuple[str, dict
     if all(detect_position_layout(weights.tensors[name]) == "concat" for name in stored):
         if any(weights.get_shape(name)[0] != rows for name in stored):
             file = config.get_file("max_position_embeddings")
-            raise CheckpointError(f"{file}: max_position_embeddings is not what is stored")
+            raise CheckpointError(f"{file}: max_position_embeddings differs from the weights")
         weights.drop("|".join(map(re.escape, stored)))
         return "concat", {}, rows
     src, tgt = (weights.pop(name) for name in names.values())
@@ -201,23 +220,24 @@ def _marian_positions(config: ConfigReader, weights: Weights) -> tuple[str, dict
 
 # -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3, whatever sentencepiece says
-FIRST_PIECE = 3  # of sentencepiece, after its own special ones; here it has the id 4
-OFFSET = 2  # the first position's row of the table
-OF_M2M100 = r"__(\w+)__"  # patterns of language tokens
-OF_NLLB = r"([a-z]{2,3}_[A-Z][a-z]{3})"
-OF_MBART = r"([a-z]{2,3}_[A-Z]{2})"
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # IDs 0 to 3, unlike in sentencepiece
+FIRST_PIECE = 3  # sentencepiece ID of the first regular piece, whose ID here is 4
+OFFSET = 2  # row of the first position in the position table
+M2M100_LANGUAGE = r"__(\w+)__"  # language tokens
+NLLB_LANGUAGE = r"([a-z]{2,3}_[A-Z][a-z]{3})"
+MBART_LANGUAGE = r"([a-z]{2,3}_[A-Z]{2})"
 
 
 def load_m2m_100(directory: Directory) -> Checkpoint:
-    """M2M100 and NLLB."""
+    """Load an M2M100 or NLLB model."""
     file = directory.path / "vocab.json"
     if not file.is_file():
-        words = TokenizerReader(directory, OF_NLLB)
-        last = directory.tokenizer.get_bool("legacy_behaviour", False)
-        others = [*get_language_codes("nllb"), "<mask>"]
-        return _load(words, _fairseq_ids(words), others, "after" if last else "before", "forced")
-    words, tokens = TokenizerReader(directory, OF_M2M100), read_vocab_json(file)
+        words = TokenizerReader(directory, NLLB_LANGUAGE)
+        is_legacy = directory.tokenizer.get_bool("legacy_behaviour", False)
+        extra = [*get_language_codes("nllb"), "<mask>"]
+        position: Literal["before", "after"] = "after" if is_legacy else "before"
+        return _load(words, _get_fairseq_ids(words), extra, position, "forced")
+    words, tokens = TokenizerReader(directory, M2M100_LANGUAGE), read_vocab_json(file)
     lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
     codes = get_language_codes(directory.tokenizer.get_choice("language_codes", lists, "m2m100"))
     words.file = file.name
@@ -225,37 +245,37 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
 
 
 def load_mbart(directory: Directory) -> Checkpoint:
-    """mBART of 25 or of 50 languages."""
-    words = TokenizerReader(directory, OF_MBART)
+    """Load an mBART model with 25 or 50 languages."""
+    words = TokenizerReader(directory, MBART_LANGUAGE)
     codes = [get_language_codes("mbart25"), get_language_codes("mbart50")]
-    # The tokenizer's class tells, or else whether its tokens are too few for 50 languages
-    named = [d.get("tokenizer_class") for d in (directory.tokenizer, directory.config)]
-    name = next((n for n in named if isinstance(n, str) and n.startswith("MBart")), None)
+    # Decide by the tokenizer class, otherwise by the vocabulary size
+    classes = [d.get("tokenizer_class") for d in (directory.tokenizer, directory.config)]
+    name = next((n for n in classes if isinstance(n, str) and n.startswith("MBart")), None)
     if name is not None:
-        of_25 = not name.startswith("MBart50")
+        has_25_languages = not name.startswith("MBart50")
     else:
-        n_others = directory.config.get_int("vocab_size") - len(words.pieces)
-        of_25 = n_others < len(codes[0] + codes[1])
-    others = [*codes[0], *([] if of_25 else codes[1]), "<mask>"]
-    starts = of_25 and directory.config.get("forced_bos_token_id") is None
+        n_added = directory.config.get_int("vocab_size") - len(words.pieces)
+        has_25_languages = n_added < len(codes[0] + codes[1])
+    extra = [*codes[0], *([] if has_25_languages else codes[1]), "<mask>"]
+    is_start = has_25_languages and directory.config.get("forced_bos_token_id") is None
     return _load(
         words,
-        _fairseq_ids(words),
-        others,
-        "after" if of_25 else "before",
-        "start" if starts else "forced",
+        _get_fairseq_ids(words),
+        extra,
+        "after" if has_25_languages else "before",
+        "start" if is_start else "forced",
     )
 
 
 def get_language_codes(name: str) -> list[str]:
-    """Languages in the order of their ids, for directories that do not list them."""
+    """Return the default languages of a family, in the order of their token IDs."""
     codes: str = load_family_table("languages")[name]
     return codes.split()
 
 
-def _fairseq_ids(words: TokenizerReader) -> dict[int, str]:
-    """The pieces by id: those of tokenizer.json, or sentencepiece's moved by one."""
-    if words.own_ids:
+def _get_fairseq_ids(words: TokenizerReader) -> dict[int, str]:
+    """Return the subwords by ID: as in tokenizer.json, or sentencepiece IDs plus one."""
+    if words.has_final_ids:
         return dict(enumerate(words.pieces))
     return dict(enumerate([*SPECIAL, *words.pieces[FIRST_PIECE:]]))
 
@@ -263,27 +283,35 @@ def _fairseq_ids(words: TokenizerReader) -> dict[int, str]:
 def _load(
     words: TokenizerReader,
     tokens: dict[int, str],
-    others: list[str],
+    extra: list[str],
     source: Literal["before", "after"],
     target: Literal["forced", "start"],
 ) -> Checkpoint:
-    """The model of these languages; `others` follow the tokens where no file says their ids."""
+    """Load a multilingual model.
+
+    Args:
+        words: the subword model and added tokens.
+        tokens: subwords by ID; added tokens are merged into it.
+        extra: tokens to append if no file lists the language tokens.
+        source: position of the source language token.
+        target: position of the target language token.
+    """
     directory = words.directory
-    tokens = words.with_added(tokens)
+    tokens = words.merge_added_tokens(tokens)
     if not find_language_ids(tokens, words.pattern):
-        tokens |= dict(enumerate(others, len(tokens)))
+        tokens |= dict(enumerate(extra, len(tokens)))
     ids = find_language_ids(tokens, words.pattern)
     config = directory.config
     start = read_start_id(directory, read_token_id(config, "eos_token_id"))
     default = LanguagePair(
         read_default_language(directory.tokenizer, "src_lang", ids),
-        _default_target(directory, ids, start, target == "start"),
+        _read_default_target(directory, ids, start, target == "start"),
     )
     languages = Languages(ids, source, target, default)
     directory.check(languages)
-    weights = directory.weights()
+    weights = directory.read_weights()
     tables: dict[str, Tensor] = {}
-    if words.pattern == OF_MBART:
+    if words.pattern == MBART_LANGUAGE:
         for side, name in (("src", "encoder"), ("tgt", "decoder")):
             table = weights.pop(f"model.{name}.embed_positions.weight")
             tables[f"{side}_embedding.position"] = table
@@ -305,23 +333,36 @@ def _load(
         **switches,
     )
     vocab = make_vocab(
-        config, tokens, model.vocab_size, words.file_of, words.unk_token, ids.values()
+        config, tokens, model.vocab_size, words.get_file, words.unk_token, ids.values()
     )
-    if words.pattern == OF_M2M100:  # its tokenizer in transformers is written in Python
-        added = words.added.cut(NAMED_M2M100, vocab.ids)
+    if words.pattern == M2M100_LANGUAGE:  # a Python tokenizer, without normalization
+        added = words.added.list_tokens(NAMED_M2M100, vocab.ids)
         added = [AddedToken(token, **{**vars(token), "normalized": False}) for token in added]
     else:
-        added = words.added.cut(NAMED_MBART, vocab.ids, [tokens[i] for i in ids.values()])
-    keeps_spaces = words.pattern == OF_NLLB or (words.pattern == OF_MBART and source == "before")
-    cutters = {"sentencepiece": words.tokenizer(vocab, added, keeps_spaces=keeps_spaces)}
-    files = words.added
+        added = words.added.list_tokens(NAMED_MBART, vocab.ids, [tokens[i] for i in ids.values()])
+    keeps_spaces = words.pattern == NLLB_LANGUAGE or (
+        words.pattern == MBART_LANGUAGE and source == "before"
+    )
+    tokenizers = {"sentencepiece": words.make_tokenizer(vocab, added, keeps_spaces=keeps_spaces)}
     return make_checkpoint(
-        directory, model, (vocab, vocab), cutters, start, files, languages=languages
+        directory, model, (vocab, vocab), tokenizers, start, words.added, languages=languages
     )
 
 
-def _default_target(directory: Directory, ids: dict[str, int], start: int, starts: bool) -> str:
-    """The language that every output begins with or, where that is so, the decoder starts with."""
+def _read_default_target(
+    directory: Directory, ids: dict[str, int], start: int, is_start: bool
+) -> str:
+    """Return the default target language, from the forced or the start token.
+
+    Args:
+        directory: the configuration.
+        ids: token IDs of the languages.
+        start: ID of the start token.
+        is_start: whether the start token is the language token.
+
+    Raises:
+        CheckpointError: if the forced or start token is not valid for the family.
+    """
     config, codes = directory.config, {i: code for code, i in ids.items()}
     if config.get("forced_bos_token_id") is not None:
         forced = read_token_id(config, "forced_bos_token_id")
@@ -331,9 +372,9 @@ def _default_target(directory: Directory, ids: dict[str, int], start: int, start
                 "language of the model"
             )
         return codes[forced]
-    if starts and start in codes:
+    if is_start and start in codes:
         return codes[start]
-    if starts and start != read_token_id(config, "eos_token_id"):
+    if is_start and start != read_token_id(config, "eos_token_id"):
         file = config.get_file("decoder_start_token_id")
         raise CheckpointError(
             f"{file}: decoder_start_token_id {start} is neither a language nor the end token"

@@ -1,8 +1,7 @@
-"""A directory of Hugging Face transformers: its descriptions, its words and its weights.
+"""A Hugging Face transformers directory: configuration, vocabulary and weights.
 
-`config.json` describes the model, `generation_config.json` how it is used, `tokenizer_config.json`
-its words.  Weights are in `model.safetensors` or `pytorch_model.bin`, whole or in shards that an
-index lists.
+`config.json` configures the model, `generation_config.json` its search, `tokenizer_config.json` its
+tokenizer.  Weights are in `model.safetensors` or `pytorch_model.bin`, or in shards with an index.
 """
 
 import re
@@ -32,7 +31,7 @@ from onmt_lite.checkpoints.generation_config import (
     select_settings,
 )
 from onmt_lite.checkpoints.huggingface.added_tokens import (
-    ALONE,
+    ADDED_TOKENS,
     NAMED_T5,
     TOKENIZER,
     AddedTokenFiles,
@@ -48,7 +47,7 @@ from onmt_lite.text.vocab import AddedToken, Vocab
 
 LanguageCheck = Callable[[Languages | None], object]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
+ACTIVATIONS = {  # for fairseq, too; exports use the last of several names
     "relu": "relu",
     "tanh": "tanh",
     **dict.fromkeys(("gelu_python", "gelu"), "gelu"),
@@ -59,69 +58,89 @@ ACTIVATIONS = {  # fairseq's too; of several names, the last one is written
 
 
 class Directory:
-    """The files of a directory, except the weights.
+    """The files of a transformers directory.
 
-    `config` has the values of config.json, or of generation_config.json if it has one.
-    `check` is given the languages before weights, which may be large, are read.
+    path        the directory
+    check       language check, called before reading the weights because they may be large
+    family      model_type in config.json
+    model       config.json
+    generation  generation_config.json
+    tokenizer   tokenizer_config.json
+    config      config.json, overridden by generation_config.json
     """
 
     def __init__(self, path: Path, check: LanguageCheck):
         self.path, self.check = path, check
-        own = read_json(path / CONFIG)
-        self.family = ConfigReader(own, path / CONFIG).get_str("model_type", "unknown")
-        self.model = ConfigReader(own, path / CONFIG)
+        values = read_json(path / CONFIG)
+        self.family = ConfigReader(values, path / CONFIG).get_str("model_type", "unknown")
+        self.model = ConfigReader(values, path / CONFIG)
         self.generation = read_config(path / GENERATION)
         self.tokenizer = read_config(path / TOKENIZER)
-        said = {name: v for name, v in self.generation.values.items() if v is not None}
-        usual = load_family_table("usual").get(self.family, {})
-        # A default would stand in for a name that is misspelt
-        for name in (*usual, *load_table("generation_config"), *load_table("tokens")):
+        overrides = {name: v for name, v in self.generation.values.items() if v is not None}
+        defaults = load_family_table("defaults").get(self.family, {})
+        # Refuse misspelled names, which would silently become defaults
+        for name in (*defaults, *load_table("generation_config"), *load_table("tokens")):
             self.model.get(name), self.generation.get(name)
-        self.config = ConfigReader({**usual, **own, **said}, path / CONFIG)
-        self.config.paths = dict.fromkeys(said, path / GENERATION)
+        self.config = ConfigReader({**defaults, **values, **overrides}, path / CONFIG)
+        self.config.paths = dict.fromkeys(overrides, path / GENERATION)
 
-    def weights_file(self) -> Path:
-        """The file of the weights or the index of their shards.  CheckpointError for neither."""
+    def find_weights(self) -> Path:
+        """Return the weights file or shard index; raise CheckpointError if there is none."""
         for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
             if (self.path / name).is_file():
                 return self.path / name
-        other = identify_by_name(self.path)
-        only = f", only {other}, which is not read" if other else ""
+        unsupported = identify_by_name(self.path)
+        only = f", only {unsupported}" if unsupported else ""
         raise CheckpointError(
             f"{self.path}: the directory has neither {' nor '.join(WEIGHTS)}{only}"
         )
 
-    def weights(self) -> Weights:
-        """All tensors, each once.  CheckpointError where a file is missing or damaged."""
-        file = self.weights_file()
+    def read_weights(self) -> Weights:
+        """Read all tensors; raise CheckpointError if a file is missing or damaged."""
+        file = self.find_weights()
         if file.suffix != ".json":
-            return Weights(_read_part(file), self.path)
-        where = read_json(file).get("weight_map")
-        if not isinstance(where, dict) or not all(type(name) is str for name in where.values()):
-            raise CheckpointError(f"{file}: has no weight_map")
+            return Weights(_read_tensors(file), self.path)
+        shards = read_json(file).get("weight_map")
+        if not isinstance(shards, dict) or not all(type(name) is str for name in shards.values()):
+            raise CheckpointError(f"{file}: weight_map must map tensors to files")
         tensors: dict[str, Tensor] = {}
-        for name in sorted(set(where.values())):
+        for name in sorted(set(shards.values())):
             if Path(name).name != name or not (self.path / name).is_file():
-                raise CheckpointError(f"{file}: there is no file {name[:100]!r} beside it")
-            tensors |= _read_part(self.path / name)
-        if set(tensors) != set(where):
-            raise CheckpointError(f"{file}: its shards do not hold what it lists")
+                raise CheckpointError(f"{file}: the shard {name[:100]!r} does not exist")
+            tensors |= _read_tensors(self.path / name)
+        if set(tensors) != set(shards):
+            raise CheckpointError(f"{file}: the shards do not contain the tensors that it lists")
         return Weights(tensors, self.path)
 
-    def rules(self, version: str, eos: int, vocab_size: int) -> TokenRules:
-        """The rules about single tokens that a version of transformers takes from the files."""
-        said = self.generation.values if self.generation.path.is_file() else None
-        table, name = select_settings(self.model.values, said, version)
-        return parse_token_rules(table, lambda _: self.path / name, eos, vocab_size)
+    def read_token_rules(self, version: str, eos: int, vocab_size: int) -> TokenRules:
+        """Return the token rules that a version of transformers reads from the files.
+
+        Args:
+            version: one of VERSIONS.
+            eos: ID of the end token.
+            vocab_size: size of the target vocabulary.
+        """
+        generation = self.generation.values if self.generation.path.is_file() else None
+        settings, name = select_settings(self.model.values, generation, version)
+        return parse_token_rules(settings, lambda _: self.path / name, eos, vocab_size)
 
     def check_sizes(self, **sizes: int) -> None:
-        """CheckpointError where the configuration gives another size than the weights have."""
+        """Raise CheckpointError if sizes in config.json differ from those of the weights."""
         for name, size in sizes.items():
             self.model.require_equal(name, size)
 
 
 def read_token_id(config: ConfigReader, name: str, default: int | None = None) -> int:
-    """An id; some files have it as a list of one.  Of several end tokens, the first."""
+    """Return a token ID, which may also be a list with one ID, or with several end tokens.
+
+    Args:
+        config: the configuration.
+        name: the option.
+        default: ID if the option is missing.
+
+    Returns:
+        The first ID of a list.
+    """
     value = config.get(name)
     if isinstance(value, list) and (len(value) == 1 or (value and name == "eos_token_id")):
         return ConfigReader({name: value[0]}, config.get_file(name)).get_int(name)
@@ -129,7 +148,7 @@ def read_token_id(config: ConfigReader, name: str, default: int | None = None) -
 
 
 def read_start_id(directory: Directory, default: int) -> int:
-    """Return the first token of the decoder as transformers takes it from the files."""
+    """Return the start token of the decoder, with the precedence of transformers."""
     for name in ("decoder_start_token_id", "bos_token_id"):
         if directory.generation.get(name) is not None:
             return read_token_id(directory.generation, name)
@@ -140,21 +159,21 @@ def make_checkpoint(
     directory: Directory,
     model: Transformer,
     vocabs: tuple[Vocab, Vocab],
-    cutters: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     start: int,
     added: AddedTokenFiles,
-    **others: Any,
+    **fields: Any,
 ) -> Checkpoint:
-    """Put together what was read of a directory, used as its configuration says.
+    """Make a checkpoint of a transformers directory.
 
     Args:
-        directory: the files.
+        directory: the configuration.
         model: the model.
-        vocabs: of source and target.
-        cutters: tokenizers of lines of text.
-        start: the first token of the decoder.
-        added: the files that name the token at the end of a source line.
-        others: fields in which a family differs.
+        vocabs: source and target vocabulary.
+        tokenizers: tokenizers for raw text.
+        start: ID of the start token.
+        added: the added tokens, which define the end token of source lines.
+        fields: further fields of the checkpoint, by family.
 
     Raises:
         CheckpointError: if an ID in the configuration is not in the target vocabulary.
@@ -165,37 +184,37 @@ def make_checkpoint(
         raise CheckpointError(f"{file}: decoder_start_token_id {start} is not in the vocabulary")
     eos = read_token_id(config, "eos_token_id")
     rules = parse_token_rules(config.values, config.get_file, eos, len(tgt))
-    # The tokenizer's own tokens, where generation ends with or pads with others
-    named = added.named(NAMED_T5)
+    # The end and padding token of the tokenizer may differ from those of the search
+    named = added.read_named(NAMED_T5)
     end, pad = src.ids.get(named["eos_token"], eos), src.ids.get(named["pad_token"], src.pad_id)
     src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
     n = config.get_int("num_return_sequences", 1)
     file = config.get_file("num_return_sequences")
-    note = Message.of(
-        "num_return_sequences {0} of {1}: has no effect; -{n_best} gives them",
+    notice = Message.of(
+        "{1}: num_return_sequences {0} has no effect; use -{n_best} instead",
         *(str(n), str(file)),
         n_best=n,
     )
-    usual = dict(
+    defaults = dict(
         banned_ids=rules.banned_ids,
-        notices=(note,) if n > 1 else (),
+        notices=(notice,) if n > 1 else (),
         toolkit="transformers",
     )
     return Checkpoint(
         model,
         src_vocab=src,
         tgt_vocab=tgt,
-        tokenizers={**cutters, "space": SpaceTokenizer()},
+        tokenizers={**tokenizers, "space": SpaceTokenizer()},
         start_id=start,
         src_end=(end,),
         forced_eos=rules.forced_eos,
-        rules={v: directory.rules(v, eos, len(tgt)) for v in VERSIONS},
+        rules={v: directory.read_token_rules(v, eos, len(tgt)) for v in VERSIONS},
         version=config.get_label("transformers_version"),
-        **{**usual, **others},
+        **{**defaults, **fields},
     )
 
 
-def _read_part(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return safetensors.read(path)
     return archive.check_state_dict(archive.load(path), path)
@@ -205,11 +224,11 @@ def _read_part(path: Path) -> dict[str, Tensor]:
 
 
 def read_vocab_json(path: Path) -> dict[int, str]:
-    """The tokens by ID of a vocab.json.  CheckpointError unless IDs are 0, 1, ... once each."""
+    """Read the tokens of a vocab.json by ID; raise CheckpointError unless IDs are 0 to n - 1."""
     ids = read_json(path)
     tokens = {i: text for text, i in ids.items() if type(i) is int}
     if not ids or set(tokens) != set(range(len(ids))):
-        raise CheckpointError(f"{path}: its ids are not 0, 1, ... once each")
+        raise CheckpointError(f"{path}: token IDs must be 0, 1, ... without gaps or duplicates")
     check_tokens([*ids], path)
     return tokens
 
@@ -218,68 +237,85 @@ def make_vocab(
     config: ConfigReader,
     tokens: Mapping[int, str],
     size: int,
-    file_of: Callable[[int], Path],
+    get_file: Callable[[int], Path],
     unk_token: str = "<unk>",
     languages: Iterable[int] = (),
 ) -> Vocab:
-    """Make the vocabulary of a table of embeddings.  Rows without a token get names.
+    """Make the vocabulary of an embedding table; unused rows get placeholder names.
 
     Args:
-        config: has the IDs of the end token and of the padding.
-        tokens: by ID.
-        size: the number of rows.
-        file_of: returns the file that lists the token with an ID.
-        unk_token: the token of unknown characters.
-        languages: IDs of tokens that name a language.
+        config: configuration with eos_token_id and pad_token_id.
+        tokens: tokens by ID.
+        size: number of rows of the table.
+        get_file: returns the file that defines a token ID, for error messages.
+        unk_token: the unknown token.
+        languages: IDs of the language tokens.
 
     Raises:
-        CheckpointError: if an ID is not a row or, of a special token, has no token.
+        CheckpointError: if an ID is outside the table, or if a special token is missing.
     """
     for i, text in tokens.items():
         if not 0 <= i < size:
             raise CheckpointError(
-                f"{file_of(i)}: {text[:50]!r} has the ID {format_value(i)}, but the weights have "
+                f"{get_file(i)}: {text[:50]!r} has the ID {format_value(i)}, but the weights have "
                 f"{size} rows"
             )
     eos, pad = read_token_id(config, "eos_token_id"), config.get_int("pad_token_id")
     for name, i in dict(eos_token_id=eos, pad_token_id=pad).items():
         if i not in tokens:
             file = config.get_file(name)
-            raise CheckpointError(f"{file}: {name} {i} is not in {file_of(i).name}")
+            raise CheckpointError(f"{file}: {name} {i} is not in {get_file(i).name}")
     rows = [tokens.get(i, f"<unused {i}>") for i in range(size)]
-    check_tokens(rows, file_of(eos))
+    check_tokens(rows, get_file(eos))
     unk = rows.index(unk_token) if unk_token in rows else None
     return Vocab(rows, eos_id=eos, pad_id=pad, unk_id=unk, language_ids=frozenset(languages))
 
 
 class TokenizerReader:
-    """What a directory says of its words."""
+    """The subword model and added tokens of a directory.
+
+    file       file with the subword vocabulary
+    processor  the subword model
+    pieces     its subwords by ID
+    added      files with added tokens
+    """
 
     def __init__(self, directory: Directory, pattern: str):
-        """pattern: of an added token that the family has."""
+        """Read the subword model.
+
+        Args:
+            directory: the directory.
+            pattern: regular expression for the added tokens of the family.
+
+        Raises:
+            CheckpointError: if the directory has no subword model.
+        """
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.added = AddedTokenFiles(self.path, directory.tokenizer)
-        self.unk_token = str(self.added.named(NAMED_T5)["unk_token"])
+        self.unk_token = str(self.added.read_named(NAMED_T5)["unk_token"])
         found = find_subword_model(self.path, lambda: self.added.fast.values, self.unk_token)
         if found is None:
             names = " nor ".join((*SHARED_MODELS, TOKENIZER_JSON))
             raise CheckpointError(
-                f"{self.path}: the directory has neither {names}, by which "
-                "the model cuts lines into tokens"
+                f"{self.path}: the directory has no subword model (neither {names})"
             )
         self.file, self.processor = found
-        self.files: dict[int, str] = {}  # that list an added token instead, by its ID
-        self.own_ids = self.file == TOKENIZER_JSON  # those of tokenizer.json, for whatever family
+        self.files: dict[int, str] = {}  # files that define added tokens, by ID
+        self.has_final_ids = self.file == TOKENIZER_JSON  # no family-specific ID offset
         self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
-    def file_of(self, i: int) -> Path:
-        """Return the file that lists the token with an ID."""
+    def get_file(self, i: int) -> Path:
+        """Return the file that defines a token ID."""
         return self.path / self.files.get(i, self.file)
 
-    def with_added(self, tokens: dict[int, str]) -> dict[int, str]:
-        """The pieces by id, and added tokens of the first file that lists some of the family's."""
-        for file in (TOKENIZER, TOKENIZER_JSON, ALONE, TOKENIZER):
-            added = self.added.by_id(file)
+    def merge_added_tokens(self, tokens: dict[int, str]) -> dict[int, str]:
+        """Merge added tokens into `tokens`, from the first file that has some of this family.
+
+        Raises:
+            CheckpointError: if an added token has the ID of another token.
+        """
+        for file in (TOKENIZER, TOKENIZER_JSON, ADDED_TOKENS, TOKENIZER):
+            added = self.added.read_by_id(file)
             if any(re.fullmatch(self.pattern, text) for text in added.values()):
                 break
         self.files = dict.fromkeys(added, file)
@@ -291,34 +327,40 @@ class TokenizerReader:
                 )
         return tokens
 
-    def tokenizer(
+    def make_tokenizer(
         self,
         vocab: Vocab,
         added: Sequence[AddedToken],
         silent: Sequence[str] = (),
         keeps_spaces: bool = False,
     ) -> AddedTokenTokenizer:
-        """Return the tokenizer of lines.
+        """Make the tokenizer for raw text.
 
         Args:
-            vocab: the vocabulary of source and target.
-            added: tokens to cut out of source lines; target text has no control tokens.
-            silent: tokens that are not text in an output.
-            keeps_spaces: see `PieceTokenizer`.
+            vocab: vocabulary of source and target.
+            added: added tokens to match in source lines; target lines have no special tokens.
+            silent: tokens to omit from the output text.
+            keeps_spaces: see the tokenizer.
         """
-        to_target = [token for token in added if not vocab.is_special(vocab.ids[token])]
-        return AddedTokenTokenizer(self.processor, added, to_target, silent, keeps_spaces)
+        target_tokens = [token for token in added if not vocab.is_special(vocab.ids[token])]
+        return AddedTokenTokenizer(self.processor, added, target_tokens, silent, keeps_spaces)
 
 
 def find_language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:
-    """Ids of the tokens that name a language, by the code in them: the group of the pattern."""
+    """Return the IDs of the language tokens by language code, the first group of `pattern`."""
     matches = ((re.fullmatch(pattern, text), i) for i, text in sorted(tokens.items()))
     return {match[1]: i for match, i in matches if match}
 
 
-def read_default_language(description: ConfigReader, name: str, known: Mapping[str, int]) -> str:
-    """The code that a description names, with or without the marks of its token; "" for none."""
-    code = description.get(name)
+def read_default_language(config: ConfigReader, name: str, ids: Mapping[str, int]) -> str:
+    """Return the default language code in a configuration file; "" if there is none.
+
+    Args:
+        config: the file.
+        name: the option, whose value may be a code or a language token.
+        ids: the languages of the model.
+    """
+    code = config.get(name)
     if not isinstance(code, str):
         return ""
-    return next((c for c in (code, code.strip("_")) if c in known), "")
+    return next((c for c in (code, code.strip("_")) if c in ids), "")

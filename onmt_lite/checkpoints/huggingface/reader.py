@@ -1,4 +1,4 @@
-"""Finds out which family a Hugging Face directory is of, and has it read."""
+"""Loads a transformers directory with the reader of its model family."""
 
 from pathlib import Path
 
@@ -18,13 +18,14 @@ FAMILIES = {
 
 
 def can_load(path: Path) -> bool:
+    """Return True for a directory with config.json that is not an Eole model."""
     is_eole = any(path.glob("model.[0-9][0-9].safetensors"))
     return (path / CONFIG).is_file() and not is_eole
 
 
 def load(path: Path, check: LanguageCheck) -> Checkpoint:
-    """Load a directory; raises what `check` raises too, see `Directory`."""
+    """Load a directory; exceptions of the language check propagate."""
     refuse_unsupported_model(path)
     directory = Directory(path, check)
-    directory.weights_file()  # whether there are weights, before the rest is looked at
+    directory.find_weights()  # fail early if there are no weights
     return FAMILIES[directory.family](directory)

@@ -1,7 +1,7 @@
-"""Reads T5 directories of Hugging Face: T5, Flan-T5, mT5, MADLAD-400.
+"""Reads T5 models of transformers: T5, Flan-T5, mT5, MADLAD-400.
 
-T5 does not scale attention scores; here queries are scaled back.  The bias of distances, which the
-first layer of each stack holds, belongs to all layers.
+T5 does not scale attention scores, so the query weights are multiplied by sqrt(head width).  The
+relative position bias of the first layer is used in all layers of the encoder or decoder.
 """
 
 import re
@@ -26,57 +26,63 @@ from onmt_lite.models.transformer import Transformer
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-MAX_POSITIONS = 1 << 14  # the model has no limit of its own
+MAX_POSITIONS = 1 << 14  # the model has no limit
 SENTINELS = 100
-OF_T5 = r"<2(\w+)>|<extra_id_\d+>"  # added tokens
-OF_LANGUAGE = r"<2(\w+)>"  # MADLAD's: the language to translate into, before the line
+ADDED_TOKEN = r"<2(\w+)>|<extra_id_\d+>"
+LANGUAGE = r"<2(\w+)>"  # MADLAD: target language token before the source line
 
 
 def load(directory: Directory) -> Checkpoint:
+    """Load a T5 model."""
     config = directory.config
-    words = TokenizerReader(directory, OF_T5)
-    tokens = words.with_added(dict(enumerate(words.pieces)))
-    ids = find_language_ids(tokens, OF_LANGUAGE)
+    words = TokenizerReader(directory, ADDED_TOKEN)
+    tokens = words.merge_added_tokens(dict(enumerate(words.pieces)))
+    ids = find_language_ids(tokens, LANGUAGE)
     languages = Languages(ids, source="none", target="text") if ids else None
     directory.check(languages)
-    model = _read_model(directory, directory.weights())
-    # <extra_id_0> and so on, from the last one down, where no file lists them
-    listed = words.own_ids or any(re.fullmatch(r"<extra_id_\d+>", t) for t in tokens.values())
-    usual = SENTINELS if directory.family == "t5" else 0
-    n = 0 if listed else directory.tokenizer.get_int("extra_ids", usual)
+    model = _read_model(directory, directory.read_weights())
+    # If no file lists the sentinels, they are the last tokens, in reverse order
+    is_listed = words.has_final_ids or any(
+        re.fullmatch(r"<extra_id_\d+>", t) for t in tokens.values()
+    )
+    default = SENTINELS if directory.family == "t5" else 0
+    n = 0 if is_listed else directory.tokenizer.get_int("extra_ids", default)
     first = len(words.pieces)
     if first + n <= model.vocab_size:
         tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
-    vocab = make_vocab(config, tokens, model.vocab_size, words.file_of, words.unk_token)
+    vocab = make_vocab(config, tokens, model.vocab_size, words.get_file, words.unk_token)
     start = read_start_id(directory, config.get_int("pad_token_id"))
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(
             f"{config.get_file('forced_bos_token_id')}: forced_bos_token_id is not supported for T5"
         )
-    sentinels = [f"<extra_id_{i}>" for i in range(directory.tokenizer.get_int("extra_ids", usual))]
-    added = words.added.cut(NAMED_T5, vocab.ids, sentinels)
-    cutters = {"sentencepiece": words.tokenizer(vocab, added, [tokens[i] for i in ids.values()])}
-    files = words.added
+    n_sentinels = directory.tokenizer.get_int("extra_ids", default)
+    sentinels = [f"<extra_id_{i}>" for i in range(n_sentinels)]
+    added = words.added.list_tokens(NAMED_T5, vocab.ids, sentinels)
+    tokenizers = {
+        "sentencepiece": words.make_tokenizer(vocab, added, [tokens[i] for i in ids.values()])
+    }
     return make_checkpoint(
-        directory, model, (vocab, vocab), cutters, start, files, languages=languages
+        directory, model, (vocab, vocab), tokenizers, start, words.added, languages=languages
     )
 
 
 def _read_model(directory: Directory, weights: Weights) -> Transformer:
-    config, usual = directory.config, "gated-gelu" if directory.family == "mt5" else "relu"
+    config, default = directory.config, "gated-gelu" if directory.family == "mt5" else "relu"
     weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     if not any(name.startswith("decoder.block.") for name in weights.tensors):
-        raise CheckpointError(f"{config.path}: a T5 encoder alone, which translates nothing")
-    ours, factor = _tables(directory, weights)
+        raise CheckpointError(f"{config.path}: the model has no decoder; use a complete T5 model")
+    ours, factor = _read_embeddings(directory, weights)
     d_model = ours["tgt_embedding.token.weight"].size(1)
     heads, width = config.get_int("num_heads"), config.get_int("d_kv", 64)
     if min(heads, width) < 1:
         file = config.get_file("num_heads" if heads < 1 else "d_kv")
-        raise CheckpointError(f"{file}: num_heads is {heads} and d_kv {width}, not above 0")
+        raise CheckpointError(f"{file}: num_heads ({heads}) and d_kv ({width}) must be positive")
     gated_gelu = {"gated-gelu": "gelu_tanh"}
-    kinds = ACTIVATIONS | {f"gated-{name}": kind for name, kind in ACTIVATIONS.items()} | gated_gelu
-    activation = config.get_choice("feed_forward_proj", kinds, usual)
-    gated = config.get_str("feed_forward_proj", usual).startswith("gated-")
+    gated_names = {f"gated-{name}": value for name, value in ACTIVATIONS.items()}
+    choices = ACTIVATIONS | gated_names | gated_gelu
+    activation = config.get_choice("feed_forward_proj", choices, default)
+    is_gated = config.get_str("feed_forward_proj", default).startswith("gated-")
     weights.rename("t5")
     weights.tensors |= ours
     ours = weights.tensors
@@ -86,7 +92,7 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
     for name in ours:
         if name.endswith("self_attn.qkv.weight"):
-            ours[name][: heads * width] *= width**0.5  # made of three: memory of its own
+            ours[name][: heads * width] *= width**0.5  # stacked from three matrices: a copy
         elif name.endswith("cross_attn.q.weight"):
             ours[name] = ours[name] * width**0.5
     ours["enc_norm.weight"] = weights.pop("encoder.final_layer_norm.weight")
@@ -99,7 +105,7 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
         positions="none",
         max_positions=MAX_POSITIONS,
         activation=activation,
-        gated_ffn=gated,
+        gated_ffn=is_gated,
         attn_bias=False,
         ffn_bias=False,
         scale_embedding=False,
@@ -119,24 +125,25 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     return model
 
 
-def _tables(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
-    """The tables under our names, and the factor of the logits.
+def _read_embeddings(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
+    """Return the embedding tables and output matrix under our names, and the scale of the logits.
 
-    The file decides: transformers 5 writes "tied" for models with a head of their own.
+    The weights decide whether the output matrix is tied, because transformers 5 also writes
+    `tie_word_embeddings: true` for untied models.
     """
     config = directory.model
     name = next((name for name in (SHARED, *TABLES) if name in weights), SHARED)
     for copy in TABLES:
         if copy in weights and not has_same_values(weights.tensors[name], weights.tensors[copy]):
-            raise CheckpointError(f"{config.path}: embeddings of encoder and decoder differ")
+            raise CheckpointError(f"{config.path}: encoder and decoder embeddings must be equal")
     weights.get_shape(name)
     head = weights.tensors.get(HEAD)
-    own_head = head is not None and not has_same_values(weights.tensors[name], head)
+    is_untied = head is not None and not has_same_values(weights.tensors[name], head)
     table = weights.pop(name)
     ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
-    ours["output.weight"] = weights.pop(HEAD) if own_head else table
+    ours["output.weight"] = weights.pop(HEAD) if is_untied else table
     weights.drop("|".join(re.escape(n) for n in (SHARED, *TABLES, HEAD)))
-    scales = False  # mT5 never does in transformers 5, not even with the shared table as its head
+    scales = False  # never for mT5 in transformers 5, even if the output matrix is tied
     if directory.family == "t5":
         tied = config.get_bool("tie_word_embeddings", True)
         scales = config.get_bool("scale_decoder_outputs", tied)

@@ -1,10 +1,10 @@
-"""Records what `generate` says with nothing but a model's own defaults.
+"""Records the output of `generate` with the default settings of a model.
 
     python -m tests.exactness.peers.make_defaults      (transformers 4.46.3, then 5.23.0)
 
-tests/data/families/defaults.json has a row for each directory: one of tests/data with other
-settings in config.json (`own`) and generation_config.json (`said`, null for no such file), the ids
-of two lines, and what each version returns for them.
+tests/data/families/defaults.json has one row per model directory: a directory of tests/data with
+other settings in config.json (`own`) and generation_config.json (`said`, null if there is no such
+file), the IDs of two lines, and the output of each version for them.
 """
 
 import json
@@ -22,8 +22,8 @@ MODELS = ("marian", "m2m", "nllb", "mbart50", "mbart25", "t5", "madlad")
 TARGETS = {"m2m": "__en__", "nllb": "eng_Latn", "mbart50": "en_XX"}
 MARIAN = "checkpoints/hf/marian"
 BEAMS = dict(num_beams=4, max_length=13)
-EOS, PAD = "eos", "pad"  # ids that each model has
-SAID = [
+EOS, PAD = "eos", "pad"  # placeholders for the IDs of a model
+GENERATION_CONFIGS = [
     *(BEAMS, {}, dict(num_beams=3), dict(max_length=9), BEAMS | dict(max_new_tokens=6)),
     *(BEAMS | dict(min_length=7), BEAMS | dict(min_length=9, min_new_tokens=4)),
     *(BEAMS | dict(length_penalty=x) for x in (0.0, 2.0, -1.0)),
@@ -43,8 +43,8 @@ SAID = [
     | dict(renormalize_logits=True),
 ]
 OLD = dict(_from_model_config=True, num_beams=2, max_length=9)
-PLACES = [  # own, said
-    (BEAMS | dict(bad_words_ids=[[7], [26]], forced_eos_token_id="gone"), None),
+CONFIG_PAIRS = [  # config.json, generation_config.json
+    (BEAMS | dict(bad_words_ids=[[7], [26]], forced_eos_token_id="removed"), None),
     (BEAMS | dict(forced_eos_token_id=None, max_length=5), None),
     (dict(num_beams=5, max_length=20, bad_words_ids=[[7]]), dict(max_length=9)),
     (BEAMS | dict(bad_words_ids=[[7]]), OLD),
@@ -55,52 +55,55 @@ PLACES = [  # own, said
 ]
 
 
-def inputs(model):
-    """Lines, their ids, and the ids that settings name."""
-    config = json.loads((folder(model) / "config.json").read_text("utf-8"))
+def read_inputs(model):
+    """Return two lines, their IDs, and the special token IDs of a model."""
+    config = json.loads((get_directory(model) / "config.json").read_text("utf-8"))
     special = dict(eos=config["eos_token_id"], pad=config["pad_token_id"])
     if model == "marian":
-        ids = json.loads((folder(model) / "vocab.json").read_text("utf-8"))
+        ids = json.loads((get_directory(model) / "vocab.json").read_text("utf-8"))
         lines = ["▁w37 ▁w3 ▁w90 ▁w24", "▁w17 ▁w0 ▁w64 ▁w4 ▁w99"]
         return lines, [[*(ids[token] for token in line.split()), 0] for line in lines], special
     stored = FILE.parent / "references" / f"{model}.transformers.json"
-    found = json.loads(stored.read_text("utf-8"))
-    if found["forced"] is not None:
-        special["forced"] = found["forced"]
-    return found["sources"][:2], found["source_ids"][:2], special
+    reference = json.loads(stored.read_text("utf-8"))
+    if reference["forced"] is not None:
+        special["forced"] = reference["forced"]
+    return reference["sources"][:2], reference["source_ids"][:2], special
 
 
-def folder(model):
+def get_directory(model):
     return DATA / (MARIAN if model == "marian" else f"families/{model}")
 
 
-def with_ids(value, special):
+def insert_ids(value, special):
+    """Replace the placeholders in settings by IDs."""
     if isinstance(value, dict):
-        return {k: with_ids(v, special) for k, v in value.items() if v != "gone"}
+        return {k: insert_ids(v, special) for k, v in value.items() if v != "removed"}
     if isinstance(value, list):
-        return [with_ids(item, special) for item in value]
+        return [insert_ids(item, special) for item in value]
     return special.get(value, value) if isinstance(value, str) else value
 
 
-def rows():
+def generate_rows():
+    """Yield the rows without output."""
     for m, model in enumerate(MODELS):
-        lines, ids, special = inputs(model)
-        base = json.loads((folder(model) / "generation_config.json").read_text("utf-8"))
-        kept = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
-        base = {name: base[name] for name in kept if name in base}
+        lines, ids, special = read_inputs(model)
+        base = json.loads((get_directory(model) / "generation_config.json").read_text("utf-8"))
+        names = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+        base = {name: base[name] for name in names if name in base}
         if "forced" in special:
             base["forced_bos_token_id"] = special["forced"]
-        for i, (own, said) in enumerate([*(({}, said) for said in SAID), *PLACES]):
-            if model == "marian" or i % 3 == m % 3 or said is None:
-                old = said is None or "_from_model_config" in said
-                own = with_ids(own | (base if old else {}), special)
-                said = None if said is None else base | with_ids(said, special)
+        pairs = [*(({}, generation) for generation in GENERATION_CONFIGS), *CONFIG_PAIRS]
+        for i, (config, generation) in enumerate(pairs):
+            if model == "marian" or i % 3 == m % 3 or generation is None:
+                is_old = generation is None or "_from_model_config" in generation
+                own = insert_ids(config | (base if is_old else {}), special)
+                said = None if generation is None else base | insert_ids(generation, special)
                 yield dict(model=model, own=own, said=said, lines=lines, ids=ids)
 
 
-def settle(row, path):
-    """Write the directory of a row; tokens change places, for models that repeat themselves."""
-    shutil.copytree(folder(row["model"]), path, dirs_exist_ok=True)
+def write_directory(row, path):
+    """Write the directory of a row; permute embeddings of models that only repeat a token."""
+    shutil.copytree(get_directory(row["model"]), path, dirs_exist_ok=True)
     table = {"marian": "model.shared.weight", "t5": "shared.weight"}.get(row["model"])
     if table:
         weights = safetensors.read(path / "model.safetensors")
@@ -124,15 +127,17 @@ def main():
     import transformers as hf
 
     version = "transformers" if hf.__version__.startswith("4.") else "transformers-5"
-    stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*rows()]
+    stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*generate_rows()]
     for row in [row for row in stored if version not in row]:
         with tempfile.TemporaryDirectory() as tmp:
             try:
-                model = hf.AutoModelForSeq2SeqLM.from_pretrained(settle(row, Path(tmp))).eval()
-                found = [model.generate(torch.tensor([ids]))[0].tolist() for ids in row["ids"]]
+                model = hf.AutoModelForSeq2SeqLM.from_pretrained(
+                    write_directory(row, Path(tmp))
+                ).eval()
+                output = [model.generate(torch.tensor([ids]))[0].tolist() for ids in row["ids"]]
             except ValueError as error:
-                found = str(error)[:60]  # it refuses these settings
-        row[version] = found
+                output = str(error)[:60]  # transformers rejects these settings
+        row[version] = output
     FILE.write_text("[" + ",\n".join(map(json.dumps, stored)) + "]\n", "utf-8")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tests.exactness.peers.make_defaults import folder, inputs, settle
+from tests.exactness.peers.make_defaults import get_directory, read_inputs, write_directory
 
 FILE = Path(__file__).resolve().parents[1] / "conformance" / "generation_rules.json"
 MODELS = ("marian", "mbart50", "t5")
@@ -42,8 +42,8 @@ class Values:
     """Random values that matter: of tokens in the source and in outputs without any rule."""
 
     def __init__(self, model, seed):
-        self.lines, self.ids, self.special = inputs(model)
-        config = json.loads((folder(model) / "generation_config.json").read_text("utf-8"))
+        self.lines, self.ids, self.special = read_inputs(model)
+        config = json.loads((get_directory(model) / "generation_config.json").read_text("utf-8"))
         self.base = {name: config[name] for name in SPECIAL if name in config}
         self.base |= dict(max_length=MAX, do_sample=False)
         if "forced" in self.special:
@@ -114,7 +114,7 @@ def generate(model, said, ids):
 def load(name, path):
     import transformers as hf
 
-    path = settle(dict(model=name, own={}, said={}), Path(path))
+    path = write_directory(dict(model=name, own={}, said={}), Path(path))
     return hf.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
 
 

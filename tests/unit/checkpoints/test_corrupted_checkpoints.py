@@ -18,12 +18,12 @@ from onmt_lite.checkpoints import pickle_check, safetensors
 from onmt_lite.errors import CheckpointError
 from tests.support.files import (
     DATA,
-    ODD,
+    UNUSUAL_VALUES,
+    assert_loads_or_refused,
     assert_refused,
-    change,
-    everything,
-    loads_or_is_refused,
-    root_of,
+    load_pickled_root,
+    summarize_checkpoint,
+    update_json,
 )
 from tests.support.sweeps import swept
 
@@ -68,11 +68,11 @@ def corrupt(data: bytes, random: Random, n: int):
 @pytest.mark.parametrize("stored", swept([*ZIPS, *CHECKED], [*DAILY, *CHECKED]), indirect=True)
 def test_load_corrupted_bytes_equals_original_or_is_rejected(stored):
     (path, file), n_refused = stored, 0
-    original, expected = file.read_bytes(), everything(path)
+    original, expected = file.read_bytes(), summarize_checkpoint(path)
     for data in corrupt(original, Random(1), 20):
         file.write_bytes(data)
         try:
-            assert everything(path) == expected
+            assert summarize_checkpoint(path) == expected
         except CheckpointError as error:
             n_refused += 1
             assert "\n" not in str(error) and len(str(error)) < 500
@@ -84,7 +84,7 @@ def test_load_corrupted_unchecked_file_raises_only_checkpoint_error(stored):
     path, file = stored
     for data in corrupt(file.read_bytes(), Random(1), 20):
         file.write_bytes(data)
-        loads_or_is_refused(path)
+        assert_loads_or_refused(path)
 
 
 @pytest.mark.parametrize("stored", NATIVE, indirect=True)
@@ -108,13 +108,13 @@ def test_load_missing_zip_member_equals_original_or_is_rejected(stored):
     path, file = stored
     with zipfile.ZipFile(file) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
-    expected = everything(path)
+    expected = summarize_checkpoint(path)
     for removed in Random(2).sample(sorted(members), 12):
         with zipfile.ZipFile(file, "w") as archive:
             for name in members.keys() - {removed}:
                 archive.writestr(name, members[name])
         try:  # the optimizer is not needed
-            assert everything(path) == expected
+            assert summarize_checkpoint(path) == expected
         except CheckpointError:
             continue
 
@@ -163,19 +163,23 @@ def test_load_options_of_any_type_raise_only_checkpoint_error(stored):
     if file.suffix == ".json":
         original = json.loads(file.read_text("utf-8"))
         for name in original:
-            change(file, **original | {name: random.choice(ODD)})
-            loads_or_is_refused(path)
+            update_json(file, **original | {name: random.choice(UNUSUAL_VALUES)})
+            assert_loads_or_refused(path)
         return
-    content = root_of(file)
+    content = load_pickled_root(file)
     options = vars(content["opt"] if "opt" in content else content["args"])
     for name, value in [*options.items()]:
-        options[name] = random.choice(ODD)
+        options[name] = random.choice(UNUSUAL_VALUES)
         torch.save(content, file)
-        loads_or_is_refused(path)
+        assert_loads_or_refused(path)
         options[name] = value
-    for value in (*ODD, {"model": {}}, {"model": {"arch": 3}, "task": 3}):  # nested, fairseq
+    for value in (
+        *UNUSUAL_VALUES,
+        {"model": {}},
+        {"model": {"arch": 3}, "task": 3},
+    ):  # nested, fairseq
         torch.save(content | {"args": None, "cfg": value}, file)
-        loads_or_is_refused(path)
+        assert_loads_or_refused(path)
 
 
 class TestSizeLimits:

@@ -17,8 +17,13 @@ from onmt_lite.checkpoints.ctranslate2 import reader as ctranslate2
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError, OptionError
 from tests.support.ctranslate2_bin import ModelBin
-from tests.support.files import DATA, assert_refused, assert_scores, everything
-from tests.support.files import change as change_table
+from tests.support.files import (
+    DATA,
+    assert_refused,
+    assert_scores,
+    summarize_checkpoint,
+    update_json,
+)
 
 CT2, HF = DATA / "ct2", DATA / "hf" / "marian"
 MODELS = sorted(path.name for path in CT2.iterdir())
@@ -48,7 +53,7 @@ def change(path, edit):
 
 
 def configure(path, **values):
-    change_table(path / "config.json", **values)
+    update_json(path / "config.json", **values)
 
 
 @pytest.fixture
@@ -143,13 +148,13 @@ def test_source_over_1024_tokens_is_not_truncated_by_other_searches(copy):
 
 class TestFiles:
     def test_load_text_vocabulary_equals_json(self, copy):
-        expected = everything(copy)
+        expected = summarize_checkpoint(copy)
         for side in ("source", "target"):
             file = copy / f"{side}_vocabulary.json"
             tokens = json.loads(file.read_text("utf-8"))
             file.with_suffix(".txt").write_text("".join(f"{t}\n" for t in tokens), "utf-8")
             file.unlink()
-        assert everything(copy) == expected
+        assert summarize_checkpoint(copy) == expected
 
     def test_load_shared_table_is_stored_once(self):
         model = load_checkpoint(CT2 / "marian_int8").model

@@ -15,7 +15,13 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.loading import read_checkpoint
 from onmt_lite.jobs.job import list_read_files, list_written_files
 from onmt_lite.jobs.store import fingerprint_file, list_all_model_files
-from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
+from tests.support.files import (
+    DATA,
+    assert_gold,
+    assert_refused,
+    compute_model_logits,
+    load_pickled_root,
+)
 
 SWITCHES = DATA / "switches"
 TRAINED = DATA / "fairseq_transformer"
@@ -27,7 +33,7 @@ NAMES = sorted(CASES)
 
 
 def compute_logits(path):
-    return logits_of(path, SRC, LENGTHS, TGT)
+    return compute_model_logits(path, SRC, LENGTHS, TGT)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def store(tmp_path):
         path = tmp_path / "copy"
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(SWITCHES / f"fairseq_{name}", path)
-        state = root_of(path / "checkpoint.pt")
+        state = load_pickled_root(path / "checkpoint.pt")
         edit(state)
         torch.save(state, path / "checkpoint.pt")
         return path

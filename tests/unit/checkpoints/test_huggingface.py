@@ -19,7 +19,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import make_search_config, to_sentence
 from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import lines_from_texts
-from tests.support.files import change
+from tests.support.files import update_json
 from tests.support.sweeps import swept
 
 ROOT = Path(__file__).parents[2] / "data" / "families"
@@ -137,7 +137,7 @@ def test_tokens_that_the_tokenizer_lists_as_words_are_cut_out_first(tmp_path):
     path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
     listed = json.loads((path / "tokenizer_config.json").read_text("utf-8"))["added_tokens_decoder"]
     listed["4"] = {"content": "<2en>", "special": False}
-    change(path / "tokenizer_config.json", added_tokens_decoder=listed)
+    update_json(path / "tokenizer_config.json", added_tokens_decoder=listed)
     file = FILES["madlad.transformers"]
     expected = [ids[1:] for ids in file["source_ids"]]
     assert sources_of(load("madlad", path), file["sources"]) == expected
@@ -204,7 +204,7 @@ class TestStored:
 
     def test_as_transformers_5_describes_a_head_of_its_own(self, tmp_path):
         path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
-        change(path / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False)
+        update_json(path / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False)
         self.same("madlad", path)
 
 
@@ -284,7 +284,7 @@ class TestLanguages:
 
     def test_nllb_of_before_2023_has_the_language_behind_the_line(self, tmp_path):
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
-        change(path / "tokenizer_config.json", legacy_behaviour=True)
+        update_json(path / "tokenizer_config.json", legacy_behaviour=True)
         new = FILES["nllb.transformers"]["source_ids"][0]
         (old,) = sources_of(load("nllb", path), FILES["nllb.transformers"]["sources"][:1])
         assert old == [*new[1:], new[0]]
@@ -313,10 +313,10 @@ class TestLanguages:
     def test_defaults_are_what_the_directory_says(self, tmp_path):
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
         forced = FILES["nllb.transformers"]["forced"]
-        change(path / "generation_config.json", forced_bos_token_id=forced)
+        update_json(path / "generation_config.json", forced_bos_token_id=forced)
         named, default = load("nllb", path), load("nllb", path, tgt_lang=None)
         assert named.score(["a"], ["b"]) == default.score(["a"], ["b"])
-        change(path / "tokenizer_config.json", src_lang=None)
+        update_json(path / "tokenizer_config.json", src_lang=None)
         with pytest.raises(OptionError, match="src_lang is missing"):
             load("nllb", path)
 
@@ -340,7 +340,7 @@ class TestLanguages:
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
         pair = load("nllb", model=[str(ROOT / "nllb"), str(path)])
         assert pair.score(["a"], ["b"]) == pytest.approx(load("nllb").score(["a"], ["b"]), abs=1e-4)
-        change(path / "tokenizer_config.json", legacy_behaviour=True)
+        update_json(path / "tokenizer_config.json", legacy_behaviour=True)
         with pytest.raises(CheckpointError, match="languages"):
             load("nllb", model=[str(ROOT / "nllb"), str(path)])
 

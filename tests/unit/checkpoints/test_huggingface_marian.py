@@ -13,7 +13,7 @@ from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.text.lines import lines_from_texts
-from tests.support.files import DATA, assert_gold, assert_refused, change, logits_of
+from tests.support.files import DATA, assert_gold, assert_refused, compute_model_logits, update_json
 
 MARIAN = DATA / "hf" / "marian"
 SHARED = "model.shared.weight"
@@ -33,7 +33,7 @@ def weights():
 
 
 def logits(path):
-    return logits_of(path, SRC, LENGTHS, TGT)
+    return compute_model_logits(path, SRC, LENGTHS, TGT)
 
 
 def store(path, weights):
@@ -78,9 +78,9 @@ class TestWeights:
         index.write_text(json.dumps({"weight_map": where}))
         assert_same(copy)
         index.write_text(json.dumps({"weight_map": where | {"x": "../model.safetensors"}}))
-        assert_refused(copy, "no file")
+        assert_refused(copy, "does not exist")
         index.write_text(json.dumps({"weight_map": where | {"x": where[SHARED]}}))
-        assert_refused(copy, "do not hold what it lists")
+        assert_refused(copy, "do not contain the tensors that it lists")
 
     @pytest.mark.parametrize("name", NAMES)
     def test_a_shared_table_under_any_one_of_its_names(self, copy, weights, name):
@@ -91,7 +91,7 @@ class TestWeights:
     def test_an_output_layer_of_its_own(self, copy, weights):
         store(copy, weights | {"lm_head.weight": weights[SHARED].roll(1, 0)})
         assert_same(copy)  # tied, as config.json says: the stored one is not used
-        change(copy / "config.json", tie_word_embeddings=False)
+        update_json(copy / "config.json", tie_word_embeddings=False)
         bias = weights["final_logits_bias"]
         moved = (logits(MARIAN) - bias).roll(1, 2) + bias
         torch.testing.assert_close(logits(copy), moved, atol=1e-5, rtol=0)
@@ -117,9 +117,9 @@ class TestWeights:
             )
         store(copy, wider)
         assert_refused(copy, "decoder_ffn_dim is 128, but the weights have 136")
-        change(copy / "config.json", decoder_ffn_dim=136)
+        update_json(copy / "config.json", decoder_ffn_dim=136)
         torch.testing.assert_close(logits(copy), logits(MARIAN), atol=1e-5, rtol=0)
-        change(copy / "config.json", decoder_attention_heads=2)
+        update_json(copy / "config.json", decoder_attention_heads=2)
         cfg = load_checkpoint(copy).model.cfg
         assert (cfg.heads, cfg.dec_heads, cfg.d_ff, cfg.dec_d_ff) == (4, 2, 128, 136)
 
@@ -180,14 +180,14 @@ class TestVocabulary:
         tokens = {i: token for token, i in ids.items()}
         new = {tokens[old]: i for i, old in enumerate(order.tolist()) if old in tokens}
         (copy / "target_vocab.json").write_text(json.dumps(new))
-        change(copy / "config.json", share_encoder_decoder_embeddings=False)
-        change(copy / "tokenizer_config.json", separate_vocabs=True)
+        update_json(copy / "config.json", share_encoder_decoder_embeddings=False)
+        update_json(copy / "tokenizer_config.json", separate_vocabs=True)
         assert_gold(copy, "hf_marian")
         (copy / "tokenizer_config.json").unlink()  # then the file speaks for itself
         vocab = load_checkpoint(copy).tgt_vocab
         assert vocab.ids == {token: i for i, token in enumerate(vocab.tokens)}
         assert [vocab.ids[token] for token in ("</s>", "▁w0")] == [0, new["▁w0"]]
-        change(copy / "config.json", share_encoder_decoder_embeddings=False)
+        update_json(copy / "config.json", share_encoder_decoder_embeddings=False)
         (copy / "target_vocab.json").unlink()
         (copy / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
         assert_refused(copy, "target_vocab.json")
@@ -283,10 +283,10 @@ class TestGeneration:
         assert checkpoint.model.max_positions == 64
 
     def test_generation_config_wins_and_may_be_absent(self, copy):
-        change(copy / "generation_config.json", bad_words_ids=[[119], [7]], eos_token_id=[0])
+        update_json(copy / "generation_config.json", bad_words_ids=[[119], [7]], eos_token_id=[0])
         assert load_checkpoint(copy).banned_ids == (7, 119)
         (copy / "generation_config.json").unlink()
-        change(copy / "config.json", forced_eos_token_id=None)
+        update_json(copy / "config.json", forced_eos_token_id=None)
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.banned_ids, checkpoint.forced_eos) == ((119,), False)
 
@@ -301,7 +301,9 @@ class TestGeneration:
 def test_nothing_tied_as_transformers_5_stores_it(copy, weights, share):
     """Three tables of their own, and one beside them that nothing uses."""
     tables = {name: weights[SHARED].roll(i, 0) for i, name in enumerate(NAMES)}
-    change(copy / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=share)
+    update_json(
+        copy / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=share
+    )
     store(copy, weights | tables)
     model = load_checkpoint(copy).model
     for name, ours in zip(NAMES, (model.src_embedding, model.tgt_embedding)):
@@ -352,7 +354,7 @@ class TestRefused:
     def test_descriptions(self, copy, file, values):
         if file == "config.json":
             (copy / "generation_config.json").unlink()
-        change(copy / file, **values)
+        update_json(copy / file, **values)
         assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])

@@ -20,7 +20,7 @@ from onmt_lite.checkpoints.config_reader import format_value
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from tests.support import tiny
-from tests.support.files import assert_refused, change
+from tests.support.files import assert_refused, update_json
 
 ATOL = 1e-6
 SRC, LENGTHS = torch.tensor([[5, 6, 7, 3]]), torch.tensor([4])
@@ -165,7 +165,7 @@ class TestNative:
 
     def test_a_later_format(self, copy):
         for version, words in (("onmt_lite-model-3",) * 2, (["x"], "format a list")):
-            change(copy / "model.json", format=version)
+            update_json(copy / "model.json", format=version)
             assert_refused(copy, words)
 
 

@@ -16,7 +16,7 @@ from onmt_lite.checkpoints import marian as marian_npz
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionWarning
-from tests.support.files import DATA, assert_refused, assert_scores, everything
+from tests.support.files import DATA, assert_refused, assert_scores, summarize_checkpoint
 from tests.support.sweeps import swept
 
 NPZ, HF = DATA / "marian_npz", DATA / "hf" / "marian"
@@ -146,10 +146,10 @@ class TestVocabulary:
 class TestFiles:
     def test_load_directory_without_decoder_yml(self, opus, student):
         for path in (opus, student):
-            expected = everything(path)
+            expected = summarize_checkpoint(path)
             (path / "decoder.yml").unlink()
             (path / "model.npz.yml").write_text("beam-size: 3")  # next to each checkpoint
-            assert everything(path) == expected
+            assert summarize_checkpoint(path) == expected
 
     @pytest.mark.parametrize("layer, expected", [(1, 1), ("2", 2), ("last", 0), (None, 0)])
     def test_load_guided_alignment_layer(self, student, layer, expected):
@@ -157,15 +157,15 @@ class TestFiles:
         assert load_checkpoint(student).model.cfg.align_layer == expected
 
     def test_load_npz_path_equals_directory(self, opus):
-        expected = everything(opus)
-        assert everything(opus / OPUS) == expected
+        expected = summarize_checkpoint(opus)
+        assert summarize_checkpoint(opus / OPUS) == expected
         shutil.copy(opus / OPUS, opus / "other.npz")
-        assert everything(opus) == everything(opus / "other.npz") == expected
+        assert summarize_checkpoint(opus) == summarize_checkpoint(opus / "other.npz") == expected
 
     def test_load_decoder_yml_ignores_directories(self, opus):
-        expected = everything(opus)
+        expected = summarize_checkpoint(opus)
         change_decoder(opus, models=[f"/home/x/{OPUS}"], vocabs=["C:\\x\\opus.spm32k.vocab.yml"])
-        assert everything(opus) == expected
+        assert summarize_checkpoint(opus) == expected
 
     def test_load_ambiguous_or_missing_files_is_rejected(self, opus, student):
         change_decoder(opus, models=[OPUS, OPUS])

@@ -10,7 +10,13 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.opennmt.reader import read_vocabularies
 from onmt_lite.checkpoints.pickle_check import InertObject
 from onmt_lite.errors import CheckpointError
-from tests.support.files import DATA, assert_gold, assert_refused, logits_of, root_of
+from tests.support.files import (
+    DATA,
+    assert_gold,
+    assert_refused,
+    compute_model_logits,
+    load_pickled_root,
+)
 from tests.support.state_rows import select
 
 SWITCHES = DATA / "switches"
@@ -38,7 +44,7 @@ def case(request):
 @pytest.fixture
 def content():
     """Return the content of SMALL, to be changed and stored again."""
-    return root_of(SMALL)
+    return load_pickled_root(SMALL)
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def store(tmp_path, content):
 
 
 def compute_logits(path):
-    return logits_of(path, SRC, LENGTHS, TGT)
+    return compute_model_logits(path, SRC, LENGTHS, TGT)
 
 
 class TestScores:
@@ -74,7 +80,7 @@ class TestScores:
             torch.testing.assert_close(attn.sum(1), torch.ones(4))
 
     def test_load_half_precision_position_tables_are_kept_as_learned(self, tmp_path):
-        content = root_of(DATA / "m23_tf_step_2.pt")
+        content = load_pickled_root(DATA / "m23_tf_step_2.pt")
         content["vocab"] = {side: [f"t{i}" for i in range(n)] for side, n in SIZES.items()}
         content["vocab"]["tgt"][2:4] = ["<s>", "</s>"]
         content["model"] = {n: t.half() for n, t in content["model"].items()}

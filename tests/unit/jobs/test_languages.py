@@ -17,7 +17,7 @@ from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.job import run_job
 from onmt_lite.text.placeholders import UnknownPolicy
 from onmt_lite.train.calibrate import apply_options, load_calibrate_options
-from tests.support.files import change
+from tests.support.files import update_json
 
 NLLB = str(Path(__file__).parents[2] / "data" / "families" / "nllb")
 LINES = [
@@ -147,7 +147,7 @@ def test_other_toolkits_say_their_languages_too(tmp_path):
     fairseq = load_checkpoint(CHECKPOINTS / "switches" / "fairseq_pre_norm")
     assert fairseq.language_pair == ("xx", "aa")
     path = shutil.copytree(CHECKPOINTS / "hf" / "marian", tmp_path / "marian")
-    change(path / "tokenizer_config.json", source_lang="de", target_lang="en")
+    update_json(path / "tokenizer_config.json", source_lang="de", target_lang="en")
     assert load_checkpoint(path).language_pair == ("de", "en")
     with pytest.raises(OptionError, match=ONLY.format("de", "en")):
         Translator.from_pretrained(path, device="cpu", tgt_lang="fr")
@@ -155,7 +155,7 @@ def test_other_toolkits_say_their_languages_too(tmp_path):
     (path / "vocab.json").write_text(words.replace('"▁w7"', '">>fra<<"'), "utf-8")
     assert load_checkpoint(path).language_pair == ("", "")
     (path / "vocab.json").write_text(words, "utf-8")
-    change(path / "tokenizer_config.json", source_lang=None)
+    update_json(path / "tokenizer_config.json", source_lang=None)
     assert load_checkpoint(path).language_pair == ("", "")
 
 
