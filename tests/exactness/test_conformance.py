@@ -1,8 +1,8 @@
-"""Every search against what its original returned, case by case.
+"""Every preset against the n-best lists of the system that it reproduces.
 
-`tests/exactness/conformance` contains small tables of logits and, per preset, the n-best
-lists of the system it reproduces.  The `system` entry of each file gives
-the version and how it was run; results marked `by: rule` were worked out from its source.
+`tests/exactness/conformance` contains small tables of logits and, per preset, the original's n-best
+lists.  The `system` entry of each file is its version and how it was run; results marked `by: rule`
+were derived from its source code.
 """
 
 import json
@@ -20,8 +20,8 @@ CASES = [
     for name, file in FILES.items()
     for i, case in enumerate(file["cases"])
 ]
-MASKED = -1e4  # at or below, a score is the original's way to say: there is none
-COUPLED = "opennmt-2018"
+MASKED = -1e4  # lower scores in the original are placeholders
+COUPLED = "opennmt-2018"  # results depend on the batch
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def translate(translators, name, case, batch_size):
 def assert_equal(found, expected, short):
     expected = [hyp for hyp in expected if hyp["score"] > MASKED]
     hyps = [h for h in found.hyps if h.score > MASKED]
-    if short:  # the original fills its list up with what is no hypothesis
+    if short:  # the original pads its list with placeholders
         hyps = hyps[: len(expected)]
     assert [(h.tokens, h.ended) for h in hyps] == [(e["tokens"], e["ended"]) for e in expected]
     for h, e in zip(hyps, expected):
@@ -51,7 +51,7 @@ def assert_equal(found, expected, short):
 
 
 @pytest.mark.parametrize("name, i", CASES)
-def test_equals_the_original(translators, name, i):
+def test_preset_n_best_equals_original(translators, name, i):
     case = FILES[name]["cases"][i]
     short = "short" in case.get("tags", ())
     alone = case.get("expected_alone", case["expected"])
@@ -62,5 +62,5 @@ def test_equals_the_original(translators, name, i):
         assert_equal(found, expected, short)
 
 
-def test_no_preset_is_missing():
+def test_every_preset_has_conformance_cases():
     assert {file["preset"] for file in FILES.values()} == set(PRESETS) - {"opennmt"}

@@ -1,7 +1,7 @@
-"""Rules of generation_config.json that no option sets, against transformers and plain restatements.
+"""Rules of generation_config.json without an option, against transformers and simple references.
 
-`conformance/generation_rules.json` holds what `generate` of transformers 4.46.3 and 5.23.0 returns,
-see `peers/make_generation_rules.py`.
+`conformance/generation_rules.json` contains the output of `generate` in transformers 4.46.3 and
+5.23.0, see `peers/make_generation_rules.py`.
 """
 
 import json
@@ -38,47 +38,61 @@ CASES = {
 
 
 def load(row, path, search):
-    given = dict(tokenizer="space") if row["model"] == "marian" else {}
-    given |= dict(device="cpu", precision="fp32", threads=1, search=search)
-    return Translator.from_pretrained(write_directory(row, path), **given)
+    options = dict(tokenizer="space") if row["model"] == "marian" else {}
+    options |= dict(device="cpu", precision="fp32", threads=1, search=search)
+    return Translator.from_pretrained(write_directory(row, path), **options)
 
 
-def expected(said, returned, n_forced, pad):
-    """(IDs, ended, score) of each hypothesis that transformers returned."""
-    ends = said["eos_token_id"]
+def read_hypotheses(config, returned, n_forced):
+    """Yield IDs, ended and score of each hypothesis that transformers returned.
+
+    Args:
+        config: generation_config.json.
+        returned: pairs of IDs and score.
+        n_forced: start tokens after the first.
+    """
+    ends = config["eos_token_id"]
     ends = ends if isinstance(ends, list) else [ends]
     for ids, score in returned:
         ids = ids[1 + n_forced :]
-        places = [i for i, token in enumerate(ids) if token in ends]
-        yield tuple(ids[: places[0]] if places else ids), bool(places), score
+        end_positions = [i for i, token in enumerate(ids) if token in ends]
+        yield tuple(ids[: end_positions[0]] if end_positions else ids), bool(end_positions), score
 
 
 @pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::5]), ids=CASES)
-def test_n_best_list_rules_of_model_equals_generate(row, search, tmp_path):
-    said, k = row["said"], row["said"]["num_beams"]
+def test_generation_config_rules_n_best_equals_transformers_generate(row, search, tmp_path):
+    config, k = row["said"], row["said"]["num_beams"]
     translator = load(row, tmp_path, search)
     n_forced = translator.checkpoint.count_forced_tokens("")
     found = translator.translate(row["lines"], n_best=k)
     for translation, returned in zip(found, row[search], strict=True):
         if returned is None:  # NaN in transformers 4
             continue
-        wanted = [*expected(said, returned, n_forced, said["pad_token_id"])]
+        wanted = [*read_hypotheses(config, returned, n_forced)]
         assert [(hyp.ids, hyp.ended) for hyp in translation.hyps] == [x[:2] for x in wanted]
         if k > 1:
             scores = [score for *_, score in wanted]
             assert [hyp.score for hyp in translation.hyps] == pytest.approx(scores, abs=1e-4)
 
 
-V, LENGTH = 7, 5  # tokens; of a row before the step
+V, LENGTH = 7, 5  # vocabulary size, tokens of a row before the step
 PAD = -1
 token = st.integers(0, V - 1)
-row_of = st.lists(token, min_size=LENGTH, max_size=LENGTH)
+token_lists = st.lists(token, min_size=LENGTH, max_size=LENGTH)
 
 
-def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start=0, logits=None):
-    """Log-probabilities (R, V) of two sentences with rows of one length, before and after a rule.
+def apply_processor(
+    make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start=0, logits=None
+):
+    """Return log-probabilities (R, V) of two sentences before and after a processor.
 
-    The first token of each row is the start token.
+    Args:
+        make: creates the processor from a spec.
+        rows: R rows of the same length; the first token is the start token.
+        sources: source tokens of the two sentences.
+        n_prefix: their numbers of prefix tokens.
+        n_counted_start: start tokens that count toward the length.
+        logits: (R, V); None: random.
     """
     spec = SimpleNamespace(
         token_rules=SimpleNamespace(),
@@ -91,9 +105,9 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     longest = max(map(len, sources))
     source = torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in sources])
     table = SimpleNamespace(
-        n_prefix=torch.tensor(n_prefix)[:, None], started=torch.zeros(2, 1).long(), source=source
+        n_prefix=torch.tensor(n_prefix)[:, None], start_step=torch.zeros(2, 1).long(), source=source
     )
-    slots = [SimpleNamespace(forced_until=n) for n in n_prefix]
+    slots = [SimpleNamespace(last_forced_step=n) for n in n_prefix]
     batch = SimpleNamespace(
         table=table,
         slots=slots,
@@ -103,20 +117,20 @@ def applied(make, rows, sources=((1, 2), (3,)), n_prefix=(0, 0), n_counted_start
     context = StepContext(batch, n_steps, torch.zeros(2, k))
     if logits is None:
         logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1))
-    tokens = TokenScores(logits.clone(), logits.logsumexp(1))
-    before = (tokens.logits - tokens.log_z[:, None]).tolist()
+    scores = TokenScores(logits.clone(), logits.logsumexp(1))
+    before = (scores.logits - scores.log_z[:, None]).tolist()
     if processor.applies(context):
-        tokens = processor(tokens, context)
-    return before, (tokens.logits - tokens.log_z[:, None]).tolist()
+        scores = processor(scores, context)
+    return before, (scores.logits - scores.log_z[:, None]).tolist()
 
 
-rows_of_batch = st.lists(row_of, min_size=4, max_size=4)
+rows_of_batch = st.lists(token_lists, min_size=4, max_size=4)
 
 
 @given(rows_of_batch, st.lists(st.lists(token, min_size=1, max_size=6), min_size=2, max_size=2),
        st.integers(1, 4))  # fmt: skip
-def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
-    before, after = applied(lambda spec: EncoderNoRepeatNgram(n), rows, sources)
+def test_encoder_no_repeat_ngram_size_any_rows_equals_reference(rows, sources, n):
+    before, after = apply_processor(lambda spec: EncoderNoRepeatNgram(n), rows, sources)
     for r, row in enumerate(rows):
         source = sources[r // 2]
         grams = {tuple(source[i : i + n]) for i in range(len(source) - n + 1)}
@@ -127,14 +141,14 @@ def test_source_ngram_any_rows_equals_restatement(rows, sources, n):
 
 @given(rows_of_batch, st.dictionaries(st.lists(token, min_size=1, max_size=LENGTH + 1).map(tuple),
        st.floats(-5, 5, width=16), max_size=6), st.booleans())  # fmt: skip
-def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
+def test_sequence_bias_any_rows_equals_reference(rows, biases, see_start):
     def make(spec):
-        spec.token_rules.sequence_bias, spec.phrases_see_start = tuple(biases.items()), sees_start
+        spec.token_rules.sequence_bias, spec.phrases_see_start = tuple(biases.items()), see_start
         return SequenceBias(spec, V, torch.device("cpu"))
 
-    before, after = applied(make, rows)
+    before, after = apply_processor(make, rows)
     for r, row in enumerate(rows):
-        known = row if sees_start else row[1:]  # a start token begins no sequence
+        known = row if see_start else row[1:]  # no sequence includes the start token
         for v in range(V):
             matching = (
                 bias
@@ -147,10 +161,10 @@ def test_sequence_bias_any_rows_equals_restatement(rows, biases, sees_start):
 
 
 @given(rows_of_batch, st.sets(token, min_size=1), st.tuples(*[st.sampled_from([0, 2, 4, 5])] * 2))
-def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
-    """A step chooses first if the row has the start token and its prefix."""
+def test_begin_suppress_tokens_any_prefix_masks_first_free_position(rows, ids, n_prefix):
+    """The first free position follows the start token and the prefix."""
     make = lambda spec: SuppressAtBegin(sorted(ids), torch.device("cpu"))  # noqa: E731
-    before, after = applied(make, rows, n_prefix=n_prefix)
+    before, after = apply_processor(make, rows, n_prefix=n_prefix)
     for r, row in enumerate(rows):
         is_first = len(row) == 1 + n_prefix[r // 2]
         for v in range(V):
@@ -165,7 +179,9 @@ def test_begin_suppress_any_prefix_only_first_choice(rows, ids, n_prefix):
     st.tuples(*[st.sampled_from([0, 2])] * 2),
     st.sets(token, min_size=1, max_size=3),
 )
-def test_length_decay_any_length_equals_restatement(start, factor, n_forced, n_prefix, ends):
+def test_exponential_decay_length_penalty_any_length_equals_reference(
+    start, factor, n_forced, n_prefix, ends
+):
     def make(spec):
         spec.token_rules.exponential_decay_length_penalty, spec.eos_ids = (
             (start, factor),
@@ -174,22 +190,24 @@ def test_length_decay_any_length_equals_restatement(start, factor, n_forced, n_p
         return ExponentialDecayLength(spec, torch.device("cpu"))
 
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2))
-    logits[1, 3] = -math.inf  # masked by another rule
+    logits[1, 3] = -math.inf  # masked by another processor
     rows = [[0] * LENGTH] * 4
-    before, after = applied(make, rows, n_prefix=n_prefix, n_counted_start=n_forced, logits=logits)
+    before, after = apply_processor(
+        make, rows, n_prefix=n_prefix, n_counted_start=n_forced, logits=logits
+    )
     for r in range(4):
         n_given = 1 + n_prefix[r // 2] if n_prefix[r // 2] else 1 - n_forced
         beyond = max(0, LENGTH - n_given - start)
         for v in range(V):
-            more = abs(before[r][v]) * (factor**beyond - 1) if v in ends else 0.0
-            expected = before[r][v] + (more if before[r][v] > -math.inf else 0.0)
+            increase = abs(before[r][v]) * (factor**beyond - 1) if v in ends else 0.0
+            expected = before[r][v] + (increase if before[r][v] > -math.inf else 0.0)
             assert after[r][v] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_several_end_tokens_each_ends_and_is_no_part_of_text(tmp_path):
+def test_several_eos_tokens_each_ends_hypothesis_and_is_not_in_text(tmp_path):
     row = next(row for row in ROWS if row["said"]["num_beams"] == 4)
-    said = {name: value for name, value in row["said"].items() if name not in RULES}
-    row = row | dict(said=said | dict(eos_token_id=[0, 13, 81], length_penalty=0.0))
+    config = {name: value for name, value in row["said"].items() if name not in RULES}
+    row = row | dict(said=config | dict(eos_token_id=[0, 13, 81], length_penalty=0.0))
     for translation in load(row, tmp_path, "transformers").translate(row["lines"], n_best=4):
         for hyp in translation.hyps:
             assert not {0, 13, 81} & {*hyp.ids} and (hyp.ended or len(hyp.ids) == 12)
@@ -198,19 +216,19 @@ def test_several_end_tokens_each_ends_and_is_no_part_of_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model, said, reason",
+    "model, rules, reason",
     [
         ("marian", dict(begin_suppress_tokens=[13]), "begin_suppress_tokens"),
         ("t5", dict(encoder_no_repeat_ngram_size=1), "a token of the source"),
         ("marian", dict(eos_token_id=[0, 13], min_length=9), "min_length"),
     ],
 )
-def test_trace_rule_of_model_forbids_says_why(model, said, reason, tmp_path):
+def test_dump_beam_names_generation_config_rule_as_reason(model, rules, reason, tmp_path):
     row = [row for row in ROWS if row["model"] == model][1]
-    others = {name: value for name, value in row["said"].items() if name not in RULES[:4]}
-    row = row | dict(said=others | said)
+    config = {name: value for name, value in row["said"].items() if name not in RULES[:4]}
+    row = row | dict(said=config | rules)
     translator = load(row, tmp_path, "transformers")
     lines = [Line(i, text, traced=True) for i, text in enumerate(row["lines"])]
     found = translator.pipeline.translate_lines(lines, None, translator.options)
-    whys = [why.why for each in found for step in each.trace.others for why in step]
+    whys = [c.why for t in found for step in t.trace.pruned for c in step]
     assert any(why.startswith("blocked: ") and reason in why for why in whys)

@@ -1,8 +1,8 @@
-"""All pairs of search options, under every preset, against `tests.support.reference_search`.
+"""All pairs of search options in every preset, against `tests.support.reference_search`.
 
-The reference is proven first, on the stored results of the original systems.  Then every
-configuration of a covering array is searched for in a batch of random tables: some with scores
-that tie, some with tokens, or whole rows, that the model does not allow.
+First the reference itself is tested on stored results of the original systems.  Then every
+configuration of a covering array is run on a batch of random tables: some have tied scores, some
+have tokens or whole rows with probability 0.
 """
 
 import itertools
@@ -26,9 +26,9 @@ from tests.support.tables import EOS, WORDS, logits, make_checkpoint, make_sourc
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("cases/*.json"))
-MASKED = -1e4  # at or below, a score is an original's way to say: there is none
+MASKED = -1e4  # lower scores in an original are placeholders
 TOLERANCE = 1e-4
-COUPLED = "opennmt-2018"  # whose results depend on the batch
+COUPLED = "opennmt-2018"  # results depend on the batch
 
 VALUES = {
     "beam_size": [1, 2, 3, 4, 6],
@@ -53,14 +53,14 @@ VALUES = {
     "diversity_rate": [0.0, 0.5, 1.5],
 }
 EVERYWHERE = ("beam_size", "n_best", "max_length", "max_length_ratio", "length_penalty", "alpha")
-KINDS = {"full": ("plain", "tied", "plain", "plain"), "holes": ("holes", "tied holes", "holes")}
-# Options that leave the end to the stop rule, where the others are as they are by default
-LOOSE = ("beam_size", "n_best", "alpha", "length_penalty", "early_stopping", "patience")
-LOOSE += ("beam_groups", "diversity_rate")
+TABLES = {"full": ("plain", "tied", "plain", "plain"), "holes": ("holes", "tied holes", "holes")}
+# Options that leave the end to the stop rule, if all others have their defaults
+UNLIMITED = ("beam_size", "n_best", "alpha", "length_penalty", "early_stopping", "patience")
+UNLIMITED += ("beam_groups", "diversity_rate")
 
 
-def values_of(name: str) -> dict[str, list]:
-    """The values of each option that a preset has."""
+def list_values(name: str) -> dict[str, list]:
+    """Return the values to test of each option that a preset supports."""
     preset = PRESETS[name]
     values = {n: v for n, v in VALUES.items() if n in preset.options or n in EVERYWHERE}
     values["length_penalty"] = list(preset.length_penalties)
@@ -71,8 +71,8 @@ def values_of(name: str) -> dict[str, list]:
     return values
 
 
-def fits(options: dict) -> bool:
-    """Whether options, perhaps not all of them, can be given together."""
+def is_valid(options: dict) -> bool:
+    """Return True if options (a subset is allowed) can be combined."""
     o = {"beam_size": 12, "n_best": 1, "max_length": 99, "min_length": 0, **options}
     groups, rate = o.get("beam_groups"), o.get("diversity_rate", 0.0)
     return (
@@ -83,20 +83,20 @@ def fits(options: dict) -> bool:
     )
 
 
-def pairs(options: dict) -> set:
-    """Of an option's value and another's."""
+def list_pairs(options: dict) -> set:
+    """Return all pairs of (option, value)."""
     return set(itertools.combinations(sorted(options.items()), 2))
 
 
-def covering_array(values: dict[str, list], seed: int) -> list[dict]:
-    """Configurations that hold every pair of values that fit together, found greedily."""
+def make_covering_array(values: dict[str, list], seed: int) -> list[dict]:
+    """Return configurations that cover every valid pair of values (greedy algorithm)."""
     dice = random.Random(seed)
     names = itertools.combinations(sorted(values), 2)
     wanted = [
         ((a, x), (b, y))
         for a, b in names
         for x, y in itertools.product(values[a], values[b])
-        if fits({a: x, b: y})
+        if is_valid({a: x, b: y})
     ]
     dice.shuffle(wanted)
     missing, found = dict.fromkeys(wanted), []
@@ -104,23 +104,29 @@ def covering_array(values: dict[str, list], seed: int) -> list[dict]:
         options = dict(next(iter(missing)))
         for name in dice.sample(sorted(values), len(values)):
             if name not in options:
-                fitting = [v for v in values[name] if fits({**options, name: v})]
+                valid = [v for v in values[name] if is_valid({**options, name: v})]
                 new = [
-                    sum(pair_of(name, v, o) in missing for o in options.items()) for v in fitting
+                    sum(make_pair(name, v, o) in missing for o in options.items()) for v in valid
                 ]
-                options[name] = fitting[max(range(len(new)), key=lambda i: (new[i], dice.random()))]
+                options[name] = valid[max(range(len(new)), key=lambda i: (new[i], dice.random()))]
         found.append(options)
-        for pair in pairs(options):
+        for pair in list_pairs(options):
             missing.pop(pair, None)
     return found
 
 
-def pair_of(name, value, other):
+def make_pair(name, value, other):
     return tuple(sorted([(name, value), other]))
 
 
-def random_table(dice: random.Random, vocab_size: int, kind: str) -> TableSource:
-    """A row for most prefixes of up to two tokens and one for each length, and attention."""
+def make_random_table(dice: random.Random, vocab_size: int, features: str) -> TableSource:
+    """Return a table with a row for most prefixes of up to two tokens and one per length.
+
+    Args:
+        dice: random number generator.
+        vocab_size: V.
+        features: may contain "holes" (tokens with probability 0) and "tied" (tied scores).
+    """
     length, bias = dice.randint(1, 4), dice.choice([-1.0, 0.0, 1.0])
     words = range(1, vocab_size)
     prefixes = [p for n in range(3) for p in itertools.product(words, repeat=n)]
@@ -128,11 +134,11 @@ def random_table(dice: random.Random, vocab_size: int, kind: str) -> TableSource
     keys += [f"*{n}" for n in range(1, 6)]
 
     def row(key: str) -> list[float]:
-        if "holes" in kind and key and dice.random() < 0.07:
+        if "holes" in features and key and dice.random() < 0.07:
             return [-math.inf] * vocab_size
-        allowed = [not ("holes" in kind and dice.random() < 0.2) for _ in range(vocab_size)]
-        if "tied" in kind:
-            return tied_row(dice, allowed)
+        allowed = [not ("holes" in features and dice.random() < 0.2) for _ in range(vocab_size)]
+        if "tied" in features:
+            return make_tied_row(dice, allowed)
         return [
             dice.gauss(bias * (y == EOS), 1.5) if a else -math.inf for y, a in enumerate(allowed)
         ]
@@ -146,10 +152,12 @@ def random_table(dice: random.Random, vocab_size: int, kind: str) -> TableSource
     return TableSource(length, rows, ending, attn, attention())
 
 
-def tied_row(dice: random.Random, allowed: list[bool]) -> list[float]:
-    """Log-probabilities of which many are equal.  Small ones are multiples of 1/2, and large
-    enough for their sums to be exact whatever the rounding error of a normaliser; up to three
-    tokens share the rest."""
+def make_tied_row(dice: random.Random, allowed: list[bool]) -> list[float]:
+    """Return log-probabilities with many ties.
+
+    Small ones are multiples of 1/2, so that their sums are exact despite the rounding of the
+    softmax; up to three tokens share the remaining probability.
+    """
     values = [-dice.choice([4.0, 4.5, 5.0, 6.0]) if a else -math.inf for a in allowed]
     shares = {y: dice.choice([1, 2, 4]) for y in dice.choices(range(len(allowed)), k=3)}
     rest = 1 - sum(math.exp(x) for y, x in enumerate(values) if y not in shares)
@@ -159,17 +167,24 @@ def tied_row(dice: random.Random, allowed: list[bool]) -> list[float]:
 
 
 class Case:
-    """A configuration of a preset and a batch to try it on, both from its number."""
+    """A configuration of a preset, and a batch of random tables.
 
-    def __init__(self, name: str, i: int, options: dict, kinds: Sequence[str]):
-        dice = random.Random(f"{name} {i} {kinds}")
+    Args:
+        name: the preset.
+        i: number of the case, the seed of its tables.
+        options: the configuration.
+        tables: features of each table.
+    """
+
+    def __init__(self, name: str, i: int, options: dict, tables: Sequence[str]):
+        dice = random.Random(f"{name} {i} {tables}")
         self.name, self.i = name, i
         self.words = WORDS[: 4 + i % 4]
         self.unk = len(self.words) - 1 if "ban_unk_token" in options else None
         self.options = {k: v for k, v in options.items() if k != "tgt_file_prefix"}
-        self.sources = [random_table(dice, len(self.words), kind) for kind in kinds]
+        self.sources = [make_random_table(dice, len(self.words), features) for features in tables]
         self.prefixes: list[tuple[int, ...]] = [() for _ in self.sources]
-        # The restatements of the other searches know no prefixes: see test_references
+        # The references of the other searches do not support prefixes: see test_references
         if options.get("tgt_file_prefix") and name in ("opennmt", "opennmt-3", "fairseq"):
             ids = range(1, len(self.words))
             self.prefixes = [tuple(dice.choices(ids, k=dice.randint(0, 3))) for _ in self.sources]
@@ -177,7 +192,7 @@ class Case:
         self.refills = dice.random() < 0.5
 
     def search(self) -> list[list[Hyp]]:
-        """By the search under test."""
+        """Return the n-best lists of the search under test."""
         checkpoint = make_checkpoint(self.sources)
         if self.unk:
             vocab = Vocab(self.words, eos_id=EOS, unk_id=self.unk)
@@ -200,46 +215,56 @@ class Case:
             for t in found
         ]
 
-    def expected(self, otherwise: bool = False) -> list[list[Hyp]]:
-        """By the reference."""
+    def search_reference(self, round_differently: bool = False) -> list[list[Hyp]]:
+        """Return the n-best lists of the reference."""
         return [
-            reference(self.name, source, self.options, self.words, prefix, self.unk, otherwise)
+            reference(
+                self.name, source, self.options, self.words, prefix, self.unk, round_differently
+            )
             for source, prefix in zip(self.sources, self.prefixes)
         ]
 
 
-def cases(name: str, tables: str, n_arrays: int = 1) -> list[Case]:
-    """All defaults; arrays of all options; arrays that nothing but a stop rule ends."""
-    values = values_of(name)
-    arrays = [covering_array(values, seed) for seed in range(n_arrays)]
-    others = {"min_length": 0} if "min_length" in values else {}
-    for names in [LOOSE, (*LOOSE, "ratio")] if "ratio" in values else [LOOSE]:
-        loose = covering_array({n: values[n] for n in names if n in values}, seed=0)
-        arrays.append([others | options for options in loose])
+def make_cases(name: str, tables: str, n_arrays: int = 1) -> list[Case]:
+    """Return cases: defaults, covering arrays of all options, and arrays that end by a stop rule.
+
+    Args:
+        name: the preset.
+        tables: key of TABLES.
+        n_arrays: number of covering arrays of all options.
+    """
+    values = list_values(name)
+    arrays = [make_covering_array(values, seed) for seed in range(n_arrays)]
+    defaults = {"min_length": 0} if "min_length" in values else {}
+    for names in [UNLIMITED, (*UNLIMITED, "ratio")] if "ratio" in values else [UNLIMITED]:
+        array = make_covering_array({n: values[n] for n in names if n in values}, seed=0)
+        arrays.append([defaults | options for options in array])
     configurations = [{}, *itertools.chain(*arrays)]
-    return [Case(name, i, options, KINDS[tables]) for i, options in enumerate(configurations)]
+    return [Case(name, i, options, TABLES[tables]) for i, options in enumerate(configurations)]
 
 
-def real(hyps: list[Hyp]) -> list[Hyp]:
+def drop_masked(hyps: list[Hyp]) -> list[Hyp]:
+    """Drop placeholders."""
     return [h for h in hyps if h.score > MASKED]
 
 
-def texts(hyps: list[Hyp]) -> list[tuple]:
-    return [(h.tokens, h.ended) for h in real(hyps)]
+def read_texts(hyps: list[Hyp]) -> list[tuple]:
+    """Return tokens and ended of each hypothesis."""
+    return [(h.tokens, h.ended) for h in drop_masked(hyps)]
 
 
-def differs(found: list[Hyp], expected: list[Hyp]) -> bool:
-    if texts(found) != texts(expected):
+def differ(found: list[Hyp], expected: list[Hyp]) -> bool:
+    if read_texts(found) != read_texts(expected):
         return True
     return any(
         abs(f.score - e.score) > TOLERANCE * max(1, abs(e.score))
         or abs(f.log_prob - e.log_prob) > TOLERANCE
-        for f, e in zip(real(found), real(expected))
+        for f, e in zip(drop_masked(found), drop_masked(expected))
     )
 
 
 @pytest.mark.parametrize("file_name", FILES)
-def test_the_reference_equals_the_original(file_name):
+def test_reference_search_equals_original(file_name):
     file = json.loads((CONFORMANCE / "cases" / file_name).read_text())
     checkpoint = Translator.from_pretrained(CONFORMANCE / file["table"], device="cpu").checkpoint
     words, numbers = checkpoint.tgt_vocab.tokens, checkpoint.src_vocab.ids
@@ -247,7 +272,7 @@ def test_the_reference_equals_the_original(file_name):
         lists = case.get("expected_alone", case["expected"])
         for line, expected in zip(case["src"], lists, strict=True):
             source = checkpoint.model.sources[numbers[line.split()[0]]]
-            found = real(reference(file["preset"], source, case["options"], words))
+            found = drop_masked(reference(file["preset"], source, case["options"], words))
             expected = [h for h in expected if h["score"] > MASKED]
             if "short" in case.get("tags", ()):
                 found = found[: len(expected)]
@@ -259,86 +284,88 @@ def test_the_reference_equals_the_original(file_name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_pair_that_fits_is_there(name):
-    values = values_of(name)
-    rows = covering_array(values, seed=0)
-    assert all(map(fits, rows))
+def test_covering_array_has_every_valid_pair(name):
+    values = list_values(name)
+    rows = make_covering_array(values, seed=0)
+    assert all(map(is_valid, rows))
     for a, b in itertools.combinations(values, 2):
         seen = {(row[a], row[b]) for row in rows}
-        every = itertools.product(values[a], values[b])
-        assert seen == {pair for pair in every if fits(dict(zip((a, b), pair)))}, (a, b)
+        product = itertools.product(values[a], values[b])
+        assert seen == {pair for pair in product if is_valid(dict(zip((a, b), pair)))}, (a, b)
 
 
-ALL = [(name, tables) for name in PRESETS for tables in KINDS]
-DAILY = [(name, [*KINDS][i % len(KINDS)]) for i, name in enumerate(PRESETS)]
+ALL = [(name, tables) for name in PRESETS for tables in TABLES]
+DAILY = [(name, [*TABLES][i % len(TABLES)]) for i, name in enumerate(PRESETS)]
 
 
 @pytest.mark.filterwarnings("ignore::onmt_lite.errors.OptionWarning")
 @pytest.mark.parametrize("name, tables", swept(ALL, DAILY))
-def test_equals_the_reference(name, tables):
+def test_option_pairs_equal_reference_search(name, tables):
     wrong, n, n_unstable = [], 0, 0
-    for case in cases(name, tables):
-        found, expected = case.search(), case.expected()
+    for case in make_cases(name, tables):
+        found, expected = case.search(), case.search_reference()
         for k in range(len(found)):
             n += 1
-            if differs(found[k], expected[k]):
-                if texts(expected[k]) == texts(case.expected(otherwise=True)[k]):
+            if differ(found[k], expected[k]):
+                if read_texts(expected[k]) == read_texts(
+                    case.search_reference(round_differently=True)[k]
+                ):
                     wrong.append((case, k, found[k], expected[k]))
-                else:  # rounding decides
+                else:  # the result depends on rounding
                     n_unstable += 1
     assert n_unstable <= 0.02 * n
-    shown = [
+    report = [
         f"case {c.i}, table {k}: {c.options}\nprefix {c.prefixes[k]}\nfound    {f}\nexpected {e}"
         for c, k, f, e in wrong[:3]
     ]
-    assert not wrong, f"{len(wrong)} of {n}\n" + "\n\n".join(shown)
+    assert not wrong, f"{len(wrong)} of {n}\n" + "\n\n".join(report)
 
 
-def found_by(source: TableSource, **options) -> list[tuple[str, float]]:
+def search(source: TableSource, **options) -> list[tuple[str, float]]:
     translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
     (found,) = translator.translate([" ".join(["s0"] * source.length)], **options)
     return [(" ".join(h.tokens), round(h.score, 4)) for h in found.hyps]
 
 
-class TestOneByOne:
-    """What the pairs have found, each in its smallest table."""
+class TestRegressions:
+    """Bugs found by the pairs, each with its smallest table."""
 
     @pytest.mark.parametrize("name", ["tensor2tensor", "tensorflow"])
-    def test_the_bound_is_at_the_longest_length_whatever_alpha(self, name):
-        # After step 1 the end has log .39 = -.94; the best row can come to log .6 * 12/6 = -1.02
+    def test_stop_bound_uses_maximum_length_for_any_alpha(self, name):
+        # After step 1, EOS has log .39 = -.94; the best row can reach log .6 * 12/6 = -1.02
         source = make_source({"": logits(0.39, 0.6, 0.01)}, logits(0.99, 0.01, 0))
-        found = found_by(source, search=name, beam_size=2, alpha=-1.0, max_length=7)
+        found = search(source, search=name, beam_size=2, alpha=-1.0, max_length=7)
         assert found == [("", round(math.log(0.39), 4))]
 
-    def test_marian_narrows_where_rows_are_missing(self):
-        # Only c may come first: one row is left of two, and it ends
+    def test_marian_beam_shrinks_with_missing_rows(self):
+        # Only c is possible at step 1: one of two rows is left, and it takes EOS
         source = make_source({"": logits(0, 0, 0, 1)}, logits(0.6, 0.4, 0, 0))
-        found = found_by(source, search="marian", beam_size=2, n_best=2, max_length=3)
+        found = search(source, search="marian", beam_size=2, n_best=2, max_length=3)
         assert found == [("c", round(math.log(0.6), 4))]
 
-    def test_a_dead_row_of_fairseq_keeps_its_place(self):
-        # a and b are the candidates of group 1, which pays nothing; c leads group 2, which pays
-        # 1.5 for a and b.  Nothing follows a: group 1 stays empty, and group 2 has one row
+    def test_fairseq_dead_row_keeps_its_position(self):
+        # a and b are the candidates of group 1, without a penalty; c is the best of group 2, with a
+        # penalty of 1.5 for a and b.  Nothing follows a: group 1 is empty, and group 2 has one row
         rows = {"": logits(0, 0.5, 0.3, 0.2), "1": logits(0, 0, 0, 0)}
         source = make_source(rows, logits(0.1, 0.6, 0.3, 0))
         groups = dict(beam_size=2, n_best=2, beam_groups=2, diversity_rate=1.5)
         options = dict(length_penalty="none", min_length=0, max_length=3)
-        found = found_by(source, search="fairseq", **groups, **options)
+        found = search(source, search="fairseq", **groups, **options)
         log_prob = sum(logits(0.2, 0.6, 0.6, 0.1))
         assert found == [("c a a", round(log_prob, 4))]
 
-    def test_a_group_goes_on_after_another_is_done(self):
-        # Group 1 finds `a` and is done; group 2 goes on to the limit, and nothing else ends
+    def test_diverse_group_continues_after_other_group_finished(self):
+        # Group 1 finishes with `a`; group 2 continues to the limit without EOS
         rows = {"": logits(0, 0.6, 0.4, 0, 0), "1": logits(0.9, 0.1, 0, 0, 0)}
         source = make_source(rows, logits(0, 0, 0, 0.8, 0.2))
         groups = dict(beam_size=2, n_best=2, beam_groups=2, diversity_rate=5.0)
         options = dict(length_penalty="none", early_stopping="true", max_length=6)
-        found = found_by(source, search="transformers", **groups, **options)
+        found = search(source, search="transformers", **groups, **options)
         first, second = sum(logits(0.6, 0.9)), sum(logits(0.4, 0.8, 0.8, 0.8, 0.8))
         assert found == [("a", round(first, 4)), ("b c c c c", round(second, 4))]
 
     @pytest.mark.parametrize("name", ["transformers", "fairseq"])
-    def test_log_probs_are_the_models_whatever_groups_pay(self, name):
+    def test_log_probs_do_not_include_diversity_penalty(self, name):
         rows = {"": logits(0.01, 0.97, 0.01, 0.01), "1": logits(0.01, 0.36, 0.33, 0.3)}
         source = make_source(rows, logits(0.97, 0.01, 0.01, 0.01))
         groups = dict(beam_size=2, n_best=2, beam_groups=2, diversity_rate=0.5)

@@ -1,7 +1,7 @@
-"""N-best lists of other toolkits, on models that those toolkits trained and saved.
+"""N-best lists of other toolkits, for models trained and saved by these toolkits.
 
-`tests/data/checkpoints/references/MODEL.PRESET.json` holds what the toolkit itself printed for a
-grid of settings, at float64 where it could.
+`tests/data/checkpoints/references/MODEL.PRESET.json` contains the output of the toolkit for a grid
+of settings, in float64 if it supports that.
 """
 
 import json
@@ -31,7 +31,7 @@ CASES = {
     for i, case in enumerate(file["cases"])
 }
 DAILY = [*CASES.values()][::3]
-MASKED = -1e4  # at or below, a score is the original's way to say: there is none
+MASKED = -1e4  # lower scores in the original are placeholders
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def translators():
     }
 
 
-def expected_hyps(row, keeps_copies: bool):
-    """Real hypotheses, each once where ours are distinct."""
+def read_hypotheses(row, keeps_copies: bool):
+    """Return the hypotheses without placeholders, and without duplicates unless kept."""
     found = {}
     for i, hyp in enumerate(row["hyps"]):
         if hyp["score"] <= MASKED:
@@ -62,27 +62,27 @@ def assert_equal(found, expected, scores: bool):
             assert h.score == pytest.approx(e["score"], rel=1e-4, abs=1e-4)
     ours = [(h.text, e["ended"] is None or h.ended == e["ended"]) for h, e in zip(found, expected)]
     theirs = [(e["text"], True) for e in expected]
-    if ours != theirs:  # scores as close as that may change places
+    if ours != theirs:  # hypotheses with almost equal scores may be swapped
         assert sorted(ours) == sorted(theirs)
 
 
 @pytest.mark.parametrize("name, i", swept(CASES.values(), DAILY), ids=CASES)
-def test_equals_the_original(translators, name, i):
+def test_trained_model_n_best_equals_original_toolkit(translators, name, i):
     file = FILES[name]
-    case, alone = file["cases"][i], file["search"] == "opennmt-2018"
+    case, is_coupled = file["cases"][i], file["search"] == "opennmt-2018"
     words = [str(word) for word in case["options"]]
     tgt = ["-tgt", "tgt.txt"] if "tgt" in case else []
     options, _ = load_options(["-search", file["search"], *words, *tgt])
-    left_out = ("precision", "tokenizer", "tgt", "tgt_file_prefix")
-    given = {k: v for k, v in options.given.items() if k not in left_out}
+    excluded = ("precision", "tokenizer", "tgt", "tgt_file_prefix")
+    given = {k: v for k, v in options.given.items() if k not in excluded}
     if options.data.tgt_file_prefix:
-        same = isinstance(case["tgt"], str)
-        given["prefixes"] = [case["tgt"]] * len(file["sources"]) if same else case["tgt"]
-    for batch_size in [1] if alone else [20, 3]:
+        is_shared = isinstance(case["tgt"], str)
+        given["prefixes"] = [case["tgt"]] * len(file["sources"]) if is_shared else case["tgt"]
+    for batch_size in [1] if is_coupled else [20, 3]:
         found = translators[file["model"]].translate(
             file["sources"], batch_type="sents", batch_size=batch_size, **given
         )
         for t, row in zip(found, case["rows"], strict=True):
             if row.get("stable", True):
-                expected = expected_hyps(row, keeps_copies=alone)
+                expected = read_hypotheses(row, keeps_copies=is_coupled)
                 assert_equal(t.hyps, expected, scores=case.get("compare") != "tokens")

@@ -1,4 +1,4 @@
-"""Every search and every family, so small that all of them can be run."""
+"""Every search and every model family, small enough to run them all."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,13 +15,13 @@ from tests.support.model_variants import MODELS, TRANSFORMERS
 from tests.support.random_models import SRC_VOCAB, TGT_VOCAB
 
 BEAM, BATCH = 4, 4
-# More sentences than a batch holds, of many lengths, so that some end while others go on
+# More sentences than a batch has slots, of many lengths, so that they finish at different steps
 LENGTHS = (3, 1, 6, 4, 5, 2)
 LINES = [" ".join(f"w{(7 * i + 3 * j) % 28}" for j in range(n)) for i, n in enumerate(LENGTHS)]
 
 
 def lively_transformer(**config: Any) -> Any:
-    """Outputs vary, some end early and some are cut off."""
+    """Return a model with diverse outputs: some end early, some reach the limit."""
     model = tiny.make_model(seed=10, **{"tie_output": False, **config})
     model.output.weight.mul_(2)
     if model.output.bias is not None:
@@ -30,7 +30,7 @@ def lively_transformer(**config: Any) -> Any:
 
 
 def endless_transformer(**config: Any) -> Any:
-    """Never says the end token, so that each sentence runs into its limit."""
+    """Return a model that never predicts EOS, so that each sentence reaches its limit."""
     model = tiny.make_model(seed=3, **config)
     model.output.bias[tiny.EOS] -= 1000
     return model
@@ -53,8 +53,8 @@ def translate(translator: Translator, lines: Sequence[str] = LINES, **options: A
     return translator.translate(lines, **given)
 
 
-def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each search as it is, and with each group of options that it has."""
+def list_cases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return each search with defaults, and with each group of options that it supports."""
     groups: dict[str, dict[str, Any]] = {
         "n_best": dict(n_best=BEAM),
         "long": dict(min_length=4, n_best=2),
@@ -75,26 +75,28 @@ def options_of_presets() -> dict[str, tuple[str, dict[str, Any]]]:
         "prefixes": dict(prefixes=[" ".join(line.split()[:2]) for line in LINES]),
     }
     needs = {"n_best": set(), "prefixes": {"tgt_file_prefix"}}
-    found = {}
+    cases = {}
     for search, preset in PRESETS.items():
-        found[search] = (search, {})
+        cases[search] = (search, {})
         for name, options in groups.items():
-            stops = name != "never" or any("never" in condition for condition in preset.stop_rules)
-            if stops and needs.get(name, options.keys() - {"n_best"}) <= preset.options:
-                found[f"{search}-{name}"] = (search, options)
-    return found
+            has_rule = name != "never" or any(
+                "never" in condition for condition in preset.stop_rules
+            )
+            if has_rule and needs.get(name, options.keys() - {"n_best"}) <= preset.options:
+                cases[f"{search}-{name}"] = (search, options)
+    return cases
 
 
-CASES = options_of_presets()
+CASES = list_cases()
 GROUPS = {name.removeprefix(search): name for name, (search, _) in reversed(CASES.items())}
-# Each search as it is, and each group of options with the first search that has it
+# Each search with defaults, and each group of options with the first search that supports it
 DAILY_CASES = {*PRESETS, *GROUPS.values()}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     **{f"transformer_{n}": partial(lively_transformer, **o) for n, o in TRANSFORMERS.items()},
     **{name: make for name, make in MODELS.items() if name != "transformer"},
 }
-# Each kind of attention, of positions and of state once
+# Each type of attention, position encoding and state once
 DAILY_FAMILIES = {
     *("transformer_default", "transformer_shaw_values", "transformer_buckets", "transformer_alibi"),
     *("transformer_rotary_part", "transformer_average_ffn", "transformer_parallel"),

@@ -1,18 +1,17 @@
-"""A GPU that is not there: tensors on the device `meta` that hold real numbers.
+"""A simulated GPU: tensors on the device `meta` with real values.
 
-Inside `SimulatedDevice` the numbers are computed on the CPU, so results are real, and each thing
-that costs time on a GPU is recorded:
+Inside `SimulatedDevice`, values are computed on the CPU, and everything that costs time on a GPU is
+recorded:
 
-    launch    one kernel; views and empty tensors are none
-    upload    numbers that the host copies to the device, index tensors included
-    download  numbers that the device copies to the host
-    wait      the host asks for a number, or for a shape that depends on numbers: .item(),
-              .tolist(), bool(), nonzero(), x[mask]
+    launch    one kernel; views and empty tensors need none
+    upload    copy from host to device, index tensors included
+    download  copy from device to host
+    wait      the host needs a value, or a shape that depends on values: .item(), .tolist(), bool(),
+              nonzero(), x[mask]
+    graph     captured kernels, launched at once; each also counts as a launch
 
-    graph     recorded kernels that the host launches at once; each is a launch of its own, too
-
-An operation on tensors of two devices is an error, as on a GPU.  Left open is how long a kernel
-takes, and whether a GPU has that kernel.
+An operation on tensors of two devices is an error, as on a GPU.  Kernel times are not simulated,
+and neither is the lack of a kernel.
 """
 
 import contextlib
@@ -30,9 +29,9 @@ from onmt_lite.models.cuda_graphs import use_cuda_graphs
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-SMALL = 64 * 1024  # bytes of an upload that costs no more than its launch
+SMALL = 64 * 1024  # bytes; a smaller upload costs no more than its launch
 
-# No kernel runs for these: they give a new name to numbers that are there, or reserve memory
+# Operations without a kernel: views and uninitialized memory
 FREE = set(
     """_reshape_alias _unsafe_view alias as_strided detach diagonal empty empty_like empty_strided
     expand lift_fresh narrow new_empty new_empty_strided permute select slice split
@@ -42,17 +41,17 @@ PRODUCTS = set(
     """_scaled_dot_product_attention addmm baddbmm bmm linear mm scaled_dot_product_attention
     convolution""".split()
 )
-SHAPED_BY_NUMBERS = set(
+SHAPE_DEPENDS_ON_VALUES = set(
     "masked_select nonzero repeat_interleave unique_consecutive unique_dim _unique2".split()
 )
 INDEXED = {"index", "index_put", "index_put_"}
-READ_BY_THE_HOST = {"_local_scalar_dense", "equal", "is_nonzero"}
-# Sequences of several lengths, which belong to the host on a GPU, too
+READ_BY_HOST = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Packed sequences; their lengths are on the host with a GPU, too
 PACKED = {"_pack_padded_sequence", "_pad_packed_sequence", "_cudnn_rnn", "lstm", "gru"}
 
 
 class Event(NamedTuple):
-    """Something that costs time.  `n_bytes`: what a launch writes, or a transfer carries."""
+    """A recorded cost; `n_bytes` are written by a launch or copied by a transfer."""
 
     kind: str
     name: str
@@ -61,51 +60,51 @@ class Event(NamedTuple):
 
 
 class DeviceTensor(Tensor):
-    """A tensor on the simulated device; `numbers` is the CPU's tensor with the same layout."""
+    """A tensor on the simulated device; `cpu_tensor` is a CPU tensor with the same layout."""
 
-    numbers: Tensor
+    cpu_tensor: Tensor
 
     @staticmethod
-    def __new__(cls, numbers: Tensor) -> "DeviceTensor":
-        with torch.inference_mode(False):  # views of a wrapper made inside could not be taken
+    def __new__(cls, cpu_tensor: Tensor) -> "DeviceTensor":
+        with torch.inference_mode(False):  # an inference tensor could have no views
             return Tensor._make_wrapper_subclass(
                 cls,
-                numbers.size(),
-                strides=numbers.stride(),
-                storage_offset=numbers.storage_offset(),
-                dtype=numbers.dtype,
+                cpu_tensor.size(),
+                strides=cpu_tensor.stride(),
+                storage_offset=cpu_tensor.storage_offset(),
+                dtype=cpu_tensor.dtype,
                 device=DEVICE,
             )
 
-    def __init__(self, numbers: Tensor):
-        self.numbers = numbers
+    def __init__(self, cpu_tensor: Tensor):
+        self.cpu_tensor = cpu_tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(f"{func}: outside of the SimulatedDevice")
+        raise RuntimeError(f"{func} must run inside SimulatedDevice")
 
 
 class SimulatedDevice(TorchDispatchMode):
-    """Record the `events` of all that runs inside."""
+    """Records the `events` of all operations inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Event] = []
         self.phase = "search"
         self.recording: list[Operation] | None = None
-        self.on_the_way: list[tuple[Tensor, Tensor]] | None = None  # see `arrival`
+        self.pending: list[tuple[Tensor, Tensor]] | None = None  # see `record_copy`
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The device exists inside."""
-        with Calls(self), self:
+        """Simulate the device inside the `with` block."""
+        with CallInterceptor(self), self:
             yield
 
     @contextlib.contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Events inside are of this phase, unless it has been named by an outer caller."""
+    def set_phase(self, phase: str) -> Iterator[None]:
+        """Set the phase of events inside, unless an outer caller has set one."""
         before = self.phase
         self.phase = phase if before == "search" else before
         try:
@@ -115,12 +114,14 @@ class SimulatedDevice(TorchDispatchMode):
 
     def record(self, kind: str, name: str, n_bytes: int = 0) -> None:
         if self.recording is not None and kind != "launch":
-            raise RuntimeError(f"{kind} by {name}: not while a graph is recorded")
+            raise RuntimeError(f"{kind} by {name} is not possible while a graph is captured")
         self.events.append(Event(kind, name, n_bytes, self.phase))
 
-    def recorder(self, step: Any) -> Any:
-        """Record a step as a CUDA graph does: no operation has an effect, and a replay runs all of
-        them again on the very same tensors, without Python."""
+    def capture(self, step: Any) -> Any:
+        """Capture a step like a CUDA graph and return a function that replays it.
+
+        Operations have no effect during the capture; a replay runs them on the same tensors.
+        """
         first, self.recording = len(self.events), []
         try:
             results = step()
@@ -141,19 +142,28 @@ class SimulatedDevice(TorchDispatchMode):
         return replay
 
     def record_copy(self, device: torch.device) -> Any:
-        """As `scheduler.arrival` of the search: from its first call on, copies for which the host
-        need not wait hold NaN until it does, which is an event of the kind `read`."""
-        begun, self.on_the_way = self.on_the_way or [], []
+        """Replace `step_log.record_copy`.
+
+        After the first call, the target of a non-blocking copy is NaN until the host waits for it.
+        Waiting records an event of kind `read`.
+        """
+        copies, self.pending = self.pending or [], []
 
         def wait() -> None:
-            for to, numbers in begun:
-                to.copy_(numbers)
-            self.record("read", "arrival")
+            for to, values in copies:
+                to.copy_(values)
+            self.record("read", "copy")
 
         return wait
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operation on the CPU's numbers, which is recorded where a graph is."""
+        """Run an operation on CPU tensors, and add it to a graph that is being captured.
+
+        Args:
+            func: the operation.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         if self.recording is None:
             return func(*args, **kwargs)
         self.recording.append(Operation(func, args, kwargs))
@@ -161,67 +171,82 @@ class SimulatedDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_composite(func):  # as outside of inference mode, where operations come in parts
+        if _is_composite(func):  # decompose it, as outside inference mode
             with torch._C.DisableTorchFunction(), self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         name = _name(func)
-        inputs = _tensors((*args, *kwargs.values()))
+        inputs = _find_tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
         if name == "copy_":
             return self._copy(*args)
         if name == "_to_copy" and target is not None:
-            given = {**_numbers(kwargs), "device": torch.device("cpu")}
-            out = self.run(func, _numbers(args), given)
-            return self._transferred(inputs[0], out, torch.device(target) == DEVICE)
-        made_there = target is not None and torch.device(target) == DEVICE
-        if not made_there and not any(isinstance(x, DeviceTensor) for x in inputs):
+            on_cpu = {**_to_cpu(kwargs), "device": torch.device("cpu")}
+            out = self.run(func, _to_cpu(args), on_cpu)
+            return self._transfer(inputs[0], out, torch.device(target) == DEVICE)
+        creates = target is not None and torch.device(target) == DEVICE
+        if not creates and not any(isinstance(x, DeviceTensor) for x in inputs):
             return func(*args, **kwargs)
         return self.launch(func, name, args, kwargs, inputs)
 
     def launch(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
-        """The result of an operation whose tensors are all on the device."""
+        """Run an operation whose tensors are all on the device.
+
+        Args:
+            func: the operation.
+            name: its name.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            inputs: all tensors among the arguments.
+        """
         self._check_devices(name, inputs)
-        if name in READ_BY_THE_HOST:
+        if name in READ_BY_HOST:
             self.record("wait", name)
-            return func(*_numbers(args), **_numbers(kwargs))
-        if name in SHAPED_BY_NUMBERS and kwargs.get("output_size") is None:
+            return func(*_to_cpu(args), **_to_cpu(kwargs))
+        if name in SHAPE_DEPENDS_ON_VALUES and kwargs.get("output_size") is None:
             self.record("wait", name)
-        elif name in INDEXED and _counts_a_mask(name, args):
-            self.record("wait", f"{name} by a mask")
+        elif name in INDEXED and _counts_mask(name, args):
+            self.record("wait", f"{name} with a mask")
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        out = self.run(func, _numbers(args), _numbers(kwargs))
+        out = self.run(func, _to_cpu(args), _to_cpu(kwargs))
         if name not in FREE:
-            self.record("launch", name, _written(name, args, out))
+            self.record("launch", name, _count_bytes(name, args, out))
         if name == "_pack_padded_sequence":
             return DeviceTensor(out[0]), out[1]
-        return _wrapped(out, inputs)
+        return _wrap(out, inputs)
 
     def _check_devices(self, name: str, inputs: list[Tensor]) -> None:
         for x in inputs:
             if isinstance(x, DeviceTensor) or x.dim() == 0 or name in PACKED:
                 continue
             if name not in INDEXED:
-                raise RuntimeError(f"{name}: tensors on two devices")
+                raise RuntimeError(f"{name}: tensors are on two devices")
             self.record("upload", f"indices of {name}", x.nbytes)
 
     def _copy(self, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-        self.run(torch.ops.aten.copy_.default, (_numbers(to), _numbers(source)), {})
-        there, here = isinstance(to, DeviceTensor), isinstance(source, DeviceTensor)
-        if here and not there and non_blocking and self.on_the_way is not None:
-            self.on_the_way.append((to, to.clone()))
+        self.run(torch.ops.aten.copy_.default, (_to_cpu(to), _to_cpu(source)), {})
+        to_device, from_device = (isinstance(x, DeviceTensor) for x in (to, source))
+        if from_device and not to_device and non_blocking and self.pending is not None:
+            self.pending.append((to, to.clone()))
             to.fill_(math.nan)
-        if there and here:
+        if to_device and from_device:
             self.record("launch", "copy_", to.nbytes)
-        elif there and source.dim():
+        elif to_device and source.dim():
             self.record("upload", "copy_", source.nbytes)
-        elif there:
+        elif to_device:
             self.record("launch", "fill_", to.nbytes)
-        elif here:
+        elif from_device:
             self.record("download", "copy_", source.nbytes)
         return to
 
-    def _transferred(self, source: Tensor, out: Tensor, to_device: bool) -> Tensor:
+    def _transfer(self, source: Tensor, out: Tensor, to_device: bool) -> Tensor:
+        """Record a copy between devices and return its result.
+
+        Args:
+            source: the tensor that was copied.
+            out: the copy, on the CPU.
+            to_device: True if the copy belongs to the device.
+        """
         from_device = isinstance(source, DeviceTensor)
         if from_device and to_device:
             self.record("launch", "_to_copy", out.nbytes)
@@ -231,10 +256,16 @@ class SimulatedDevice(TorchDispatchMode):
 
 
 class Operation:
-    """An operation of a graph, on the CPU's numbers."""
+    """A captured operation on CPU tensors.
+
+    Args:
+        func: the operation.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
 
     def __init__(self, func: Any, args: Any, kwargs: Any):
-        schema = getattr(func, "_schema", None)  # none: of a function that is one kernel there
+        schema = getattr(func, "_schema", None)  # None for a Python function
         arguments = schema.arguments if schema is not None else []
         written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
         self.before = [(x, x.clone()) for x, writes in zip(args, written) if writes]
@@ -242,27 +273,27 @@ class Operation:
         self.results = func(*args, **kwargs)
 
     @property
-    def made(self) -> list[Tensor]:
-        """Tensors that the operation makes, views aside."""
+    def created(self) -> list[Tensor]:
+        """New tensors, views excluded."""
         if self.before or _name(self.func) in FREE:
             return []
-        return _tensors([self.results])
+        return _find_tensors([self.results])
 
     def undo(self) -> None:
-        for x, numbers in self.before:
-            x.copy_(numbers)
-        for x in self.made:
+        for x, values in self.before:
+            x.copy_(values)
+        for x in self.created:
             x.fill_(math.nan if x.is_floating_point() else 0)
 
     def replay(self) -> None:
         if _name(self.func) not in FREE:
             results = self.func(*self.args, **self.kwargs)
-            for x, new in zip(self.made, _tensors([results])):
+            for x, new in zip(self.created, _find_tensors([results])):
                 x.copy_(new)
 
 
-class Calls(TorchFunctionMode):
-    """What has to be seen before torch takes it apart."""
+class CallInterceptor(TorchFunctionMode):
+    """Handles functions that must be seen before torch decomposes them."""
 
     def __init__(self, simulated: SimulatedDevice):
         super().__init__()
@@ -276,20 +307,18 @@ class Calls(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             if name in ("tolist", "numpy", "__array__"):
                 self.simulated.record("wait", name)
-                return getattr(args[0].numbers, name)()
+                return getattr(args[0].cpu_tensor, name)()
             if name == "new_tensor":
                 return torch.tensor(args[1], dtype=kwargs.get("dtype")).to(DEVICE)
-            if (
-                name == "scaled_dot_product_attention"
-            ):  # one kernel there, whatever torch makes here
-                inputs = _tensors((*args, *kwargs.values()))
+            if name == "scaled_dot_product_attention":  # one kernel on a GPU
+                inputs = _find_tensors((*args, *kwargs.values()))
                 return self.simulated.launch(func, name, args, kwargs, inputs)
         return func(*args, **kwargs)
 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether torch makes it of other operations, on any device."""
+    """Return True if torch decomposes the operation on any device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
 
 
@@ -298,60 +327,71 @@ def _name(func: Any) -> str:
     return func.overloadpacket.__name__
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    """All tensors of the arguments of an operation: alone or in lists."""
+def _find_tensors(values: Any) -> list[Tensor]:
+    """Return all tensors in the arguments of an operation, including those in lists."""
     found = []
     for x in values:
         if isinstance(x, Tensor):
             found.append(x)
         elif isinstance(x, list | tuple):
-            found += _tensors(x)
+            found += _find_tensors(x)
     return found
 
 
-def _numbers(x: Any) -> Any:
-    """Arguments of an operation with the tensors of the CPU."""
-    kind = type(x)
-    if kind is DeviceTensor:
-        return x.numbers
-    if kind is tuple or kind is list:
-        return kind([_numbers(value) for value in x])
-    return {name: _numbers(value) for name, value in x.items()} if kind is dict else x
+def _to_cpu(x: Any) -> Any:
+    """Return arguments with device tensors replaced by CPU tensors."""
+    cls = type(x)
+    if cls is DeviceTensor:
+        return x.cpu_tensor
+    if cls is tuple or cls is list:
+        return cls([_to_cpu(value) for value in x])
+    return {name: _to_cpu(value) for name, value in x.items()} if cls is dict else x
 
 
-def _wrapped(out: Any, inputs: list[Tensor]) -> Any:
-    """Results on the device; one that an operation has changed in place is the same object."""
+def _wrap(out: Any, inputs: list[Tensor]) -> Any:
+    """Wrap results as device tensors; an input changed in place is returned itself."""
     if isinstance(out, list | tuple):
-        return type(out)(_wrapped(x, inputs) for x in out)
+        return type(out)(_wrap(x, inputs) for x in out)
     if not isinstance(out, Tensor):
         return out
     for x in inputs:
-        if isinstance(x, DeviceTensor) and x.numbers is out:
+        if isinstance(x, DeviceTensor) and x.cpu_tensor is out:
             return x
     return DeviceTensor(out)
 
 
-def _counts_a_mask(name: str, args: Any) -> bool:
-    """Whether True entries must be counted: not for `x[mask] = 0`, which is filled in."""
-    masked = any(i is not None and i.dtype == torch.bool for i in args[1])
-    return masked and (name == "index" or args[2].numel() > 1)
+def _counts_mask(name: str, args: Any) -> bool:
+    """Return True if True entries must be counted (not for `x[mask] = 0`).
+
+    Args:
+        name: the operation.
+        args: its arguments: tensor, indices and values.
+    """
+    has_mask = any(i is not None and i.dtype == torch.bool for i in args[1])
+    return has_mask and (name == "index" or args[2].numel() > 1)
 
 
-def _written(name: str, args: Any, out: Any) -> int:
-    """Bytes that a launch writes: of a part that it changes in place, not of all."""
+def _count_bytes(name: str, args: Any, out: Any) -> int:
+    """Return the bytes that a launch writes; in-place writes count only the changed part.
+
+    Args:
+        name: the operation.
+        args: its arguments.
+        out: its result.
+    """
     if name == "index_put_":
-        target, indices, *_ = _numbers(args)
-        places = [slice(None) if i is None else i for i in indices]
-        return target[tuple(places)].nbytes
+        target, indices, *_ = _to_cpu(args)
+        index = [slice(None) if i is None else i for i in indices]
+        return target[tuple(index)].nbytes
     if name in ("index_copy_", "index_add_"):
         return args[3].nbytes
     if name in ("scatter_", "scatter_add_"):
         return args[2].numel() * args[0].element_size()
-    return sum(x.nbytes for x in _tensors([out]))
+    return sum(x.nbytes for x in _find_tensors([out]))
 
 
 def move(module: nn.Module) -> None:
-    """Parameters and buffers to the simulated device; tied ones stay tied."""
+    """Move parameters and buffers to the simulated device; tied ones stay tied."""
     moved: dict[int, Tensor] = {}
     for part in module.modules():
         for table in (part._parameters, part._buffers):
@@ -360,9 +400,11 @@ def move(module: nn.Module) -> None:
                     table[name] = moved.setdefault(id(x), DeviceTensor(x.detach()))
 
 
-def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
-    """The translator itself, whose model is on the device from now on and marks its phases; it
-    refills batches, as it would have done on a GPU from the first."""
+def move_translator(translator: Any, simulated: SimulatedDevice) -> Any:
+    """Move a translator's model to the simulated device and return the translator.
+
+    The model's methods set the phase of events.  Batches are refilled, as on a GPU.
+    """
     model = translator.model
     if isinstance(model, nn.Module):
         move(model)
@@ -370,24 +412,33 @@ def moved_translator(translator: Any, simulated: SimulatedDevice) -> Any:
         model.device = DEVICE
     runner = translator.pipeline.runner
     runner.device, runner.refills = DEVICE, True
-    runner.searched = searched = use_cuda_graphs(model, simulated.recorder)
+    runner.searched = searched = use_cuda_graphs(model, simulated.capture)
     for phase in ("encode", "init_state", "step"):
-        for each in {id(model): model, id(searched): searched}.values():
-            setattr(each, phase, _marked(getattr(each, phase), phase, simulated))
+        for instance in {id(model): model, id(searched): searched}.values():
+            method = getattr(instance, phase)
+            setattr(instance, phase, _with_phase(method, phase, simulated))
     return translator
 
 
-def _marked(method: Any, phase: str, simulated: SimulatedDevice) -> Any:
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        with simulated.during(phase):
+def _with_phase(method: Any, phase: str, simulated: SimulatedDevice) -> Any:
+    """Return a method that sets the phase of its events and records its start.
+
+    Args:
+        method: the original method.
+        phase: name of the phase.
+        simulated: the device.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with simulated.set_phase(phase):
             simulated.record("begin", phase)
             return method(*args, **kwargs)
 
-    return marked
+    return call
 
 
-def steps(events: list[Event]) -> list[list[Event]]:
-    """Events from the beginning of each step to that of the next; first, those before any step."""
+def split_into_steps(events: list[Event]) -> list[list[Event]]:
+    """Split events at the start of each step; the first part is before any step."""
     parts: list[list[Event]] = [[]]
     for event in events:
         if event.kind == "begin" and event.name == event.phase == "step":

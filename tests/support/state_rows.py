@@ -1,4 +1,4 @@
-"""The rows of a state, followed through selections beside what they must agree with."""
+"""A decoder state with its expected rows, kept in step through selections."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -10,14 +10,21 @@ from onmt_lite.models.table_model import TableModel
 from tests.support import tiny
 
 ATOL = 1e-5
-LENGTHS = [5, 2, 4, 7, 1, 3]  # of the source sentences
-N_FIRST = 3  # so many are there from the start
+LENGTHS = [5, 2, 4, 7, 1, 3]  # source tokens per sentence
+N_FIRST = 3  # sentences in the first batch
 
 
 def select(
     state: State, beam_size: int, rows: list[list[int]], fresh: State | None = None
 ) -> State:
-    """Which old sentence of `beam_size` rows a line continues or which one joins, its rows tell."""
+    """Select rows of a state.
+
+    Args:
+        state: the old state.
+        beam_size: rows per sentence in it.
+        rows: old rows by new sentence; numbers from R on are rows of new sentences.
+        fresh: state of new sentences.
+    """
     n_sentences = len(state.positions)
     n_rows = n_sentences * beam_size
     slots = [row // beam_size if row < n_rows else n_sentences + row - n_rows for row, *_ in rows]
@@ -25,7 +32,7 @@ def select(
 
 
 class Rows:
-    """A model's state beside the plain lists that it must agree with."""
+    """A model's state, and the expected decoder inputs of its rows as plain lists."""
 
     def __init__(self, model: EncoderDecoder):
         self.model = model
@@ -33,52 +40,52 @@ class Rows:
         self.src = torch.full((len(LENGTHS), max(LENGTHS)), tiny.PAD)
         for b, n in enumerate(LENGTHS):
             self.src[b, :n] = b if self.is_table else torch.arange(n) * (b + 3) % 30 + 4
-        self.sentences = list(range(N_FIRST))  # of each row
-        self.state = self.encoded(self.sentences)
+        self.sentences = list(range(N_FIRST))  # sentence of each row
+        self.state = self.encode(self.sentences)
         self.beam_size = 1
         self.replayed: dict[tuple[int, ...], State] = {}
         self.prefixes: list[list[int]] = [[] for _ in self.sentences]  # decoder input of each row
 
-    def encoded(self, sentences: Sequence[int]) -> State:
+    def encode(self, sentences: Sequence[int]) -> State:
         lengths = [LENGTHS[b] for b in sentences]
         src = self.src[list(sentences), : max(lengths)]
         return self.model.init_state(self.model.encode(src, torch.tensor(lengths)))
 
     def select(self, rows: list[list[int]], joining: Sequence[int] = ()) -> None:
-        """Rows from R on are of the sentences that join."""
-        fresh = self.encoded(joining) if joining else None
+        """Select rows; numbers from R on are rows of the joining sentences."""
+        fresh = self.encode(joining) if joining else None
         self.state = select(self.state, self.beam_size, rows, fresh)
         self.beam_size = len(rows[0])
-        flat = [r for line in rows for r in line]
+        flat = [r for sentence_rows in rows for r in sentence_rows]
         sentences = [*self.sentences, *joining]
         prefixes = [*self.prefixes, *([] for _ in joining)]
         self.sentences = [sentences[r] for r in flat]
         self.prefixes = [list(prefixes[r]) for r in flat]
-        read = [len(prefix) for prefix in self.prefixes[:: self.beam_size]]
-        assert self.state.positions.tolist() == read
+        lengths = [len(prefix) for prefix in self.prefixes[:: self.beam_size]]
+        assert self.state.positions.tolist() == lengths
 
     def step(self, tokens: list[int]) -> None:
-        """One step for all rows, and the same from scratch for each."""
+        """Run a step for all rows, and compare each row with a separate decoder."""
         for prefix, token in zip(self.prefixes, tokens, strict=True):
             prefix.append(token)
         logits, attn = self.model.step(torch.tensor(tokens), self.state)
         for r, (b, prefix) in enumerate(zip(self.sentences, self.prefixes, strict=True)):
             n = LENGTHS[b]
-            alone_logits, alone_attn = self.replay(b, prefix)
-            torch.testing.assert_close(logits[r], alone_logits, atol=ATOL, rtol=0)
-            torch.testing.assert_close(attn[r, :n], alone_attn, atol=ATOL, rtol=0)
+            expected_logits, expected_attn = self.replay(b, prefix)
+            torch.testing.assert_close(logits[r], expected_logits, atol=ATOL, rtol=0)
+            torch.testing.assert_close(attn[r, :n], expected_attn, atol=ATOL, rtol=0)
             assert attn[r, n:].abs().sum() == 0
 
     def replay(self, sentence: int, prefix: list[int]):
-        """Alone from the start, as far as it has not been done before."""
+        """Decode one row from its start, with a cache of states."""
         *before, token = prefix
-        known = self.replayed.get((sentence, *before))
-        if known is None:
-            state = self.encoded([sentence])
+        cached = self.replayed.get((sentence, *before))
+        if cached is None:
+            state = self.encode([sentence])
             for earlier in before:
                 self.model.step(torch.tensor([earlier]), state)
         else:
-            state = deepcopy(known)
+            state = deepcopy(cached)
         logits, attn = self.model.step(torch.tensor([token]), state)
         self.replayed[(sentence, *prefix)] = state
         return logits[0], attn[0]

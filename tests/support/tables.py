@@ -1,4 +1,4 @@
-"""Tiny table models, and two ways to search them that share nothing with `onmt_lite.search`."""
+"""Small table models, and two searches for them that share no code with `onmt_lite.search`."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
 EOS, START = 0, -1
-TINY = 2.0**-126  # smallest normal float32: what a token without any attention counts as
+TINY = 2.0**-126  # smallest normal float32, used as the attention of unattended tokens
 WORDS = "$ a b c d e f".split()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a search, as both searches here understand them."""
+    """Options of the searches in this file."""
 
     beam_size: int
     max_length: int
@@ -45,21 +45,30 @@ class Settings:
 
 
 class Hyp(NamedTuple):
-    tokens: tuple[int, ...]  # the end token included
+    tokens: tuple[int, ...]  # EOS included
     score: float
     ended: bool
 
 
 def logits(*probabilities: float) -> list[float]:
+    """Return the logarithms of probabilities."""
     return [math.log(p) if p else -math.inf for p in probabilities]
 
 
 def make_source(rows: dict, default: list[float], attn: dict | None = None, length: int = 2):
+    """Return a table with uniform attention by default.
+
+    Args:
+        rows: logits by prefix.
+        default: logits for other prefixes.
+        attn: attention by prefix.
+        length: source tokens.
+    """
     return TableSource(length, rows, default, attn or {}, [1 / length] * length)
 
 
 def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
-    """Source i is the line `s<i>`; tokens are words from WORDS."""
+    """Return a checkpoint; source i is the line `s<i>`, and target tokens are WORDS."""
     vocab_size = len(sources[0].default)
     return Checkpoint(
         TableModel(sources, vocab_size),
@@ -71,7 +80,7 @@ def make_checkpoint(sources: list[TableSource]) -> Checkpoint:
 
 
 def make_spec(s: Settings) -> SearchSpec:
-    """Of the default search."""
+    """Return the spec of the default search."""
     preset = PRESETS["opennmt"]
     return SearchSpec(
         preset.policy,
@@ -91,7 +100,7 @@ def make_spec(s: Settings) -> SearchSpec:
 
 
 def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
-    """The search under test, all sources in one batch."""
+    """Run the search under test with all sources in one batch."""
     s, model = settings, TableModel(sources, len(sources[0].default))
     sentences = [
         Sentence(
@@ -109,27 +118,37 @@ def search(sources: list[TableSource], settings: Settings) -> list[Beam]:
 
 
 def hypotheses(beam: Beam) -> list[Hyp]:
+    """Return the finished hypotheses of a beam, best first."""
     return [Hyp(tuple(beam.backtrack(f)[0]), f.score, f.ended) for f in beam.rank_finished()]
 
 
 def f32(x: float) -> float:
-    """Rounded to float32, so that what ties on the device ties here."""
+    """Round to float32, so that scores tie exactly as on the device."""
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def log_softmax(row: list[float]) -> list[float]:
-    """The only tensor in here: the log_sum_exp in the device's own rounding."""
-    norm = torch.tensor([row]).logsumexp(1).item()
-    return [f32(f32(x) - norm) for x in row]
+    """Return log-probabilities, with torch's log-sum-exp for the same rounding as on the device."""
+    log_z = torch.tensor([row]).logsumexp(1).item()
+    return [f32(f32(x) - log_z) for x in row]
 
 
-def normalised(settings: Settings, log_prob: float, cost: float, length: int) -> float:
-    forms = {"none": 1.0, "avg": length, "wu": (5 + length) / 6}
-    norm = forms[settings.length_penalty] ** settings.alpha
+def normalize(settings: Settings, log_prob: float, cost: float, length: int) -> float:
+    """Return a normalized score.
+
+    Args:
+        settings: options.
+        log_prob: sum of log-probabilities.
+        cost: coverage penalty.
+        length: tokens, EOS included.
+    """
+    norms = {"none": 1.0, "avg": length, "wu": (5 + length) / 6}
+    norm = norms[settings.length_penalty] ** settings.alpha
     return (log_prob - cost) / norm if settings.stepwise else log_prob / norm - cost
 
 
-def coverage_cost(settings: Settings, covered: list[float]) -> float:
+def compute_coverage(settings: Settings, covered: list[float]) -> float:
+    """Return the coverage penalty for the attention that each source token has received."""
     if settings.coverage_penalty == "wu":
         return settings.beta * sum(-math.log(max(min(c, 1.0), TINY)) for c in covered)
     if settings.coverage_penalty == "summary":
@@ -138,7 +157,7 @@ def coverage_cost(settings: Settings, covered: list[float]) -> float:
 
 
 def brute_force(source: TableSource, settings: Settings) -> list[Hyp]:
-    """Every sequence that can be produced, best first.  No ties, blocking or coverage."""
+    """Return all possible hypotheses, best first.  Without ties, n-gram blocking and coverage."""
     found = []
     for length in range(1, settings.max_length + 1):
         for words in itertools.product(range(1, len(source.default)), repeat=length - 1):
@@ -146,57 +165,67 @@ def brute_force(source: TableSource, settings: Settings) -> list[Hyp]:
             for last in last_tokens:
                 tokens = (*words, last)
                 steps = [log_softmax(source.logits(tokens[:t]))[y] for t, y in enumerate(tokens)]
-                score = normalised(settings, sum(steps), 0.0, length)
-                allowed = last != EOS or length > settings.min_length
-                if allowed and score > -math.inf:
+                score = normalize(settings, sum(steps), 0.0, length)
+                is_allowed = last != EOS or length > settings.min_length
+                if is_allowed and score > -math.inf:
                     found.append(Hyp(tokens, score, last == EOS))
     return sorted(found, key=lambda hyp: -hyp.score)
 
 
 def reference(source: TableSource, settings: Settings) -> list[Hyp]:
-    """The default search as DESIGN.md 3.1 words it."""
+    """Return the n-best list of the default search, written as directly as possible."""
     rows = [{"tokens": (), "sum": 0.0, "covered": [0.0] * source.length}]
     finished: list[Hyp] = []
-    top_was_end = False
+    top_ended = False
     expected = settings.ratio * source.length
     for length in range(1, settings.max_length + 1):
         fresh, repeating = [], []
         for row in rows:
-            for candidate in continuations(source, settings, row, length):
+            for candidate in extend(source, settings, row, length):
                 blocked = repeats(settings, candidate["tokens"])
                 (repeating if blocked else fresh).append(candidate)
-        # Python's sort is stable and candidates come in flat order, so lower indices win ties
+        # Candidates are in flat order and the sort is stable, so ties go to the lower index
         best = sorted(fresh or repeating, key=lambda c: -c["rank"])[: settings.beam_size]
         rows = []
-        for place, c in enumerate(best):
+        for rank, c in enumerate(best):
             ended = c["tokens"][-1] == EOS
             if ended or length == settings.max_length:
-                score = normalised(settings, c["sum"], c["cost"], length)
+                score = normalize(settings, c["sum"], c["cost"], length)
                 finished.append(Hyp(c["tokens"], score, ended))
-                top_was_end |= ended and place == 0
+                top_ended |= ended and rank == 0
             else:
                 rows.append(c)
-        done = top_was_end
+        is_finished = top_ended
         if settings.ratio:
-            first = normalised(settings, best[0]["sum"], best[0]["cost"], length)
+            first = normalize(settings, best[0]["sum"], best[0]["cost"], length)
             reached = max((h.score / len(h.tokens) for h in finished), default=-math.inf)
             any_ended = any(c["tokens"][-1] == EOS for c in best)
-            done = any_ended and reached >= first / expected
-        if not rows or (done and len(finished) >= settings.beam_size):
+            is_finished = any_ended and reached >= first / expected
+        if not rows or (is_finished and len(finished) >= settings.beam_size):
             break
     return sorted(finished, key=lambda hyp: -hyp.score)
 
 
-def continuations(source: TableSource, settings: Settings, row: dict, length: int) -> list[dict]:
+def extend(source: TableSource, settings: Settings, row: dict, length: int) -> list[dict]:
+    """Return the row extended by each possible token.
+
+    Args:
+        source: the table.
+        settings: options.
+        row: an open hypothesis.
+        length: tokens of the extended rows.
+    """
     attention = source.attention(row["tokens"])
     covered = [c + a for c, a in zip(row["covered"], attention, strict=True)]
-    cost = coverage_cost(settings, covered)
+    cost = compute_coverage(settings, covered)
     found = []
     prefix = settings.prefix[length - 1 : length]
     for token, log_prob in enumerate(log_softmax(source.logits(row["tokens"]))):
-        too_short = token == EOS and length - 1 < settings.min_length
-        unwanted = token not in prefix if prefix else token in settings.banned or too_short
-        if log_prob == -math.inf or unwanted:
+        is_too_early = token == EOS and length - 1 < settings.min_length
+        is_banned = token in settings.banned or is_too_early
+        if prefix:
+            is_banned = token not in prefix
+        if log_prob == -math.inf or is_banned:
             continue
         total = f32(row["sum"] + log_prob)
         rank = total - cost if settings.stepwise else total
@@ -208,7 +237,7 @@ def continuations(source: TableSource, settings: Settings, row: dict, length: in
 
 
 def repeats(settings: Settings, tokens: tuple[int, ...]) -> bool:
-    """Whether the newest token completes an n-gram for the second time."""
+    """Return True if the newest token completes a repeated n-gram."""
     n = settings.block_ngram_repeat
     if n == 0 or len(tokens) <= max(n, len(settings.prefix)):
         return False
@@ -219,10 +248,14 @@ def repeats(settings: Settings, tokens: tuple[int, ...]) -> bool:
 
 @st.composite
 def sources(draw, vocab_sizes=range(2, 6), tied=False, holes=True, depth=2):
-    """A random table with a row for every prefix up to `depth`, made from one drawn seed.
+    """Draw a random table with a row for every prefix up to `depth` tokens.
 
-    `tied` takes logits from a few values; `holes` makes some of them -inf, never that of the
-    first word, so that something can always follow.
+    Args:
+        draw: from hypothesis.
+        vocab_sizes: values of V.
+        tied: True: few different logits, so that scores tie.
+        holes: True: some logits are -inf, except that of token 1.
+        depth: length of the longest prefix with its own row.
     """
     random = Random(draw(st.integers(0, 2**32)))
     vocab_size = draw(st.sampled_from(vocab_sizes))

@@ -26,7 +26,7 @@ from tests.support.model_variants import STATE_TRANSFORMERS as TRANSFORMERS
 from tests.support.simulated_gpu import Event, SimulatedDevice, move
 from tests.support.sweeps import swept
 from tests.support.tables import Settings, make_spec
-from tests.unit.search.test_simulated_gpu import assert_same, on_device, simulate
+from tests.unit.search.test_simulated_gpu import assert_same, move_to_gpu, simulate
 
 MODELS = {
     **{name: lambda o=o: lively_transformer(**o) for name, o in TRANSFORMERS.items()},
@@ -52,7 +52,7 @@ def run_on_both(make: Any, **options: Any) -> tuple[list, Translator, list[Count
         The CPU's translations, the translator on the device, and the counts of its two runs.
     """
     expected = translate(make_translator(make()), **options)
-    moved, counts = on_device(make_translator(make())), []
+    moved, counts = move_to_gpu(make_translator(make())), []
     for _ in range(2):
         found, events = simulate(moved, **options)
         assert_same(found, expected)
@@ -97,13 +97,13 @@ def test_positions_of_empty_slots_stay_within_the_position_table():
     model, simulated = endless_transformer(max_positions=12), SimulatedDevice()
     move(model)
     with simulated.running():
-        found = dict(decode(use_cuda_graphs(model, simulated.recorder), waiting, spec, 18))
+        found = dict(decode(use_cuda_graphs(model, simulated.capture), waiting, spec, 18))
     assert [len(found[i].backtrack(found[i].rank_finished()[0])[0]) for i in range(35)] == limits
 
 
 def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
     expected = translate(make_translator(lively_transformer()))
-    moved, notes = on_device(make_translator(lively_transformer())), []
+    moved, notes = move_to_gpu(make_translator(lively_transformer())), []
 
     def fail(step: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -125,7 +125,7 @@ def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
 
 def test_out_of_memory_during_capture_frees_idle_graphs():
     expected = translate(make_translator(lively_transformer()))
-    moved = on_device(make_translator(lively_transformer()))
+    moved = move_to_gpu(make_translator(lively_transformer()))
     graphs, buffers = moved.pipeline.runner.searched.graphs, []
     capture = graphs.capture
 

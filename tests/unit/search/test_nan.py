@@ -1,4 +1,4 @@
-"""A model that returns NaN, or nothing, for one sentence: the others never notice."""
+"""A model that returns NaN or only -inf for one sentence does not affect the others."""
 
 import json
 import math
@@ -33,12 +33,17 @@ from tests.support.tables import (
     sources,
 )
 from tests.unit.models.test_state import DAILY
-from tests.unit.search.test_simulated_gpu import assert_same, faults, on_device, simulate
+from tests.unit.search.test_simulated_gpu import (
+    assert_same,
+    find_faults,
+    move_to_gpu,
+    simulate,
+)
 
-BAD = 33  # a source token
+BAD = 33  # source token with a NaN embedding
 NAN = [math.nan] * 3
-WITH_WEIGHTS = [name for name in MODELS if name != "table"]
-FINE = make_source({}, logits(0.2, 0.5, 0.3))
+MODELS_WITH_WEIGHTS = [name for name in MODELS if name != "table"]
+GOOD = make_source({}, logits(0.2, 0.5, 0.3))
 BROKEN = make_source({"1": NAN}, logits(0.1, 0.8, 0.1))
 
 
@@ -46,12 +51,12 @@ def make_translator(group: list[TableSource], **options) -> Translator:
     return Translator(make_checkpoint(group), TranslateOptions.of(**options))
 
 
-def line_of(i: int, source: TableSource) -> str:
+def make_line(i: int, source: TableSource) -> str:
     return " ".join([f"s{i}"] * source.length)
 
 
-def results(translator, lines, **options) -> list:
-    """All but the lines' numbers, which two runs may count differently."""
+def translate(translator, lines, **options) -> list:
+    """Return translations without line numbers, which differ between runs."""
     translations = translator.translate(lines, batch_type="sents", **options)
     return [replace(t, id=0) for t in translations]
 
@@ -62,13 +67,13 @@ def is_blank(translation: Translation) -> bool:
     return hyp == empty and translation.notes == (NOT_A_NUMBER,)
 
 
-def with_nan(source: TableSource, at: str) -> TableSource:
-    """The same table with NaN in one place of its row `at`."""
+def add_nan(source: TableSource, at: str) -> TableSource:
+    """Return the table with one NaN in the row `at`."""
     row = source.rows[at]
     return replace(source, rows={**source.rows, at: [*row[:-1], math.nan]})
 
 
-class TestOthersComeOutAsWithoutIt:
+class TestNanLeavesOtherSentencesUnchanged:
     @pytest.mark.parametrize("refills", swept([False, True], [True]))
     @pytest.mark.parametrize("name", swept(PRESETS, [*PRESETS][::2]))
     @settings(deadline=None, max_examples=12)
@@ -77,37 +82,38 @@ class TestOthersComeOutAsWithoutIt:
         data=st.data(),
         batch_size=st.sampled_from([2, 8]),
     )
-    def test_in_every_search(self, name, refills, group, data, batch_size):
-        """Sentences of which some get NaN in one row of their table: at once, or where the search
-        comes to it."""
+    def test_nan_in_every_search_leaves_other_sentences_unchanged(
+        self, name, refills, group, data, batch_size
+    ):
+        """Some sentences meet NaN, at the first step or later."""
         at = st.sampled_from(["", "1", "2", "1 1", "3 2", "*3"])
         bad = data.draw(st.dictionaries(st.integers(0, len(group) - 1), at, min_size=1))
-        group = [with_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
+        group = [add_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
         translator = make_translator(group, device="cpu")
         translator.pipeline.runner.refills = refills
-        lines = [line_of(i, source) for i, source in enumerate(group)]
+        lines = [make_line(i, source) for i, source in enumerate(group)]
         options = dict(search=name, beam_size=3, max_length=6)
-        alone = [results(translator, [line], **options)[0] for line in lines]
+        alone = [translate(translator, [line], **options)[0] for line in lines]
         broken = [NOT_A_NUMBER in t.notes for t in alone]
-        # NaN where a search begins is met by all of them
-        assert all(broken[i] for i, where in bad.items() if where == "")
+        # Every search meets a NaN at its first step
+        assert all(broken[i] for i, row in bad.items() if row == "")
         assert not any(broken[i] for i in range(len(group)) if i not in bad)
         assert all(is_blank(t) for t, b in zip(alone, broken) if b)
 
-        found = results(translator, lines, batch_size=len(lines), **options)
+        found = translate(translator, lines, batch_size=len(lines), **options)
         others = [line for line, b in zip(lines, broken) if not b]
-        expected = iter(results(translator, others, batch_size=len(lines), **options))
+        expected = iter(translate(translator, others, batch_size=len(lines), **options))
         for t, b in zip(found, broken, strict=True):
             assert is_blank(t) if b else t == next(expected)
-        if name != "opennmt-2018":  # whose results depend on the batch
-            again = results(translator, lines, batch_size=batch_size, **options)
+        if name != "opennmt-2018":  # results depend on the batch
+            again = translate(translator, lines, batch_size=batch_size, **options)
             assert again == found
 
-    @pytest.mark.parametrize("name", swept(WITH_WEIGHTS, {*DAILY} - {"table"}))
-    def test_in_every_family(self, name):
-        """Sentences that take over the place of one that left with NaN in its state."""
+    @pytest.mark.parametrize("name", swept(MODELS_WITH_WEIGHTS, {*DAILY} - {"table"}))
+    def test_nan_in_every_family_leaves_next_sentence_in_slot_unchanged(self, name):
+        """A sentence may get the slot of one whose state contains NaN."""
         model, plain = MODELS[name](), MODELS[name]()
-        model.encode = partial(poisoned_encode, plain.encode)
+        model.encode = partial(encode_with_nan, plain.encode)
         spec = replace(make_spec(Settings(beam_size=3, max_length=0)), bos_id=2)
         generator = torch.Generator().manual_seed(1)
         waiting = [
@@ -128,48 +134,47 @@ class TestOthersComeOutAsWithoutIt:
                 assert (hyp.tokens, hyp.ended) == (other.tokens, other.ended)
                 assert hyp.score == pytest.approx(other.score, abs=1e-5)
 
-    def test_with_one_transfer_per_step(self):
-        """Also where sentences fail."""
+    def test_nan_on_simulated_gpu_needs_one_transfer_per_step(self):
         lines = [*cases.LINES[:3], "w27 w1", *cases.LINES[3:]]
-        plain, moved = (cases.make_translator(nan_embedding()) for _ in range(2))
+        plain, moved = (cases.make_translator(make_model_with_nan()) for _ in range(2))
         expected = cases.translate(plain, lines)
-        found, events = simulate(on_device(moved), lines)
+        found, events = simulate(move_to_gpu(moved), lines)
         assert [is_blank(t) for t in found] == ["w27" in line.split() for line in lines]
         assert_same(found, expected)
-        assert faults(events) == {}
+        assert find_faults(events) == {}
 
 
-def poisoned_encode(encode, src, *args):
-    """As `encode`, with an embedding of NaN for the token BAD."""
-    plain = torch.nn.functional.embedding
+def encode_with_nan(encode, src, *args):
+    """Encode with a NaN embedding for the token BAD."""
+    original = torch.nn.functional.embedding
 
-    def poisoned(ids, *rest, **options):
-        return plain(ids, *rest, **options).masked_fill((ids == BAD)[..., None], math.nan)
+    def embed(ids, *rest, **options):
+        return original(ids, *rest, **options).masked_fill((ids == BAD)[..., None], math.nan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "embedding", poisoned)
+        patch.setattr(torch.nn.functional, "embedding", embed)
         return encode(src, *args)
 
 
-def nan_embedding():
+def make_model_with_nan():
     model = cases.lively_transformer(share_embeddings=False)
     model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = math.nan
     return model
 
 
-def overflowing(dtype: torch.dtype):
-    """A model in which the line `w27` leaves the range of float16."""
+def make_overflowing_model(dtype: torch.dtype):
+    """Return a model that overflows in float16 for the line `w27`."""
     model = cases.lively_transformer(share_embeddings=False)
     model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = 60000.0
     return model.to(dtype)
 
 
-class TestOnceMoreInFp32:
+class TestRetryInFp32:
     LINES = ["w1 w2", "w27 w3", "w4", "w5 w27"]
 
-    def test_the_line_is_what_fp32_makes_of_it(self):
-        half = cases.make_translator(overflowing(torch.float16), precision="fp16")
-        exact = cases.make_translator(overflowing(torch.float16).float())
+    def test_fp16_overflow_gives_fp32_translation(self):
+        half = cases.make_translator(make_overflowing_model(torch.float16), precision="fp16")
+        exact = cases.make_translator(make_overflowing_model(torch.float16).float())
         line = torch.tensor([[cases.SRC_VOCAB.ids["w27"]]])
         assert half.model.encode(line, torch.tensor([1])).bank.isnan().any()
         found, expected = (cases.translate(t, self.LINES) for t in (half, exact))
@@ -178,25 +183,25 @@ class TestOnceMoreInFp32:
         assert [t.hyps for t in found[::2]] == [t.hyps for t in others]
         assert all(t.hyps[0].tokens and NOT_A_NUMBER not in t.notes for t in found)
 
-    def test_a_search_in_fp32_meets_nan_once_more_and_gives_up(self, monkeypatch):
+    def test_nan_in_fp32_is_retried_once_and_left_blank(self, monkeypatch):
         calls, encode = [], TableModel.encode
 
-        def counted(self, src, *args):
+        def record(self, src, *args):
             calls.append(len(src))
             return encode(self, src, *args)
 
-        monkeypatch.setattr(TableModel, "encode", counted)
+        monkeypatch.setattr(TableModel, "encode", record)
         lines = ["s0 s0", "", "s1 s1", "s1  s1", "s0  s0"]
-        found = make_translator([FINE, BROKEN]).translate(lines, beam_size=2)
+        found = make_translator([GOOD, BROKEN]).translate(lines, beam_size=2)
         assert [NOT_A_NUMBER in t.notes for t in found] == [False, False, True, True, False]
         assert calls == [4, 1, 1]
 
-    def test_memory_that_is_out_in_fp32_leaves_the_line_blank(self, monkeypatch):
-        def full(*args):
+    def test_out_of_memory_in_fp32_leaves_line_blank(self, monkeypatch):
+        def fail(*args):
             raise RuntimeError("out of memory")
 
-        translator = cases.make_translator(overflowing(torch.float16), precision="fp16")
-        monkeypatch.setattr("onmt_lite.inference.runtime.copy.deepcopy", full)
+        translator = cases.make_translator(make_overflowing_model(torch.float16), precision="fp16")
+        monkeypatch.setattr("onmt_lite.inference.runtime.copy.deepcopy", fail)
         found = cases.translate(translator, self.LINES)
         assert [is_blank(t) for t in found] == [False, True, False, True]
 
@@ -206,66 +211,66 @@ COVERAGE = dict(coverage_penalty="wu", beta=0.2)
 NO_ATTENTION = make_source({}, BEST, {"1": [math.nan, 0.1]})
 INFINITE = make_source({"1": [0.0, math.inf, 0.0]}, BEST)
 BLANK = {
-    "one number in a row": (make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3), {}),
+    "one NaN in a row": (make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3), {}),
     "attention": (NO_ATTENTION, COVERAGE),
     "attention at each step": (NO_ATTENTION, dict(stepwise_penalty=True, **COVERAGE)),
-    "finished hypotheses are not kept": (make_source({"": logits(0.5, 0.5, 0), "1": NAN}, NAN), {}),
+    "NaN after a finished hypothesis": (make_source({"": logits(0.5, 0.5, 0), "1": NAN}, NAN), {}),
     **{f"infinity {search}": (INFINITE, dict(search=search)) for search in PRESETS},
 }
 
 
-class TestWhatCounts:
+class TestNanSources:
     @pytest.mark.parametrize("source, options", BLANK.values(), ids=BLANK)
-    def test_the_translation_is_blank(self, source, options):
-        (found,) = results(make_translator([source]), ["s0 s0"], beam_size=2, **options)
+    def test_nan_or_infinite_score_gives_blank_translation(self, source, options):
+        (found,) = translate(make_translator([source]), ["s0 s0"], beam_size=2, **options)
         assert is_blank(found)
 
-    def test_infinite_scores_of_a_model_that_does_not_normalise(self):
+    def test_infinite_score_of_unnormalized_model_gives_blank_translation(self):
         translator = make_translator([INFINITE])
         translator.pipeline.checkpoint = replace(translator.checkpoint, needs_log_softmax=False)
-        (found,) = results(translator, ["s0 s0"], beam_size=2)
+        (found,) = translate(translator, ["s0 s0"], beam_size=2)
         assert is_blank(found)
 
 
-NONE = [-math.inf] * 3
+MASKED = [-math.inf] * 3
 
 
-class TestNothingMayFollow:
+class TestSearchEmpty:
     @pytest.mark.parametrize("name", PRESETS)
-    def test_the_translation_ends_where_it_is(self, name):
-        """After a word, or without any."""
-        source = make_source({"": logits(0, 0.6, 0.4), "1": NONE, "2": NONE}, NONE)
-        translator = make_translator([source, FINE, make_source({}, NONE)])
+    def test_search_empty_ends_translation_after_last_possible_token(self, name):
+        """After one word, or without any."""
+        source = make_source({"": logits(0, 0.6, 0.4), "1": MASKED, "2": MASKED}, MASKED)
+        translator = make_translator([source, GOOD, make_source({}, MASKED)])
         options = dict(search=name)
-        found = results(translator, ["s0 s0", "s1 s1", "s2 s2"], beam_size=2, **options)
+        found = translate(translator, ["s0 s0", "s1 s1", "s2 s2"], beam_size=2, **options)
         assert found[0].notes == found[2].notes == (SEARCH_EMPTY,)
         assert (found[0].hyps[0].tokens, found[0].hyps[0].ended) == (["a"], False)
-        assert found[1] == results(translator, ["s1 s1"], beam_size=2, **options)[0]
+        assert found[1] == translate(translator, ["s1 s1"], beam_size=2, **options)[0]
         assert (found[2].text, found[2].hyps[0].tokens) == ("", [])
 
-    def test_one_that_had_finished_is_a_translation_like_any_other(self):
-        source = make_source({"": logits(0.4, 0.6, 0)}, NONE)
-        (found,) = results(make_translator([source]), ["s0 s0"], beam_size=2)
+    def test_search_empty_after_finished_hypothesis_returns_it_without_warning(self):
+        source = make_source({"": logits(0.4, 0.6, 0)}, MASKED)
+        (found,) = translate(make_translator([source]), ["s0 s0"], beam_size=2)
         assert (found.notes, found.hyps[0].tokens, found.hyps[0].ended) == ((), [], True)
 
 
 class TestReferences:
-    def test_nan_is_no_score(self):
-        translator = make_translator([FINE, BROKEN])
+    def test_score_of_reference_with_nan_is_none(self):
+        translator = make_translator([GOOD, BROKEN])
         lines, targets = ["s0 s0", "s1 s1", "s1 s1"], ["a", "a b", "b"]
         found = translator.score(lines, targets)
         expected = [math.log(0.5) + math.log(0.2), None, 2 * math.log(0.1)]
         assert found == [pytest.approx(e, abs=1e-6) for e in expected]
 
-    def test_what_the_model_rules_out_has_no_probability(self):
-        source = make_source({"": logits(0.5, 0.5, 0), "1": NONE}, logits(1, 0, 0))
+    def test_score_of_impossible_reference_is_minus_infinity(self):
+        source = make_source({"": logits(0.5, 0.5, 0), "1": MASKED}, logits(1, 0, 0))
         translator = make_translator([source])
         assert translator.score(["s0 s0"] * 3, ["b", "a a", "a"]) == [-math.inf] * 3
 
-    def test_a_note_says_so(self, tmp_path):
+    def test_reference_with_nan_has_warning_tgt_not_a_number(self, tmp_path):
         (tmp_path / "src").write_text("s0 s0\ns1 s1\n", "utf-8")
         (tmp_path / "tgt").write_text("a\na b\n", "utf-8")
-        translator = make_translator([FINE, BROKEN])
+        translator = make_translator([GOOD, BROKEN])
         options = dict(tgt=str(tmp_path / "tgt"), output_format="jsonl", max_length=1)
         translator.translate_file(tmp_path / "src", tmp_path / "out", **options)
         lines = (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
@@ -275,18 +280,16 @@ class TestReferences:
         assert "tgt-not-a-number" in records[1]["notes"]
         assert "tgt-not-a-number" not in records[0]["notes"]
 
-    def test_once_more_in_fp32(self):
-        half = cases.make_translator(overflowing(torch.float16), precision="fp16")
-        exact = cases.make_translator(overflowing(torch.float16).float())
-        found, expected = (
-            t.score(TestOnceMoreInFp32.LINES, ["w20 w21"] * 4) for t in (half, exact)
-        )
+    def test_reference_that_overflows_in_fp16_is_scored_in_fp32(self):
+        half = cases.make_translator(make_overflowing_model(torch.float16), precision="fp16")
+        exact = cases.make_translator(make_overflowing_model(torch.float16).float())
+        found, expected = (t.score(TestRetryInFp32.LINES, ["w20 w21"] * 4) for t in (half, exact))
         assert found[1::2] == pytest.approx(expected[1::2], abs=1e-5)
         assert found[0] != expected[0]
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=3), st.floats(), st.floats(), st.floats())
-def test_json_has_numbers_and_null_alone(log_probs, score, log_prob, gold):
+def test_jsonl_writes_null_for_numbers_that_are_not_finite(log_probs, score, log_prob, gold):
     hyp = Hypothesis("a", ["a"], score, log_prob, log_probs, True)
     text = format_jsonl(Translation(0, "x", [hyp], (), gold, True))
     record = json.loads(text, parse_constant=pytest.fail)

@@ -1,4 +1,4 @@
-"""What must hold for every preset, and for the switches that only some systems have."""
+"""Properties of every preset, and options that only some systems support."""
 
 import math
 from dataclasses import replace
@@ -18,11 +18,11 @@ from onmt_lite.search.policy import FILTERS
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from tests.support.tables import logits, make_checkpoint, make_source, sources
 
-# No limits, no normalisation, no masks: where all searches mean the same
+# No limits, no length penalty, no masks: all searches are equivalent
 PLAIN = dict(max_length_ratio=0, length_penalty="none")
 
-# A value that is not the neutral one, and what has to be given with it
-TURNED = {
+# By option: a value other than the neutral one, and options that it needs
+SWITCHED_ON = {
     "min_length": (3, {}),
     "coverage_penalty": ("wu", {"beta": 1.0}),
     "beta": (1.0, {"coverage_penalty": "wu"}),
@@ -45,7 +45,7 @@ TURNED = {
     "random_sampling_topp": (0.5, {"do_sample": True}),
 }
 
-# Whose beam of one is a loop of its own, with the choices of early_stopping
+# Presets with a separate greedy loop, and their values of early_stopping
 GREEDY = {
     "transformers-2": ("true", "false"),
     "transformers": ("true", "false", "never"),
@@ -57,7 +57,7 @@ def make_translator(group) -> Translator:
     return Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
 
 
-def lines_of(group) -> list[str]:
+def make_lines(group) -> list[str]:
     return [" ".join([f"s{i}"] * source.length) for i, source in enumerate(group)]
 
 
@@ -65,10 +65,10 @@ class TestEveryPreset:
     @pytest.mark.parametrize("name", PRESETS)
     @settings(deadline=None, max_examples=15)
     @given(source=sources(vocab_sizes=[4, 5], holes=False))
-    def test_a_beam_of_one_is_greedy(self, name, source):
+    def test_beam_size_1_is_greedy_search(self, name, source):
         minimum = {"min_length": 0} if "min_length" in PRESETS[name].options else {}
         (found,) = make_translator([source]).translate(
-            lines_of([source]), search=name, beam_size=1, max_length=6, **PLAIN, **minimum
+            make_lines([source]), search=name, beam_size=1, max_length=6, **PLAIN, **minimum
         )
         tokens: tuple[int, ...] = ()
         words = "$ a b c d e f".split()
@@ -80,8 +80,8 @@ class TestEveryPreset:
     @pytest.mark.parametrize("name", PRESETS)
     @settings(deadline=None, max_examples=15)
     @given(source=sources(vocab_sizes=[4, 5], holes=False))
-    def test_scores_fall_and_can_be_checked(self, name, source):
-        translator, (line,) = make_translator([source]), lines_of([source])
+    def test_n_best_scores_are_sorted_and_match_reference_scores(self, name, source):
+        translator, (line,) = make_translator([source]), make_lines([source])
         (found,) = translator.translate([line], search=name, beam_size=3, n_best=3, max_length=5)
         assert [h.score for h in found.hyps] == sorted((h.score for h in found.hyps), reverse=True)
         for hyp in found.hyps:
@@ -95,50 +95,50 @@ class TestEveryPreset:
                 assert sum(scored) >= gold - 1e-4
 
     @pytest.mark.parametrize("name", PRESETS)
-    def test_a_step_never_asks_the_device(self, name, monkeypatch):
-        """The next rows are chosen without the host; see also test_device.py."""
+    def test_step_never_waits_for_the_device(self, name, monkeypatch):
+        """New rows are chosen on the device; see also test_simulated_gpu.py."""
         calls, steps = [], []
         for method in ("tolist", "item", "__bool__", "__int__", "__float__", "numpy", "cpu"):
             original = getattr(torch.Tensor, method)
 
-            def counted(self, *args, _original=original, _method=method):
+            def record(self, *args, _original=original, _method=method):
                 calls.append(_method)
                 return _original(self, *args)
 
-            monkeypatch.setattr(torch.Tensor, method, counted)
+            monkeypatch.setattr(torch.Tensor, method, record)
         step, model_step = BeamBatch.step, TableModel.step
 
-        def one_step(self, *args):
+        def record_step(self, *args):
             calls.clear()
-            packed = step(self, *args)
+            chosen = step(self, *args)
             steps.append(list(calls))
-            return packed
+            return chosen
 
-        def of_model(self, *args):
+        def ignore_model(self, *args):
             before = list(calls)
             result = model_step(self, *args)
             calls[:] = before
             return result
 
-        monkeypatch.setattr(BeamBatch, "step", one_step)
-        monkeypatch.setattr(TableModel, "step", of_model)
+        monkeypatch.setattr(BeamBatch, "step", record_step)
+        monkeypatch.setattr(TableModel, "step", ignore_model)
         rows = {f"*{n}": logits(0.2, 0.41 + n / 50, 0.29 - n / 50, 0.1) for n in range(6)}
         group = [make_source(rows, [0.0] * 4) for _ in range(3)]
         ngrams = {"block_ngram_repeat": 2} if "min_length" in PRESETS[name].options else {}
-        found_by(group, search=name, beam_size=2, max_length=6, **ngrams)
+        search(group, search=name, beam_size=2, max_length=6, **ngrams)
         assert steps and not any(steps)
 
 
 class TestOptions:
     @pytest.mark.parametrize("switch", SWITCHES)
     @pytest.mark.parametrize("name", PRESETS)
-    def test_what_the_original_lacks_is_refused_by_name(self, name, switch):
-        value, beside = TURNED[switch]
+    def test_option_that_the_original_lacks_is_rejected_by_name(self, name, switch):
+        value, needed = SWITCHED_ON[switch]
         if switch in PRESETS[name].options:
-            assert TranslateOptions.of(search=name, **{switch: value}, **beside)
+            assert TranslateOptions.of(search=name, **{switch: value}, **needed)
         else:
             with pytest.raises(OptionError, match=f"{switch}: is not supported by search={name} "):
-                TranslateOptions.of(search=name, **{switch: value}, **beside)
+                TranslateOptions.of(search=name, **{switch: value}, **needed)
 
     @pytest.mark.parametrize(
         "name, given, expected",
@@ -155,12 +155,12 @@ class TestOptions:
             ("fairseq", {"min_length": 0, "alpha": 0.5}, {"min_length": 0, "alpha": 0.5}),
         ],
     )
-    def test_what_is_not_given_is_the_default_of_the_original(self, name, given, expected):
+    def test_defaults_are_those_of_the_original(self, name, given, expected):
         options = TranslateOptions.of(search=name, **given)
         values = {**vars(options.search), **vars(options.sampling)}
         assert {key: values[key] for key in expected} == expected
 
-    def test_another_search_brings_its_own_defaults_but_keeps_what_was_given(self):
+    def test_changing_search_changes_defaults_but_keeps_given_options(self):
         options = TranslateOptions.of(search="fairseq", alpha=0.5)
         changed = options.updated(search="ctranslate2")
         assert (changed.search.beam_size, changed.search.alpha) == (2, 0.5)
@@ -185,34 +185,34 @@ class TestOptions:
             (dict(search="transformer"), "did you mean transformers"),
         ],
     )
-    def test_contradictions(self, given, words):
+    def test_contradictory_options_are_rejected(self, given, words):
         with pytest.raises(OptionError, match=words):
             TranslateOptions.of(**given)
 
-    def test_every_switch_is_an_option_and_has_a_case(self):
-        assert set(TURNED) == set(SWITCHES) <= set(OPTIONS)
+    def test_every_switch_is_an_option_with_a_test_case(self):
+        assert set(SWITCHED_ON) == set(SWITCHES) <= set(OPTIONS)
         for preset in PRESETS.values():
             assert preset.options <= set(SWITCHES)
-            own = preset.sampling.filters if preset.sampling else ()
-            assert set(own) == preset.options & {*FILTERS}
+            filters = preset.sampling.filters if preset.sampling else ()
+            assert set(filters) == preset.options & {*FILTERS}
         for value, expected in [(True, "true"), (False, "false"), ("never", "never")]:
             options = TranslateOptions.of(search="transformers", early_stopping=value)
             assert options.search.early_stopping == expected
 
 
-def found_by(group, **options):
-    found = make_translator(group).translate(lines_of(group), max_length_ratio=0, **options)
+def search(group, **options):
+    found = make_translator(group).translate(make_lines(group), max_length_ratio=0, **options)
     return [[(" ".join(h.tokens), round(h.score, 4)) for h in t.hyps] for t in found]
 
 
 class TestSwitches:
     TABLE = make_source({"": logits(0.1, 0.6, 0.3)}, logits(0.9, 0.06, 0.04))
 
-    def test_a_rate_of_zero_makes_groups_alike(self):
+    def test_beam_groups_with_diversity_rate_0_are_identical(self):
         options = dict(search="transformers", beam_size=4, n_best=4, max_length=5)
-        (found,) = found_by([self.TABLE], beam_groups=2, **options)
-        (half,) = found_by([self.TABLE], **{**options, "beam_size": 2, "n_best": 2})
-        assert found == half  # copies are not told twice
+        (found,) = search([self.TABLE], beam_groups=2, **options)
+        (half,) = search([self.TABLE], **{**options, "beam_size": 2, "n_best": 2})
+        assert found == half  # duplicates are dropped
 
     @pytest.mark.parametrize(
         "name, options",
@@ -229,14 +229,14 @@ class TestSwitches:
         alpha=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
         limit=st.integers(1, 6),
     )
-    def test_greedy_search_ends_with_the_first_end_token(self, name, options, source, alpha, limit):
-        """Whatever the stop rule of a beam is: the originals leave their loop there."""
+    def test_greedy_search_stops_at_first_eos(self, name, options, source, alpha, limit):
+        """Whatever the stop rule is: the greedy loops of the originals stop there."""
         (found,) = make_translator([source]).translate(
-            lines_of([source]),
+            make_lines([source]),
             search=name,
             beam_size=1,
             alpha=alpha,
-            max_length=limit + name.startswith("transformers"),  # with its start token
+            max_length=limit + name.startswith("transformers"),  # start token included
             max_length_ratio=0,
             **options,
         )
@@ -250,14 +250,14 @@ class TestSwitches:
         assert hyp.tokens == [words[y] for y in tokens[: len(tokens) - ended]]
 
     @pytest.mark.parametrize("name", GREEDY)
-    def test_repetition_penalty(self, name):
-        """Log-probabilities of tokens seen are doubled: log .6 * 2 is below log .38."""
+    def test_repetition_penalty_scales_log_probability_of_seen_tokens(self, name):
+        """A penalty of 2 doubles the log-probability of "a": 2 * log .6 < log .38."""
         source = make_source({}, logits(0.02, 0.6, 0.38))
         options = dict(search=name, beam_size=1, max_length=3)
-        texts = [found_by([source], repetition_penalty=x, **options)[0][0][0] for x in (1.0, 2.0)]
+        texts = [search([source], repetition_penalty=x, **options)[0][0][0] for x in (1.0, 2.0)]
         assert texts == ["a a", "a b"]
 
-    def test_a_forced_end_is_free_in_transformers_and_paid_for_in_fairseq(self):
+    def test_forced_eos_is_free_in_transformers_and_costs_in_fairseq(self):
         source = make_source({}, logits(0.1, 0.9))
         checkpoint = make_checkpoint([source])
         forced = replace(checkpoint, forced_eos=True)
@@ -271,18 +271,18 @@ class TestSwitches:
         assert (paid.tokens, paid.ended) == (["a", "a"], True)
         assert paid.score == pytest.approx(2 * math.log(0.9) + math.log(0.1), abs=1e-5)
 
-    def test_coverage_of_ctranslate2_skips_tokens_without_attention(self):
+    def test_coverage_penalty_in_ctranslate2_skips_unattended_tokens(self):
         source = make_source({}, logits(0.9, 0.1), {"": [1.0, 0.0], "1": [1.0, 0.0]})
         options = dict(search="ctranslate2", beam_size=1, min_length=0, alpha=0.0, max_length=5)
-        (found,) = found_by([source], coverage_penalty="wu", beta=2.0, **options)
+        (found,) = search([source], coverage_penalty="wu", beta=2.0, **options)
         assert found == [("", round(math.log(0.9), 4))]
         half = make_source({}, logits(0.9, 0.1))
-        (found,) = found_by([half], coverage_penalty="wu", beta=2.0, **options)
+        (found,) = search([half], coverage_penalty="wu", beta=2.0, **options)
         assert found == [("", round(math.log(0.9) + 2 * 2 * math.log(0.5), 4))]
 
 
-def test_every_zero_is_the_same_condition():
-    """CTranslate2 stops early where alpha and beta are zero, whichever zero that is."""
+def test_stop_rule_condition_accepts_every_zero():
+    """CTranslate2 stops early if alpha and beta are 0, also as int or as -0.0."""
     checkpoint = make_checkpoint([make_source({}, logits(0.5, 0.5))])
     usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
     stop = make_search_config(usual, checkpoint).spec.stop_rule

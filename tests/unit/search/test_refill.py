@@ -1,4 +1,4 @@
-"""A sentence in a batch, or one that joins it, is translated as if it were alone."""
+"""Refilled slots: a sentence gets the same translation in any batch as in a batch of its own."""
 
 from dataclasses import replace
 from functools import partial
@@ -37,9 +37,9 @@ FAMILIES = {
     "copying": partial(random_models.make_copying_rnn, "general"),
     "ensemble": random_models.make_ensemble,
 }
-SLOTS = [(3, 1), (17, 1), (7, 2), (2, 3)]  # of a batch, and how many batches take turns
+SLOTS = [(3, 1), (17, 1), (7, 2), (2, 3)]  # slots per batch, number of batches
 DAILY = ["opennmt", "transformers", "fairseq", "marian", "tensor2tensor"]  # searches
-MORE = {
+EXTRA_OPTIONS = {
     "block_ngram_repeat": 2,
     "repetition_penalty": 1.3,
     "min_length": 2,
@@ -48,7 +48,7 @@ MORE = {
 }
 
 
-def run(translator, lines, refills, prefixes, **options):
+def translate(translator, lines, refills, prefixes, **options):
     translator.pipeline.runner.refills = refills
     return [
         [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]
@@ -61,26 +61,26 @@ def run(translator, lines, refills, prefixes, **options):
 @given(
     group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=6, max_size=12),
     n_slots=st.integers(1, 4),
-    chosen=st.sets(st.sampled_from(sorted(MORE))),
+    chosen=st.sets(st.sampled_from(sorted(EXTRA_OPTIONS))),
 )
-def test_every_search_gives_what_a_sentence_gets_alone(name, group, n_slots, chosen):
+def test_every_search_in_any_batch_equals_batch_size_1(name, group, n_slots, chosen):
     translator = Translator(make_checkpoint(group), TranslateOptions.of(device="cpu"))
     lines = [" ".join([f"s{i}"] * source.length) for i, source in enumerate(group)]
-    options = {o: MORE[o] for o in chosen if o in PRESETS[name].options}
+    options = {o: EXTRA_OPTIONS[o] for o in chosen if o in PRESETS[name].options}
     prefixes = (
         [" a b"[: i % 3 * 2] for i in range(len(lines))]
         if options.pop("tgt_file_prefix", 0)
         else None
     )
     options |= dict(search=name, beam_size=3, n_best=2, max_length=6)
-    alone = run(translator, lines, False, prefixes, batch_size=1, **options)
-    assert run(translator, lines, True, prefixes, batch_size=n_slots, **options) == alone
-    assert run(translator, lines, False, prefixes, batch_size=n_slots + 1, **options) == alone
+    alone = translate(translator, lines, False, prefixes, batch_size=1, **options)
+    assert translate(translator, lines, True, prefixes, batch_size=n_slots, **options) == alone
+    assert translate(translator, lines, False, prefixes, batch_size=n_slots + 1, **options) == alone
 
 
 @pytest.fixture
-def memory_full_of_nan():
-    """Memory that is not written holds NaN instead of what happens to be there."""
+def uninitialized_memory_is_nan():
+    """Fill uninitialized memory with NaN."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -88,8 +88,10 @@ def memory_full_of_nan():
 
 @pytest.mark.parametrize("n_slots, n_batches", swept(SLOTS, [(17, 1), (2, 3)]))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full_of_nan):
-    """Sentences that end at different steps; with 17 slots the batch shrinks before it grows."""
+def test_refill_in_every_family_equals_single_sentence(
+    family, n_slots, n_batches, uninitialized_memory_is_nan
+):
+    """Sentences finish at different steps; with 17 slots the batch shrinks before a refill."""
     model = FAMILIES[family]()
     spec = replace(make_spec(Settings(beam_size=3, max_length=0)), bos_id=2)
     generator = torch.Generator().manual_seed(1)
@@ -100,13 +102,13 @@ def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full
         )
         for i, n in enumerate(lengths)
     ]
-    joined: list[int] = []
+    start_steps: list[int] = []
 
-    def watch(batch: BeamBatch, chosen: object) -> None:
-        joined.append(max(slot.started for slot in batch.slots))
+    def record(batch: BeamBatch, chosen: object) -> None:
+        start_steps.append(max(slot.start_step for slot in batch.slots))
 
-    found = dict(decode(model, waiting, spec, n_slots, watch, n_batches))
-    assert len(set(joined)) > 1
+    found = dict(decode(model, waiting, spec, n_slots, record, n_batches))
+    assert len(set(start_steps)) > 1
     for i, sentence in enumerate(waiting):
         ((_, alone),) = decode(model, [sentence], spec)
         for hyp, other in zip(hypotheses(found[i]), hypotheses(alone), strict=True):
@@ -114,8 +116,8 @@ def test_every_family_takes_sentences_in(family, n_slots, n_batches, memory_full
             assert hyp.score == pytest.approx(other.score, abs=1e-5)
 
 
-def test_fewer_steps_than_batches_that_shrink():
-    """Sentences of 1 to 8 tokens: four slots are never idle while others wait."""
+def test_refill_keeps_all_slots_busy_while_sentences_wait():
+    """Sentences of 1 to 8 tokens in four slots."""
     source = make_source({}, [0.0, 1.0, 0.5])
     waiting = [Sentence([0, 0], SentenceLimits(1 + i % 8)) for i in range(32)]
     model, spec = (
@@ -137,17 +139,17 @@ def test_fewer_steps_than_batches_that_shrink():
         lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)), st.integers(0, 5))
     )
 )
-def test_a_sentence_that_leaves_moves_at_most_one(case):
-    n_old, left, n_joining = case
-    kept = sorted(set(range(n_old)) - left)
-    joining = range(n_old, n_old + min(n_joining, len(left)))
+def test_fill_holes_moves_at_most_one_sentence_per_hole(case):
+    n_old, holes, n_joining = case
+    kept = sorted(set(range(n_old)) - holes)
+    joining = range(n_old, n_old + min(n_joining, len(holes)))
     order = fill_holes(kept, joining)
     assert sorted(order) == sorted([*kept, *joining])
     moved = [b for to, b in enumerate(order) if b != to and b < n_old]
-    assert len(moved) <= len(left) - len(joining)
+    assert len(moved) <= len(holes) - len(joining)
 
 
-def test_a_bucket_is_at_most_twice_as_wide_as_its_batches():
+def test_merge_batches_groups_at_most_twice_the_width():
     class Line:
         def __init__(self, n):
             self.src_ids = [0] * n
@@ -159,8 +161,8 @@ def test_a_bucket_is_at_most_twice_as_wide_as_its_batches():
     assert [n for _, n in buckets] == [2, 2, 2, 2]
 
 
-def test_no_batch_of_a_bucket_is_wider_than_its_first():
-    """As the first one is of the lines without a prefix, which come behind those with one."""
+def test_merge_batches_starts_new_bucket_at_wider_batch():
+    """Lines without a prefix follow the lines with one and start with the widest again."""
     examples = [Example(Line(i, ""), [0] * n, n) for i, n in enumerate([9, 8, 12, 11])]
     batches = [[replace(e, prefix_ids=(5,)) for e in examples[:2]], examples[2:]]
     assert [len(bucket[0].src_ids) for bucket, _ in merge_batches(batches)] == [9, 12]

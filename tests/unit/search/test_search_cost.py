@@ -1,7 +1,6 @@
-"""How the work of a search grows, counted: the numbers that operations write, not seconds.
+"""How the cost of a search grows, as the count of numbers that operations write (not seconds).
 
-Theory says of which terms the work consists (a constant, the size, its square); their weights are
-fitted to all sizes at once.
+The terms are known (constant, linear, quadratic); their weights are fitted to all sizes at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SearchSpec, SentenceLimits
 
 BOS, EOS = 2, 3
-ALLOWED = 0.15
+TOLERANCE = 0.15
 
 Term = Callable[[float], float]
 ONE, SIZE, SQUARE = (lambda x: 1.0), (lambda x: x), (lambda x: x * x)
@@ -34,7 +33,15 @@ def make_model(vocab_size: int) -> Any:
 
 
 def search(model: Any, n: int, source: int, steps: int, beam: int) -> None:
-    """Translate n sentences of `source` tokens in `steps` steps each, which nothing cuts short."""
+    """Search n sentences of `source` tokens for exactly `steps` steps.
+
+    Args:
+        model: the model.
+        n: number of sentences.
+        source: source tokens per sentence.
+        steps: decoding steps.
+        beam: the beam size.
+    """
     preset = PRESETS["opennmt"]
     spec = SearchSpec(
         preset.policy, next(iter(preset.stop_rules.values())), beam, bos_id=BOS, eos_id=EOS
@@ -46,8 +53,15 @@ def search(model: Any, n: int, source: int, steps: int, beam: int) -> None:
 
 
 @torch.inference_mode()
-def greedy(model: Any, n: int, source: int, steps: int) -> None:
-    """The best token at each step, with no search around it: what a beam of one is held against."""
+def decode_greedily(model: Any, n: int, source: int, steps: int) -> None:
+    """Take the best token at each step, without a search: the reference for beam size 1.
+
+    Args:
+        model: the model.
+        n: number of sentences.
+        source: source tokens per sentence.
+        steps: decoding steps.
+    """
     src = torch.randint(4, model.vocab_size, (n, source))
     state = model.init_state(model.encode(src, torch.full((n,), source)))
     state = state.select(Selection(torch.arange(n)[:, None]))
@@ -60,9 +74,8 @@ def greedy(model: Any, n: int, source: int, steps: int) -> None:
         scores.gather(1, tokens[:, None]).tolist()
 
 
-def fitted(terms: Sequence[Term], times: dict[int, float]) -> dict[int, float]:
-    """Predicted times: weights of the terms, none below 0, with the least sum of squares of what
-    is off, in shares of each time."""
+def fit(terms: Sequence[Term], times: dict[int, float]) -> dict[int, float]:
+    """Return predicted counts by a least-squares fit of relative errors with weights >= 0."""
     left = list(terms)
     while True:
         shares = torch.tensor([[f(x) / t for f in left] for x, t in times.items()]).double()
@@ -74,8 +87,8 @@ def fitted(terms: Sequence[Term], times: dict[int, float]) -> dict[int, float]:
         del left[int((weights * scale).argmin())]
 
 
-class Written(TorchDispatchMode):
-    """Counts operations and the numbers that they write; views write none."""
+class WriteCounter(TorchDispatchMode):
+    """Counts operations and the numbers that they write; views write nothing."""
 
     def __init__(self):
         super().__init__()
@@ -90,17 +103,17 @@ class Written(TorchDispatchMode):
         return out
 
 
-def written(work, *args):
-    with Written() as counted:
-        work(*args)
-    return counted
+def count_writes(function, *args):
+    with WriteCounter() as counter:
+        function(*args)
+    return counter
 
 
 MODEL = make_model(1000)
 
 
 @pytest.mark.parametrize(
-    ("place", "values", "terms"),
+    ("argument", "values", "terms"),
     [
         pytest.param(0, (4, 8, 16, 32), (ONE, SIZE), id="sentences"),
         pytest.param(1, (16, 32, 64, 128), (ONE, SIZE, SQUARE), id="source tokens"),
@@ -108,47 +121,49 @@ MODEL = make_model(1000)
         pytest.param(3, (2, 4, 8, 16), (ONE, SIZE), id="beam"),
     ],
 )
-def test_work_grows_by_its_law(place, values, terms):
-    """Linear, but for the weights of attention, which go with the square of lengths."""
+def test_search_cost_is_linear_except_for_attention(argument, values, terms):
+    """Attention weights are quadratic in the lengths."""
     sizes = [2, 8, 8, 4]
     counts = {}
     for value in values:
-        sizes[place] = value
-        counts[value] = written(search, MODEL, *sizes).n_numbers
-    for value, predicted in fitted(terms, counts).items():
-        assert counts[value] == pytest.approx(predicted, rel=ALLOWED)
+        sizes[argument] = value
+        counts[value] = count_writes(search, MODEL, *sizes).n_numbers
+    for value, predicted in fit(terms, counts).items():
+        assert counts[value] == pytest.approx(predicted, rel=TOLERANCE)
 
 
-def test_a_larger_vocabulary_costs_its_logits():
+def test_search_cost_is_linear_in_vocabulary():
     values = (4096, 16384, 65536)
-    counts = {v: written(search, make_model(v), 4, 8, 8, 4).n_numbers for v in values}
-    for value, predicted in fitted((ONE, SIZE), counts).items():
-        assert counts[value] == pytest.approx(predicted, rel=ALLOWED)
+    counts = {v: count_writes(search, make_model(v), 4, 8, 8, 4).n_numbers for v in values}
+    for value, predicted in fit((ONE, SIZE), counts).items():
+        assert counts[value] == pytest.approx(predicted, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(("place", "values"), [(0, (1, 4, 32)), (1, (4, 32, 128)), (3, (2, 4, 16))])
-def test_the_number_of_operations_does_not_grow(place, values):
-    """Hardly with the sentences, which the host reads one by one; not with length or beam."""
+@pytest.mark.parametrize(
+    ("argument", "values"), [(0, (1, 4, 32)), (1, (4, 32, 128)), (3, (2, 4, 16))]
+)
+def test_number_of_operations_is_almost_constant(argument, values):
+    """It grows slightly with sentences, because the host reads them one by one."""
     sizes, found = [4, 8, 8, 4], []
     for value in values:
-        sizes[place] = value
-        found.append(written(search, MODEL, *sizes).n_operations)
+        sizes[argument] = value
+        found.append(count_writes(search, MODEL, *sizes).n_operations)
     assert max(found) <= 1.15 * min(found)
 
 
-def test_one_beam_makes_the_steps_of_greedy_search(monkeypatch):
-    """As many steps of the model, of as many rows, and one encoding."""
+def test_beam_size_1_calls_model_like_greedy_search(monkeypatch):
+    """The same steps with the same number of rows, and one call of the encoder."""
     calls = []
     for name in ("encode", "step"):
         function = getattr(MODEL, name)
 
-        def counted(*args, name=name, function=function):
+        def record(*args, name=name, function=function):
             calls.append((name, args[0].size(0)))
             return function(*args)
 
-        monkeypatch.setattr(MODEL, name, counted)
-    greedy(MODEL, 4, 8, 8)
-    of_greedy = calls[:]
+        monkeypatch.setattr(MODEL, name, record)
+    decode_greedily(MODEL, 4, 8, 8)
+    greedy_calls = calls[:]
     del calls[:]
     search(MODEL, 4, 8, 8, 1)
-    assert calls == of_greedy == [("encode", 4), *[("step", 4)] * 8]
+    assert calls == greedy_calls == [("encode", 4), *[("step", 4)] * 8]

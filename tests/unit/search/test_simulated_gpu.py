@@ -1,6 +1,6 @@
-"""The decode loop on a simulated GPU: equal results, and per step one small transfer each way.
+"""The decode loop on a simulated GPU: equal results, and one small transfer per step each way.
 
-`tests.support.simulated_gpu` says what is counted.  A step is all that happens from one call of
+See `tests.support.simulated_gpu` for the costs that are counted.  A step lasts from one call of
 `model.step` to the next.
 """
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.search import step_log as log
+from onmt_lite.search import step_log
 from tests.support.cases import (
     BATCH,
     BEAM,
@@ -35,49 +35,49 @@ from tests.support.simulated_gpu import (
     SMALL,
     Event,
     SimulatedDevice,
-    moved_translator,
-    steps,
+    move_translator,
+    split_into_steps,
 )
 from tests.support.sweeps import swept
 
-MAX_OUTSIDE = 25  # device operations of a step outside of the model, for the default search
+MAX_OUTSIDE = 25  # device operations per step outside the model, for the default search
 ATOL = 1e-4
 
 
 def simulate(translator: Translator, *args: Any, **options: Any) -> tuple[list, list[Event]]:
-    """Translations by a translator that has been moved, and what they cost."""
+    """Translate on the simulated GPU; return translations and recorded events."""
     simulated = translator.simulated
     simulated.events.clear()
     with simulated.running():
         return translate(translator, *args, **options), list(simulated.events)
 
 
-def on_device(translator: Translator) -> Translator:
+def move_to_gpu(translator: Translator) -> Translator:
     translator.simulated = SimulatedDevice()
-    return moved_translator(translator, translator.simulated)
+    return move_translator(translator, translator.simulated)
 
 
-def faults(events: list[Event], uploads: float = 1) -> dict[str, int]:
-    """What steps do that they must not, each with the number of steps that do it.
+def find_faults(events: list[Event], uploads: float = 1) -> dict[str, int]:
+    """Return what steps must not do, with the number of steps that do it.
 
-    Sentences that join bring uploads; for recurrent encoders the host needs their lengths.
+    New sentences need uploads; recurrent encoders need the lengths on the host.
     """
     found: Counter[str] = Counter()
-    for part in steps(events):
-        admits = any(e.kind == "begin" and e.name == "encode" for e in part)
+    for step in split_into_steps(events):
+        admits = any(e.kind == "begin" and e.name == "encode" for e in step)
         names = {
             kind: [
                 f"{e.name} in {e.phase}"
-                for e in part
+                for e in step
                 if e.kind == kind and (kind, e.phase) != ("download", "encode")
             ]
             for kind in ("wait", "download", "upload")
         }
-        most = {"wait": 0, "download": 1, "upload": math.inf if admits else uploads}
-        for kind, limit in most.items():
+        limits = {"wait": 0, "download": 1, "upload": math.inf if admits else uploads}
+        for kind, limit in limits.items():
             if len(names[kind]) > limit:
                 found[f"{len(names[kind])} x {kind}: {', '.join(sorted(set(names[kind])))}"] += 1
-        found["large upload"] += any(e.kind == "upload" and e.n_bytes >= SMALL for e in part)
+        found["large upload"] += any(e.kind == "upload" and e.n_bytes >= SMALL for e in step)
     return dict(+found)
 
 
@@ -87,8 +87,8 @@ def assert_same(found: list, expected: list) -> None:
         assert [h.score for h in f.hyps] == pytest.approx([h.score for h in e.hyps], abs=ATOL)
 
 
-class TestTheSimulation:
-    """What it must see, or the tests below would prove nothing."""
+class TestSimulation:
+    """The costs that the simulation must record for the tests below to be valid."""
 
     @pytest.mark.parametrize(
         "kind, run",
@@ -115,7 +115,7 @@ class TestTheSimulation:
         ],
     )
     @pytest.mark.parametrize("inference", [False, True])
-    def test_each_cost(self, kind, run, inference):
+    def test_operation_records_cost(self, kind, run, inference):
         simulated = SimulatedDevice()
         with simulated.running(), torch.inference_mode(inference):
             x = torch.arange(3, device=DEVICE).float()
@@ -123,7 +123,7 @@ class TestTheSimulation:
             run(x)
         assert kind in {e.kind for e in simulated.events}
 
-    def test_views_are_free_and_results_real(self):
+    def test_views_are_free_and_results_are_real(self):
         simulated = SimulatedDevice()
         with simulated.running(), torch.inference_mode():
             x = torch.zeros(2, 3, device=DEVICE)
@@ -133,7 +133,7 @@ class TestTheSimulation:
             part += 1
             assert x.cpu().tolist() == [[0, 0, 1], [1, 1, 1]]
 
-    def test_indices_and_fillings_need_no_wait(self):
+    def test_indexing_and_masked_fill_do_not_wait(self):
         simulated = SimulatedDevice()
         with simulated.running():
             x = torch.zeros(3, device=DEVICE, dtype=torch.bool)
@@ -143,7 +143,7 @@ class TestTheSimulation:
             assert {e.kind for e in simulated.events} == {"launch", "upload"}
             assert x.cpu().tolist() == [5, 5, 5]
 
-    def test_two_devices_in_one_operation(self):
+    def test_operation_with_two_devices_is_rejected(self):
         simulated = SimulatedDevice()
         with simulated.running():
             x = torch.zeros(3, device=DEVICE)
@@ -151,9 +151,9 @@ class TestTheSimulation:
                 x + torch.ones(3)
             with pytest.raises(RuntimeError, match="two devices"):
                 x.index_select(0, torch.tensor([1]))
-            assert (x + torch.tensor(1.0)).cpu().tolist() == [1, 1, 1]  # as a plain number
+            assert (x + torch.tensor(1.0)).cpu().tolist() == [1, 1, 1]  # scalar tensors are allowed
 
-    def test_bytes_written(self):
+    def test_launches_record_bytes_written(self):
         simulated = SimulatedDevice()
         with simulated.running():
             x, rows = torch.zeros(10, 4, device=DEVICE), torch.ones(3, 4, device=DEVICE)
@@ -171,18 +171,18 @@ class TestEverySearch:
     @classmethod
     def pair(cls):
         plain, moved = (make_translator(lively_transformer()) for _ in range(2))
-        return plain, on_device(moved)
+        return plain, move_to_gpu(moved)
 
     @pytest.mark.parametrize("case", swept(CASES, DAILY_CASES))
     def test_equals_the_cpu_with_one_transfer_each_way(self, pair, case):
         (plain, moved), (search, options) = pair, CASES[case]
-        # The search of 2018 couples the sentences of a batch on the host; groups of which one is
-        # done are told so beside what moves when a sentence ends
+        # opennmt-2018 couples the sentences of a batch on the host.  When one diverse group has
+        # finished, corrected scores are uploaded in addition to the indices of moved sentences
         uploads = math.inf if search == "opennmt-2018" else 1 + ("beam_groups" in options)
         expected = translate(plain, search=search, **options)
         found, events = simulate(moved, search=search, **options)
         assert_same(found, expected)
-        assert faults(events, uploads) == {}
+        assert find_faults(events, uploads) == {}
 
     @pytest.mark.parametrize(
         "phrases",
@@ -192,14 +192,14 @@ class TestEverySearch:
             dict(force_words="w30 w31\tw40", ban_words="w48 w48\tw26"),
         ],
     )
-    def test_phrases_go_with_the_transfer_of_the_step(self, pair, phrases):
+    def test_phrase_constraints_need_no_extra_transfer(self, pair, phrases):
         plain, moved = pair
         found, events = simulate(moved, **phrases)
         assert_same(found, translate(plain, **phrases))
-        assert faults(events) == {}
+        assert find_faults(events) == {}
 
-    def test_sentences_end_apart(self, pair):
-        """Or nothing would have been dropped or refilled above."""
+    def test_sentences_finish_at_different_steps(self, pair):
+        """Otherwise the tests above would drop or refill nothing."""
         found = translate(pair[0])
         assert len({len(t.hyps[0].tokens) for t in found}) >= 3
         assert {h.ended for t in found for h in t.hyps} == {True, False}
@@ -209,68 +209,74 @@ class TestEveryFamily:
     @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
     def test_equals_the_cpu_with_one_transfer_each_way(self, name):
         expected = translate(make_translator(FAMILIES[name]()), n_best=2)
-        found, events = simulate(on_device(make_translator(FAMILIES[name]())), n_best=2)
+        found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
-        assert faults(events) == {}
+        assert find_faults(events) == {}
 
     @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
-    def test_steps_that_take_prefixes_are_as_cheap_for_the_host(self, name):
+    def test_prefixes_need_no_extra_transfer(self, name):
         words = ["a", "b", "c"] if name == "table" else ["w20", "w23", "w21"]
         texts = [" ".join(words[: n % 4]) for n in (2, 0, 3, 1, 0, 7)]
         options = dict(prefixes=texts, n_best=2)
         expected = translate(make_translator(FAMILIES[name]()), **options)
-        found, events = simulate(on_device(make_translator(FAMILIES[name]())), **options)
+        found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), **options)
         assert_same(found, expected)
-        assert faults(events) == {}
+        assert find_faults(events) == {}
 
 
 @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq"])
-def test_sentences_of_several_languages_start_apart(search):
-    """Their first steps read start tokens; sentences join while others are at later steps."""
+def test_start_tokens_of_several_languages_need_no_extra_transfer(search):
+    """Sentences take their start tokens while others are at later steps."""
     path = Path(__file__).parents[2] / "data" / "families" / "nllb"
     given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
     lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
     options = dict(search=search, max_length=12, block_ngram_repeat=2, n_best=2)
     expected = translate(Translator.from_pretrained(path, **given), lines, **options)
-    moved = on_device(Translator.from_pretrained(path, **given))
+    moved = move_to_gpu(Translator.from_pretrained(path, **given))
     found, events = simulate(moved, lines, **options)
     assert_same(found, expected)
-    assert faults(events) == {}
+    assert find_faults(events) == {}
 
 
-def test_the_host_reads_of_a_step_while_the_device_is_at_another(monkeypatch):
-    """Two batches take turns; each has the same number of steps, and the last is read alone."""
-    lines = ["w5 w6" + " " * i for i in range(6)]  # no copies
+def test_host_reads_one_batch_while_device_runs_another(monkeypatch):
+    """Two batches take turns, with the same number of steps; only the last read has no overlap."""
+    lines = ["w5 w6" + " " * i for i in range(6)]  # different lines, so that all are searched
     expected = translate(make_translator(endless_transformer()), lines, max_length_ratio=0)
-    moved = on_device(make_translator(endless_transformer()))
-    monkeypatch.setattr(log, "record_copy", moved.simulated.record_copy)
+    moved = move_to_gpu(make_translator(endless_transformer()))
+    monkeypatch.setattr(step_log, "record_copy", moved.simulated.record_copy)
     found, events = simulate(moved, lines, max_length_ratio=0)
     assert_same(found, expected)
     begun = read = 0
-    under_way = []
+    n_running = []
     for event in events:
         begun += (event.kind, event.name) == ("begin", "step")
         if event.kind == "read":
             read += 1
-            under_way.append(begun - read)
+            n_running.append(begun - read)
     assert begun == read > 10
-    assert under_way == [1] * (read - 1) + [0]
+    assert n_running == [1] * (read - 1) + [0]
 
 
 def run_endless(
     length: int, lines: Sequence[str] = LINES[:BATCH], **config: Any
 ) -> list[list[Event]]:
-    """Steps of a batch whose sentences all have `length` tokens, without what comes before."""
-    moved = on_device(make_translator(endless_transformer(**config)))
-    moved.pipeline.runner.refills = False  # nor do two batches take turns
+    """Return the steps after the first of a batch whose sentences all have `length` tokens.
+
+    Args:
+        length: tokens of every translation.
+        lines: the lines.
+        config: settings of the model.
+    """
+    moved = move_to_gpu(make_translator(endless_transformer(**config)))
+    moved.pipeline.runner.refills = False  # one batch, no turns
     found, events = simulate(moved, lines, max_length=length, max_length_ratio=0)
     assert {len(t.hyps[0].tokens) for t in found} == {length}
-    return steps(events)[1:]
+    return split_into_steps(events)[1:]
 
 
-# The ways in which keys and values are kept or asked, with so few heads that scores weigh little
-# beside them; `shaw` looks up vectors for all pairs, which weigh as much
-WIDE: dict[str, dict[str, Any]] = {
+# Variants of attention.  With few heads, attention weights are small compared to keys and values;
+# `shaw` is left out because its vectors for all pairs are as large
+WIDE_CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "shared_keys": dict(kv_heads=1),
     "rotary": dict(relative="rotary", positions="none"),
@@ -281,58 +287,59 @@ HEADS, WIDTH = 2, 128
 
 
 class TestCosts:
-    """Of steps of a batch in which no sentence ends."""
+    """Costs of a step."""
 
-    def test_at_most_25_operations_outside_of_the_model(self):
+    def test_step_has_at_most_25_operations_outside_the_model(self):
         launches = [
-            Counter(e.name for part in run_endless(n) for e in part if is_outside(e))
+            Counter(e.name for step in run_endless(n) for e in step if is_outside(e))
             for n in (10, 20)
         ]
-        more = launches[1] - launches[0]
-        assert more.total() / 10 <= MAX_OUTSIDE, more.most_common()
+        extra = launches[1] - launches[0]
+        assert extra.total() / 10 <= MAX_OUTSIDE, extra.most_common()
 
-    @pytest.mark.parametrize("config", WIDE.values(), ids=WIDE)
-    def test_keys_and_values_are_not_copied(self, config):
-        """What a step writes beside its products hardly grows with the length."""
+    @pytest.mark.parametrize("config", WIDE_CONFIGS.values(), ids=WIDE_CONFIGS)
+    def test_step_does_not_copy_keys_and_values(self, config):
+        """The bytes written, matrix products excluded, barely grow with the length."""
         parts = run_endless(40, d_model=WIDTH, heads=HEADS, **config)
-        written = [n_written(part) for part in parts]
-        # Medians: now and then a cache may grow, which is no cost of each step
+        written = [count_bytes(part) for part in parts]
+        # Medians, because a cache grows only at some steps
         growth = (median(written[26:38]) - median(written[4:16])) / 22
         share = config.get("kv_heads", HEADS) / HEADS
-        assert growth < BATCH * BEAM * share * bytes_of_a_position() / 2
+        assert growth < BATCH * BEAM * share * get_position_size() / 2
 
-    def test_the_memory_is_not_copied(self):
-        """Neither per hypothesis nor per sentence: what is written hardly grows with the source."""
+    def test_step_does_not_copy_encoder_output(self):
+        """The bytes written barely grow with the source length."""
         written = []
-        for n in (30, 62):  # on either side of a width that sources are padded to
+        for n in (30, 62):  # padded to different widths
             lines = [" ".join(["w5"] * n)] * BATCH
             parts = run_endless(12, lines, d_model=WIDTH, heads=HEADS, max_positions=70)
-            written.append(median(n_written(part) for part in parts))
-        assert written[1] - written[0] < 32 * BATCH * bytes_of_a_position() / 2
+            written.append(median(count_bytes(part) for part in parts))
+        assert written[1] - written[0] < 32 * BATCH * get_position_size() / 2
 
-    def test_a_sentence_that_ends_moves_no_more_than_its_own(self):
-        """Sentences run into limits of their own; what is written beyond the usual is counted."""
-        moved = on_device(make_translator(endless_transformer(d_model=WIDTH, heads=HEADS)))
+    def test_finished_sentence_moves_at_most_one_other(self):
+        """Each sentence reaches its own limit; extra bytes written at these steps are counted."""
+        moved = move_to_gpu(make_translator(endless_transformer(d_model=WIDTH, heads=HEADS)))
         found, events = simulate(moved, batch_size=6, max_length=60, max_length_ratio=8)
         lengths = [len(t.hyps[0].tokens) for t in found]
         assert len(set(lengths)) == 6
-        outside = [filter(is_outside, part) for part in steps(events)[1:]]
-        written = [n_written(part) for part in outside]
+        outside = [filter(is_outside, part) for part in split_into_steps(events)[1:]]
+        written = [count_bytes(part) for part in outside]
         usual = [median(written[max(0, i - 3) : i + 4]) for i in range(len(written))]
         beyond = sum(max(0, n - u) for n, u in zip(written, usual))
-        own = sum(BEAM * n + len(line.split()) for n, line in zip(lengths, LINES))
-        assert beyond < own * bytes_of_a_position()
+        positions = sum(BEAM * n + len(line.split()) for n, line in zip(lengths, LINES))
+        assert beyond < positions * get_position_size()
 
 
-def bytes_of_a_position() -> int:
-    """Keys and values of one hypothesis or source token, in both layers."""
+def get_position_size() -> int:
+    """Return the bytes of keys and values of one target or source token in both layers."""
     return 2 * 2 * WIDTH * 4
 
 
 def is_outside(event: Event) -> bool:
+    """Return True for launches outside the model."""
     return event.kind == "launch" and event.phase != "step"
 
 
-def n_written(part: Iterable[Event]) -> int:
-    """Bytes that a step writes, other than the results of products."""
-    return sum(e.n_bytes for e in part if e.kind == "launch" and e.name not in PRODUCTS)
+def count_bytes(step: Iterable[Event]) -> int:
+    """Return the bytes that a step writes, results of matrix products excluded."""
+    return sum(e.n_bytes for e in step if e.kind == "launch" and e.name not in PRODUCTS)

@@ -1,4 +1,4 @@
-"""The best candidates of a step against a plain sort, and normalisers against float64."""
+"""Top-k against a plain sort, and log-sum-exp against float64."""
 
 import math
 from dataclasses import replace
@@ -15,43 +15,51 @@ from onmt_lite.search.stopping import Exhausted
 from onmt_lite.search.topk import Candidates, TokenScores, TopK
 
 CPU = torch.device("cpu")
-FEW = (0.0, -0.0, -0.25, -1.0, -1.0000001, -30.0, -math.inf)  # so that many are equal
+TIED_VALUES = (
+    0.0,
+    -0.0,
+    -0.25,
+    -1.0,
+    -1.0000001,
+    -30.0,
+    -math.inf,
+)  # few values, so that many scores tie
 
 
-def select(values, norm, scores) -> Candidates:
-    """The best candidates of values (B, K, V) less norm (B, K), plus scores (B, K)."""
+def select(values, log_z, scores) -> Candidates:
+    """Return the best candidates for logits (B, K, V), log_z (B, K) and scores (B, K)."""
     b, k, v = values.shape
     policy = replace(PRESETS["opennmt"].policy, candidates=2)
     spec = SearchSpec(policy, Exhausted(), k, bos_id=1, eos_id=2)
-    tokens = TokenScores(values.flatten(0, 1), norm.flatten())
-    return TopK(spec, v, b, CPU).select(tokens, scores)
+    token_scores = TokenScores(values.flatten(0, 1), log_z.flatten())
+    return TopK(spec, v, b, CPU).select(token_scores, scores)
 
 
-def plainly_ranked(values, norm, scores, n):
-    """Flat places of the best n of each sentence: higher totals first, then lower places."""
-    totals = (values - norm[:, :, None] + scores[:, :, None]).flatten(1).tolist()
+def sort_candidates(values, log_z, scores, n):
+    """Return the flat indices of the best n of each sentence; ties by the lower index."""
+    totals = (values - log_z[:, :, None] + scores[:, :, None]).flatten(1).tolist()
     return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:n] for row in totals]
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 40))
-def test_the_order_of_a_plain_sort(data, b, k, v):
+def test_top_k_with_ties_equals_plain_sort(data, b, k, v):
     seed = data.draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
-    some = torch.tensor(FEW)
-    values = some[torch.randint(0, len(some), (b, k, v), generator=generator)]
+    choices = torch.tensor(TIED_VALUES)
+    values = choices[torch.randint(0, len(choices), (b, k, v), generator=generator)]
     values[:, 0, 0] = -0.25  # each sentence has a candidate
-    norm = torch.tensor([0.0, 1.5])[torch.randint(0, 2, (b, k), generator=generator)]
+    log_z = torch.tensor([0.0, 1.5])[torch.randint(0, 2, (b, k), generator=generator)]
     scores = torch.tensor([-2.0, -0.5, -math.inf])[torch.randint(0, 3, (b, k), generator=generator)]
     scores[:, 0] = -1.0
-    found = select(values, norm, scores)
+    found = select(values, log_z, scores)
     n = min(2 * k, k * v)
-    own = found.parent.div(k, rounding_mode="floor")  # also of places that are none
-    assert torch.equal(own, torch.arange(b)[:, None].expand_as(own))
-    for i, places in enumerate(plainly_ranked(values, norm, scores, n)):
-        for j, place in enumerate(places):
-            row, token = divmod(place, v)
-            log_prob = values[i, row, token] - norm[i, row]
+    sentence = found.parent.div(k, rounding_mode="floor")  # also for missing candidates
+    assert torch.equal(sentence, torch.arange(b)[:, None].expand_as(sentence))
+    for i, indices in enumerate(sort_candidates(values, log_z, scores, n)):
+        for j, index in enumerate(indices):
+            row, token = divmod(index, v)
+            log_prob = values[i, row, token] - log_z[i, row]
             assert found.score[i, j] == log_prob + scores[i, row]
             if found.score[i, j] > -math.inf:
                 assert (found.parent[i, j], found.token[i, j]) == (i * k + row, token)
@@ -59,21 +67,20 @@ def test_the_order_of_a_plain_sort(data, b, k, v):
 
 
 @pytest.mark.parametrize("v", [31_991, 32_000, 8_000])
-def test_the_order_of_a_plain_sort_in_a_large_vocabulary(v):
-    """Widths that are and that are not a multiple of a block's; candidates in the last one."""
+def test_top_k_with_large_vocabulary_equals_plain_sort(v):
+    """With and without a narrower last block; some candidates are in the last block."""
     generator = torch.Generator().manual_seed(v)
     values = torch.randn(2, 5, v, generator=generator).mul_(8).round_().div_(4)
     values[0, 4, -1] = values[1, 2, -1] = values[1, 3, -2] = 9.0
-    norm, scores = values.logsumexp(2), -torch.rand(2, 5, generator=generator)
-    found = select(values, norm, scores)
-    places = plainly_ranked(values, norm, scores, 10)
-    own_row = found.parent - 5 * torch.arange(2)[:, None]
-    assert (own_row * v + found.token).tolist() == places
+    log_z, scores = values.logsumexp(2), -torch.rand(2, 5, generator=generator)
+    found = select(values, log_z, scores)
+    indices = sort_candidates(values, log_z, scores, 10)
+    row = found.parent - 5 * torch.arange(2)[:, None]
+    assert (row * v + found.token).tolist() == indices
 
 
 @pytest.mark.parametrize("v", [7, 1000, 1024, 50_001])
-def test_log_sum_exp(v):
-    """As in float64, and of the same bits whatever other rows there are."""
+def test_log_sum_exp_is_accurate_and_independent_of_other_rows(v):
     rows = 5 * torch.randn(8, v, generator=torch.Generator().manual_seed(v)) + 30
     rows[3, : v // 2] = -math.inf
     expected = rows.double().logsumexp(1)
@@ -85,15 +92,15 @@ def test_log_sum_exp(v):
 
 
 @pytest.mark.parametrize("gap", [10.0, 17.0, 79.0, 81.0, 200.0, math.inf])
-def test_log_sum_exp_of_rows_with_few_large_logits(gap):
-    """All others are so much smaller, far down too small for a normal number."""
+def test_log_sum_exp_with_one_large_logit_is_accurate(gap):
+    """The exponentials of all other logits are small, or below the normal floats."""
     rows = torch.full((3, 50_000), -gap)
     rows[:, 7] = 0.0
     expected = rows.double().logsumexp(1)
     assert log_sum_exp(rows).double().sub(expected).abs().max() < 1e-7 * max(1, expected[0])
 
 
-def test_log_sum_exp_of_rows_that_allow_nothing_and_of_nan():
+def test_log_sum_exp_of_masked_row_is_finite_and_of_nan_is_nan():
     rows = torch.tensor([[-math.inf, -math.inf], [math.nan, 0.0], [0.0, 0.0]])
     nothing, unknown, two = log_sum_exp(rows).tolist()
     assert -math.inf - nothing == -math.inf
