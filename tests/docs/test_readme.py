@@ -44,7 +44,7 @@ from onmt_lite.train.calibrate import OPTIONS as CALIBRATE_OPTIONS
 from onmt_lite.train.calibrate import load_calibrate_options
 from onmt_lite.train.options import OPTIONS as TRAIN_OPTIONS
 from onmt_lite.train.options import load_train_options
-from tests.gpu.counts import COLUMNS, MODELS, count_cells, middle_step
+from tests.gpu.counts import COLUMNS, MODELS, count_cells, count_middle_step
 from tests.unit.test_architecture import ROOMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -517,8 +517,8 @@ def format_exactness_table() -> str:
 def format_gpu_table() -> str:
     """Return two rows of the table that `python -m tests.gpu.counts` prints, for the base model."""
     name = next(name for name in MODELS if name.startswith("base"))
-    rows = [count_cells(name, n, middle_step(MODELS[name], n)) for n in (64, 1024)]
-    omitted = {"to the GPU, KB", "to the host, KB", "products alone, µs"}
+    rows = [count_cells(name, n, count_middle_step(MODELS[name], n)) for n in (64, 1024)]
+    omitted = {"to the GPU, KB", "to the host, KB", "matrix products, µs"}
     shown = [i for i, column in enumerate(COLUMNS) if column not in omitted]
     table = [[cells[i] for i in shown] for cells in (COLUMNS, *rows)]
     table.insert(1, ["---"] * len(shown))

@@ -1,7 +1,7 @@
-"""The first run on a GPU: `python -m tests.gpu`.
+"""Test and benchmark a GPU: `python -m tests.gpu`.
 
-Correctness first: tests/gpu.  Only if all of it passes, speed: steps of models with random weights
-in bfloat16, replayed as CUDA graphs and not, beside the bounds of `tests.gpu.counts`.
+Runs tests/gpu first.  If all tests pass, it measures decoding steps of models with random weights
+in bfloat16, with and without CUDA graphs, and prints the bounds of `tests.gpu.counts`.
 """
 
 import subprocess
@@ -21,21 +21,21 @@ ROUNDS = 3
 
 def main() -> int:
     if not torch.cuda.is_available():
-        print("no GPU here; python -m tests.gpu.counts counts without one")
+        print("no GPU available; python -m tests.gpu.counts works without one")
         return 2
     code = subprocess.call([sys.executable, "-m", "pytest", "tests/gpu", "--durations=10"])
     if code:
-        print("wrong results: no speed is measured")
+        print("tests failed; speed is not measured")
         return code
     device = torch.device("cuda", torch.cuda.current_device())
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, beam {BEAM}")
-    print("| model | slots | batches in flight | steps | µs a step | sentences/s |")
+    print("| model | slots | batches in flight | steps | µs per step | sentences/s |")
     print("|---|---|---|---|---|---|")
     for name, sizes in MODELS.items():
         torch.manual_seed(0)
         model = make_model(sizes)
         with torch.no_grad():
-            model.output.bias[3] = -1000.0  # never the end token
+            model.output.bias[3] = -1000.0  # never EOS
         model = model.to(device, torch.bfloat16)
         for n in SENTENCES:
             for n_batches in (1, 2):
@@ -47,7 +47,15 @@ def main() -> int:
 
 
 def report(name: str, model: AnyModel, n: int, n_batches: int, how: str) -> None:
-    """Print the best time of some rounds; the first ones record graphs."""
+    """Print the best time of several rounds; the first ones capture graphs.
+
+    Args:
+        name: the model's name.
+        model: the model, on the GPU.
+        n: number of sentences.
+        n_batches: batches that take turns.
+        how: how steps are launched, for the table.
+    """
     spec, sentences = make_search(n)
     best = float("inf")
     for _ in range(2 + ROUNDS):

@@ -1,6 +1,6 @@
-"""Without a GPU, one case of each test runs on the CPU: they must not wait for a GPU to break.
+"""Without a GPU, run one case of each GPU test on the CPU, so that the tests stay in working order.
 
-ONMT_LITE_TEST_DEVICE=cpu runs all of them there.
+ONMT_LITE_TEST_DEVICE=cpu runs all cases on the CPU.
 """
 
 import os
@@ -13,10 +13,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if torch.cuda.is_available() or "ONMT_LITE_TEST_DEVICE" in os.environ:
         return
     last = {item.nodeid.partition("[")[0]: item for item in items}
-    left = [
+    deselected = [
         item
         for item in items
         if "requires_cuda" in item.keywords and item is not last[item.nodeid.partition("[")[0]]
     ]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in deselected]

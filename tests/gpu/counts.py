@@ -1,9 +1,8 @@
-"""What a step asks of a GPU, counted without one: `python -m tests.gpu.counts`.
+"""Kernels, bytes and operations of a decoding step, without a GPU: `python -m tests.gpu.counts`.
 
-Models without numbers (tensors on the device `meta`) run the loop's own steps: each kernel is
-counted with the bytes it reads and writes and its floating-point operations.  So the counts are the
-program's, and the times are bounds: bytes over the memory's speed or operations over the units'
-speed, whichever takes longer, for each kernel alone, as if each were perfect.
+The real decode loop runs on the device `meta`.  Each kernel is counted with the bytes that it reads
+and writes and its floating-point operations.  The times are lower bounds: bytes by memory bandwidth
+or operations by peak rate, whichever is longer, for each kernel separately.
 """
 
 import sys
@@ -35,15 +34,15 @@ BEAM, LENGTH = 5, 24  # hypotheses; tokens of a source and of its translation
 # An H100 (SXM): bytes and bfloat16 operations per microsecond
 BYTES_PER_US, FLOPS_PER_US = 3.35e6, 989e6
 LAUNCH_US = 8.0  # assumed: a kernel launched from Python
-REPLAYED_US = 2.0  # assumed: a kernel in a graph, at least
+REPLAYED_US = 2.0  # assumed: minimum for a kernel in a graph
 
 COLUMNS = (
     *("model", "sentences", "kernels in the graph", "launches", "to the GPU, KB"),
-    *("to the host, KB", "MB", "GFLOP", "bound, µs", "products alone, µs", "in a graph, µs"),
-    *("by Python, µs", "sentences/s at most"),
+    *("to the host, KB", "MB", "GFLOP", "bound, µs", "matrix products, µs", "in a graph, µs"),
+    *("without graphs, µs", "maximum sentences/s"),
 )
 
-# The part of a large tensor that kernels read: as much as they write
+# Kernels that read as many bytes as they write, whatever the size of their input
 SELECTIVE = {"embedding", "index_select", "gather", "index", "copy_", "index_copy_", "fill_"}
 
 
@@ -59,7 +58,7 @@ class Kernel(NamedTuple):
 
 @dataclass
 class Counts:
-    """Kernels inside of what is recorded as a graph, and outside; bytes of transfers."""
+    """Kernels inside and outside the CUDA graph, and bytes of transfers."""
 
     inside: list[Kernel] = field(default_factory=list)
     outside: list[Kernel] = field(default_factory=list)
@@ -72,7 +71,7 @@ class Counts:
 
 
 class Counter(TorchDispatchMode):
-    """Count the kernels that run on the device `meta`."""
+    """Counts the kernels that run on the device `meta`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,21 +79,21 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        inputs = [x for x in tensors_in((*args, *kwargs.values())) if x.dim()]
+        inputs = [x for x in find_tensors((*args, *kwargs.values())) if x.dim()]
         if name == "copy_" and args[0].is_cpu and args[1].is_meta:
             self.counts.to_host.append(args[1].nbytes)
             return args[0]
         out = func(*args, **kwargs)
-        outputs = [x for x in tensors_in([out]) if x.is_meta]
+        outputs = [x for x in find_tensors([out]) if x.is_meta]
         if outputs and any(x.is_cpu for x in inputs):
             self.counts.to_device.append(sum(x.nbytes for x in inputs if x.is_cpu))
         elif outputs and name not in FREE:
             kernels = self.counts.inside if self.is_inside else self.counts.outside
-            kernels.append(kernel(name, args, inputs, outputs))
+            kernels.append(make_kernel(name, args, inputs, outputs))
         return out
 
     def record(self, step: Any) -> Any:
-        """In the place of a graph: all that runs in a replay is inside."""
+        """Replace graph capture: all kernels of a replay count as inside."""
 
         def replay() -> Any:
             self.is_inside = True
@@ -105,8 +104,16 @@ class Counter(TorchDispatchMode):
         return replay
 
 
-def kernel(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel:
-    written = sum(map(held, outputs))
+def make_kernel(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel:
+    """Return a kernel with its bytes and operations.
+
+    Args:
+        name: the operation.
+        args: its arguments.
+        inputs: all tensors among the arguments.
+        outputs: its results.
+    """
+    written = sum(map(count_bytes, outputs))
     if name in SELECTIVE:
         if name == "index_copy_":
             written = args[3].nbytes
@@ -115,20 +122,20 @@ def kernel(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) ->
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         first, second = inputs[-2:]
         flops = 2 * first.numel() * second.size(-1)
-    return Kernel(name, written + sum(map(held, inputs)), flops)
+    return Kernel(name, written + sum(map(count_bytes, inputs)), flops)
 
 
-def held(x: Tensor) -> int:
-    """Bytes of a tensor; where it is expanded, of the numbers that there are."""
+def count_bytes(x: Tensor) -> int:
+    """Return the bytes of a tensor; expanded dimensions count once."""
     return min(x.nbytes, x.untyped_storage().nbytes())
 
 
-def tensors_in(values: Any) -> Iterator[Tensor]:
+def find_tensors(values: Any) -> Iterator[Tensor]:
     for x in values:
         if isinstance(x, Tensor):
             yield x
         elif isinstance(x, list | tuple):
-            yield from tensors_in(x)
+            yield from find_tensors(x)
 
 
 def make_model(sizes: tuple[int, ...]) -> Transformer:
@@ -140,25 +147,27 @@ def make_model(sizes: tuple[int, ...]) -> Transformer:
 
 
 def make_search(n_sentences: int) -> tuple[SearchSpec, list[Sentence]]:
-    """The default search of sentences that all run to their limit."""
+    """Return the default search and sentences that all reach their limit."""
     preset = PRESETS["opennmt"]
     spec = SearchSpec(preset.policy, preset.stop_rules["ratio=0.0"], BEAM, bos_id=2, eos_id=3)
     return spec, [Sentence([5] * LENGTH, SentenceLimits(LENGTH))] * n_sentences
 
 
-def middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
-    """The counts of a step at half of the length."""
+def count_middle_step(sizes: tuple[int, ...], n_sentences: int) -> Counts:
+    """Return the counts of a step at half the length."""
     with torch.device("meta"):
         model = make_model(sizes).to("meta", torch.bfloat16)
     counter = Counter()
     with torch.no_grad(), counter:
-        recorded = use_cuda_graphs(model, counter.record)
-        batch = BeamBatch(recorded, *make_search(n_sentences), n_sentences)
+        graph_model = use_cuda_graphs(model, counter.record)
+        batch = BeamBatch(graph_model, *make_search(n_sentences), n_sentences)
         encoded, _ = batch.scheduler.admit(n_sentences)
         batch.rows.fill(encoded)
         for _ in range(LENGTH // 2):
             counter.counts = Counts()
-            chosen = batch.step(*recorded.step(batch.rows.table.tokens.flatten(), batch.rows.state))
+            chosen = batch.step(
+                *graph_model.step(batch.rows.table.tokens.flatten(), batch.rows.state)
+            )
             batch.log.send(chosen)
             batch.reorder_and_refill(chosen)
     return counter.counts
@@ -169,7 +178,7 @@ def main() -> None:
     print("|---" * len(COLUMNS) + "|")
     for name, sizes in MODELS.items():
         for n in SENTENCES:
-            print("| " + " | ".join(count_cells(name, n, middle_step(sizes, n))) + " |")
+            print("| " + " | ".join(count_cells(name, n, count_middle_step(sizes, n))) + " |")
 
 
 def count_cells(name: str, n: int, step: Counts) -> list[str]:

@@ -73,7 +73,7 @@ MATRIX = """\
 35 values out of range, all told at once: test_options.py::test_every_refusal_says_what_to_do,
     test_options.py::test_problems_of_all_sources_and_cross_checks_come_together
 36 a beam larger than the vocabulary:
-    test_brute_force.py::test_a_beam_that_drops_nothing_finds_all_in_order
+    test_brute_force.py::test_beam_as_large_as_search_space_equals_brute_force
 37 command line against YAML: test_options.py::test_precedence_from_left_to_right
 38 options that do not go together, a GPU that is absent:
     test_options.py::test_every_refusal_says_what_to_do,
@@ -112,27 +112,30 @@ MATRIX = """\
     test_loading.py::test_a_description_that_does_not_fit_though_its_checksum_does, kit
 # D: search
 57 nothing is possible: test_command_line.py::test_a_line_for_which_nothing_is_possible,
-    test_nan.py::test_a_note_says_so
-58 a vocabulary smaller than twice the beam: test_brute_force.py::test_equals_the_reference,
-    test_brute_force.py::test_a_beam_that_drops_nothing_finds_all_in_order
+    test_nan.py::test_reference_with_nan_has_warning_tgt_not_a_number
+58 a vocabulary smaller than twice the beam:
+    test_brute_force.py::test_n_best_equals_reference_search,
+    test_brute_force.py::test_beam_as_large_as_search_space_equals_brute_force
 59 min_length above max_length: test_options.py::test_every_refusal_says_what_to_do
 60 n-gram blocking leaves nothing:
-    test_brute_force.py::test_where_nothing_else_is_left_the_least_bad_survives
+    test_brute_force.py::test_ngram_block_keeps_best_row_when_all_blocked
 61 the end comes first: test_command_line.py::test_a_translation_that_ends_at_once
-62 NaN from the model: test_nan.py::test_in_every_search,
+62 NaN from the model: test_nan.py::test_nan_in_every_search_leaves_other_sentences_unchanged,
     test_untranslated_lines.py::test_the_output_is_complete
-63 max_length 1: test_brute_force.py::test_max_length_counts_all_tokens
+63 max_length 1: test_brute_force.py::test_max_length_limits_tokens_without_eos
 64 a prefix longer than the limit, an unknown word in one:
-    test_tgt_file_prefix.py::test_one_beyond_the_limit_is_kept_and_noted,
-    test_tgt_file_prefix.py::test_an_unknown_word_says_whose_it_is
+    test_tgt_file_prefix.py::test_prefix_beyond_limit_is_kept_with_warning,
+    test_tgt_file_prefix.py::test_unknown_prefix_word_names_line
 65 some sentences are done, others not:
-    test_brute_force.py::test_a_finished_sentence_stays_as_it_is_beside_a_slow_one,
-    test_brute_force.py::test_do_not_depend_on_the_batch
+    test_brute_force.py::test_finished_sentence_is_unaffected_by_slow_sentence,
+    test_brute_force.py::test_hypotheses_are_independent_of_batch
 66 fewer hypotheses than n_best: test_reports.py::test_text_has_n_best_lines_whatever_was_found,
     test_reports.py::test_moses_has_n_best_lines_of_four_fields
-67 ties: test_brute_force.py::test_lower_row_then_lower_token_first,
-    test_brute_force.py::test_equals_the_reference
-68 a hypothesis of no tokens: test_brute_force.py::test_worked_scores,
+67 ties:
+    test_brute_force.py::test_tied_candidates_lower_row_then_lower_token_first,
+    test_brute_force.py::test_n_best_equals_reference_search
+68 a hypothesis of no tokens:
+    test_brute_force.py::test_score_of_worked_case_has_length_and_coverage_penalty,
     test_command_line.py::test_a_translation_that_ends_at_once
 # E: resources and processes
 69 a batch that does not fit into memory:
@@ -164,7 +167,7 @@ MATRIX = """\
     test_process.py::test_a_limit_of_memory_that_torch_does_not_fit_into
 # F: the same again
 86 the same job again, and with kills:
-    test_deterministic.py::test_batches_order_and_threads_change_no_bit, kit
+    test_deterministic.py::test_deterministic_output_is_independent_of_batch_order_and_threads, kit
 87 other batches: test_translator.py::test_in_batches_of_any_size,
     test_tasks.py::test_the_size_of_buckets_does_not_show_in_the_output
 88 another order: test_translator.py::test_in_any_order
