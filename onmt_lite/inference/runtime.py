@@ -1,5 +1,4 @@
-"""Runtime: device, number type and threads of a model; the size of batches by the memory that is
-free, and smaller ones if it runs out."""
+"""Runtime: device, dtype and threads of a model, and batch sizes that fit in memory."""
 
 import contextlib
 import copy
@@ -26,16 +25,21 @@ DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "int8": torch.float32,  # of all but the linear layers
+    "int8": torch.float32,  # dtype of all layers except linear layers
 }
 
 
 def resolve_device(options: SpeedOptions, exact: bool = False) -> tuple[torch.device, str]:
-    """Device and precision of the model; the precision may still be `auto`, see `placed`.
+    """Return the device and precision of the model.
 
-    exact  whether `auto` is float32 on a CPU, whatever the processor
+    The precision may still be `auto`; see `move_to`.
 
-    A GPU that is asked for and missing is an error.
+    Args:
+        options: the speed options.
+        exact: `auto` means float32 on every CPU.
+
+    Raises:
+        OptionError: if the GPU does not exist, or does not support the precision.
     """
     if len(options.gpu) > 1:
         raise OptionError(
@@ -48,15 +52,15 @@ def resolve_device(options: SpeedOptions, exact: bool = False) -> tuple[torch.de
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        asked = Message.of("{gpu}", gpu=options.gpu[0]) if options.gpu else ""
+        requested = Message.of("{gpu}", gpu=options.gpu[0]) if options.gpu else ""
         n = torch.cuda.device_count()
-        has = Message.of(f"{n} usable GPUs; the last is -{{gpu}}", gpu=n - 1)
+        available = Message.of(f"{n} usable GPUs; the last is -{{gpu}}", gpu=n - 1)
         if n == 0:
-            has = Message("no usable GPU; leave that out to run on the CPU")
-        asked = asked or Message.of("{device}", device=name)
-        raise OptionError(Message.of("{0}: this machine has {1}", asked, has))
+            available = Message("no usable GPU; remove the option to run on CPU")
+        requested = requested or Message.of("{device}", device=name)
+        raise OptionError(Message.of("{0}: this machine has {1}", requested, available))
     if precision == "int8" and device.type != "cpu":
-        problem = "{precision} is only supported on CPU; give bf16 or fp16 for a GPU"
+        problem = "{precision} is only supported on CPU; use bf16 or fp16 on GPU"
         raise OptionError(Message.of(problem, precision=precision))
     if precision == "auto" and device.type == "cuda":
         precision = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
@@ -70,16 +74,25 @@ def move_to(
     in_place: bool = False,
     release: bool = False,
 ) -> EncoderDecoder:
-    """The model with its weights on that device and in that precision: the same one if they are.
+    """Return the model with its weights on a device and in a precision.
 
-    Else a copy, since somebody else may be using the model; weights that stay as they are belong
-    to both.  `in_place`: nobody is using it.  `release`: nor will anybody want it otherwise, and
-    weights that kernels have copied are let go.  MemoryExhausted if the weights do not fit.
+    The model itself is returned if it matches. Otherwise a copy is returned, because the model may
+    be in use elsewhere; weights that do not change are shared.
+
+    Args:
+        model: the model.
+        device: the device.
+        precision: the precision; `auto` selects the kernels for the processor.
+        in_place: change the model instead of copying it.
+        release: drop weights that kernels have copied; the model cannot be converted again.
+
+    Raises:
+        MemoryExhausted: if the weights do not fit in memory.
     """
     if not isinstance(model, torch.nn.Module):  # a table model has no weights
         return model
     device = torch.empty(0, device=device).device  # cuda means cuda:0
-    dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch's own product
+    dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch matmul
     if device.type == "cpu":
         keep_freed_memory()
         members = getattr(model, "members", [model])
@@ -105,16 +118,17 @@ def move_to(
         if not is_out_of_memory(error):
             raise
     raise MemoryExhausted(
-        f"out of memory: the model does not fit on {device}; give another device or precision"
+        f"out of memory: the model does not fit on {device}; use another device or precision"
     )
 
 
 def kernels_of(model: EncoderDecoder) -> str:
+    """Return the name of the kernels of the linear layers, or ""."""
     return getattr(model, "kernels", "")
 
 
 def precision_of(model: EncoderDecoder) -> str:
-    """The precision that a model has; "fp32" of one without weights."""
+    """Return the precision of a model; "fp32" if it has no weights."""
     if kernels_of(model) in ("int8", "rounded"):
         return "int8"
     dtypes = {w.dtype for w in model.parameters()} if isinstance(model, torch.nn.Module) else set()
@@ -122,24 +136,26 @@ def precision_of(model: EncoderDecoder) -> str:
 
 
 def threads_per_process(speed: SpeedOptions, n: int) -> int:
-    """CPU threads of each of n processes: as many as are asked for, or its share of the cores."""
+    """Return the CPU threads per process: the option, or an equal share of the cores."""
     return speed.threads or min(torch.get_num_threads(), max(1, count_usable_cores() // n))
 
 
 @contextlib.contextmanager
 def thread_settings(speed: SpeedOptions, device: torch.device) -> Iterator[None]:
-    """Let torch compute as the options say, and then as before."""
+    """Apply the thread and determinism options within the context."""
     n_threads = 1 if speed.deterministic else speed.threads
-    ordered = speed.deterministic and device.type == "cuda"
+    is_deterministic_gpu = speed.deterministic and device.type == "cuda"
     mode = torch.get_deterministic_debug_mode()
     with cpu_threads(n_threads):
-        if ordered:  # a GPU then adds up in the same order each time
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-            torch.use_deterministic_algorithms(True, warn_only=True)  # warns if a kernel cannot
+        if is_deterministic_gpu:  # the same summation order in every run
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by the first matmul
+            torch.use_deterministic_algorithms(
+                True, warn_only=True
+            )  # warn if a kernel is not deterministic
         try:
             yield
         finally:
-            if ordered:
+            if is_deterministic_gpu:
                 torch.set_deterministic_debug_mode(mode)
 
 
@@ -147,50 +163,54 @@ def thread_settings(speed: SpeedOptions, device: torch.device) -> Iterator[None]
 
 R = TypeVar("R")
 
-# How an error that is a plain RuntimeError says that memory is out: torch's allocators for CPUs and
-# GPUs, CUDA's libraries, C++, and oneDNN, which does not mention memory if it cannot write code
+# Out-of-memory messages of plain RuntimeErrors: torch CPU and GPU allocators, CUDA libraries, C++,
+# and oneDNN, which does not mention memory if it cannot generate code
 OUT_OF_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|not enough memory|out.?of.?memory|alloc_failed|bad_alloc"
     r"|could not create a memory|could not create a primitive(?! descriptor)",
     re.IGNORECASE,
 )
 
-# A batch that nobody sized: at most so many padded source tokens and so many rows of the decoder,
-# and at most so many bytes, which are halved until half of the free memory has room for them.  Only
-# a model whose usual batch takes more gets smaller ones, by powers of two: batches decide the last
-# digits of scores, and are to be the same on all machines that have room for the usual ones.  The
-# figures for GPUs have not been measured.
-TOKENS = {"cpu": 3072, "cuda": 16384}
-ROWS = {"cpu": 320, "cuda": 2560}
+# Default batch size: at most this many padded source tokens, decoder rows and bytes. The bytes are
+# halved until they fit in half of the free memory. Only models whose default batch takes more get
+# smaller batches, by powers of two: batches affect the last digits of scores, and should be the
+# same on all machines that can run the default. The GPU values are not measured.
+DEFAULT_TOKENS = {"cpu": 3072, "cuda": 16384}
+DEFAULT_ROWS = {"cpu": 320, "cuda": 2560}
 MAX_BATCH_BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
-LEAST_BYTES = 16 << 20
-SCORED_TOKENS = 1024  # in a batch whose references are scored
-LOGIT_BYTES = 20  # that one takes in scoring, with its copies in float32
+MIN_BATCH_BYTES = 16 << 20
+SCORED_TOKENS = 1024  # per batch when scoring references
+LOGIT_BYTES = 20  # per logit when scoring, including float32 copies
 
 
 def batch_bytes(device: str, free: int | None) -> int:
-    """Bytes that one batch may take if so many are free; None: unknown, and taken as enough."""
+    """Return the bytes for one batch.
+
+    Args:
+        device: cpu or cuda.
+        free: free bytes; None if unknown, which means enough.
+    """
     most = MAX_BATCH_BYTES[device]
-    while free is not None and 2 * most > free and most > LEAST_BYTES:
+    while free is not None and 2 * most > free and most > MIN_BATCH_BYTES:
         most //= 2
     return most
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Numbers that the memory of a batch is made of, for all models of an ensemble together."""
+    """Quantities that determine the memory of a batch, for all models of an ensemble together."""
 
-    n_models: int  # each makes logits of its own
-    vocab: int  # logits of a row
-    past: int  # of a token of the output: keys and values in all layers of the decoder
-    source: int  # of a source token: as many for the decoder, and what an encoder layer has
-    heads: int  # of a pair of source tokens, in an encoder layer
-    longest: int  # tokens of a source line, at most
-    n_bytes: int = 4  # of a number; logits have 4
+    n_models: int  # each has its own logits
+    vocab: int  # logits per row
+    past: int  # numbers per target token: keys and values of all decoder layers
+    source: int  # numbers per source token: cross-attention keys and values, and one encoder layer
+    heads: int  # numbers per pair of source tokens in an encoder layer
+    longest: int  # maximum source tokens
+    n_bytes: int = 4  # bytes per number; logits have 4
 
     @classmethod
     def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "MemoryEstimate":
-        """The sizes of models with a `cfg`; a table model needs next to no memory."""
+        """Return the estimate for models with a `cfg`; a table model needs almost no memory."""
         cfgs = [model.cfg for model in models if hasattr(model, "cfg")]
         past = sum(2 * cfg.dec_layers * cfg.d_model for cfg in cfgs)
         inside = [6 * cfg.d_model + 2 * getattr(cfg, "d_ff", cfg.d_model) for cfg in cfgs]
@@ -201,11 +221,17 @@ class MemoryEstimate:
         return cls(len(models), vocab, past, source, max(heads, default=0), longest, n_bytes)
 
     def bytes(self, n: int, width: int, beam_size: int) -> int:
-        """Bytes of n sentences of up to `width` tokens, decoded to up to twice as many.
+        """Return the bytes for n sentences of up to `width` tokens.
 
-        Logits are there twice: as the model makes them, and as the search changes them.  Of keys
-        and values there are more than the hypotheses have, see `onmt_lite.models.cache`: up to 6.5
-        times the steps with 5 rows of random models, 2.2 times with one.
+        Targets may be twice as long. Logits exist twice: as the model returns them, and as the
+        search modifies them. There are more keys and values than the hypotheses have (see
+        `onmt_lite.models.cache`): up to 6.5 times the steps with 5 rows of random models, 2.2 times
+        with one row.
+
+        Args:
+            n: number of sentences.
+            width: source tokens per sentence.
+            beam_size: beam size.
         """
         logits = 4 * beam_size * self.vocab * (1 + self.n_models)
         past = (beam_size + 3) * (2 * width + 5) * self.past
@@ -215,13 +241,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """How large a batch may be: in padded source tokens, and in sentences."""
+    """Maximum batch size in padded source tokens and in sentences."""
 
     tokens: int
     sentences: int
 
     def bytes(self, size: MemoryEstimate, beam_size: int) -> int:
-        """Of the largest batch: one of many short lines, or of few long ones."""
+        """Return the bytes of the largest batch: many short lines or few long lines."""
         widest = min(self.tokens, size.longest)
         short = size.bytes(self.sentences, max(1, self.tokens // self.sentences), beam_size)
         return max(short, size.bytes(max(1, self.tokens // widest), widest, beam_size))
@@ -232,7 +258,7 @@ SMALLEST_BATCH = BatchLimit(64, 1)
 
 @dataclass(frozen=True)
 class BatchBudget:
-    """The largest batches of a model on a device that take at most n_bytes."""
+    """The largest batches of a model on a device within a number of bytes."""
 
     size: MemoryEstimate
     device: str
@@ -242,9 +268,15 @@ class BatchBudget:
     def of(
         cls, model: Any, dtype: torch.dtype, device: torch.device, free: int | None
     ) -> "BatchBudget":
-        """The budget of a model, or of an ensemble.  `free`: bytes of main memory that it may use,
-        by default all that are free."""
-        if device.type == "cuda":  # torch keeps some for later
+        """Return the budget of a model, or of an ensemble.
+
+        Args:
+            model: the model.
+            dtype: dtype of its weights.
+            device: its device.
+            free: bytes of main memory to use (default: all free memory).
+        """
+        if device.type == "cuda":  # plus memory cached by torch
             kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free = torch.cuda.mem_get_info(device)[0] + kept
         elif free is None:
@@ -253,35 +285,38 @@ class BatchBudget:
         return cls(size, device.type, batch_bytes(device.type, free))
 
     def limit(self, beam_size: int) -> BatchLimit:
-        """The batch that is fast, or the half, a quarter ... of it that takes at most n_bytes.
+        """Return the default batch, or the largest of 1/2, 1/4, ... of it that fits in the budget.
 
-        With the kernels in C 32 to 128 sentences at once take the same time (tiny; the shipped
-        model is 3 % slower with 48 than with 64 to 128).  Two workers of tiny hold 500 MB with 64.
+        With the C kernels, 32 to 128 sentences at once take the same time for the model tiny. The
+        shipped model is 3 % slower with 48 than with 64 to 128. Two workers with tiny use 500 MB at
+        64.
         """
-        most = BatchLimit(TOKENS[self.device], max(1, ROWS[self.device] // beam_size))
+        most = BatchLimit(
+            DEFAULT_TOKENS[self.device], max(1, DEFAULT_ROWS[self.device] // beam_size)
+        )
         while most != SMALLEST_BATCH and most.bytes(self.size, beam_size) > self.n_bytes:
             most = BatchLimit(max(64, most.tokens // 2), max(1, most.sentences // 2))
         return most
 
-    def notes(self, beam_size: int) -> list[str]:
-        """A note that memory is short, if batches are smaller for it."""
+    def notices(self, beam_size: int) -> list[str]:
+        """Return a notice if memory is short and batches are smaller than the default."""
         usual = replace(self, n_bytes=MAX_BATCH_BYTES[self.device]).limit(beam_size)
         if (limit := self.limit(beam_size)) == usual:
             return []
         return [
-            f"little memory is free: batches of {limit.sentences} sentences and {limit.tokens} "
-            f"tokens at most, not {usual.sentences} and {usual.tokens}; the last digits of scores "
-            "may differ"
+            f"little free memory: batches are limited to {limit.sentences} sentences and "
+            f"{limit.tokens} tokens instead of {usual.sentences} and {usual.tokens}; the last "
+            "digits of scores may differ"
         ]
 
     @property
     def scored_tokens(self) -> int:
-        """Padded tokens of a batch whose references are scored, all positions at once."""
+        """Padded tokens per batch when scoring references, all positions at once."""
         return min(SCORED_TOKENS, self.scored_logits // self.size.vocab)
 
     @property
     def scored_logits(self) -> int:
-        """Logits that references have at once."""
+        """Maximum number of logits at once when scoring references."""
         return self.n_bytes // (LOGIT_BYTES * self.size.n_models)
 
 
@@ -289,9 +324,12 @@ class OomRetry:
     """Halves the batch after an out-of-memory error and remembers the size that failed."""
 
     def __init__(self, remedy: str):
-        """`remedy`: what to do about one example that does not fit."""
+        """
+        Args:
+            remedy: advice if a single example does not fit.
+        """
         self.remedy = remedy
-        self.most: float = math.inf  # examples at once, times the width of the widest
+        self.max_size: float = math.inf  # maximum of examples at once x largest width
 
     def run(
         self,
@@ -300,41 +338,49 @@ class OomRetry:
         width: Callable[[Example], int],
         work: Callable[[list[Example], int], Iterable[tuple[int, R]]],
     ) -> list[R]:
-        """The results of `work` for the examples of `group`, in order.
+        """Run a function on examples, with half as many at once after each out-of-memory error.
 
-        width(example)     a number that the memory for an example grows with
-        work(examples, n)  with at most n of the examples in memory at once, yields the place of
-                           each among them and its result; if memory runs out, the work goes on
-                           for the examples that have none, with half as many at once
+        Args:
+            group: the examples.
+            n_at_once: number of examples to run at once, if memory allows.
+            width: returns a number that is proportional to the memory of an example.
+            work: called with examples and n. It runs at most n of them at once and yields the index
+                and
+                result of each. After an error it is called again with the examples without a
+                    result.
 
-        Raises MemoryExhausted if one example alone does not fit.
+        Returns:
+            The results in the order of `group`.
+
+        Raises:
+            MemoryExhausted: if one example does not fit in memory.
         """
-        found: dict[int, R] = {}
-        while len(found) < len(group):
-            waiting = [i for i in range(len(group)) if i not in found]
+        results: dict[int, R] = {}
+        while len(results) < len(group):
+            waiting = [i for i in range(len(group)) if i not in results]
             widest = max(width(group[i]) for i in waiting)
-            n = max(1, int(min(n_at_once, len(waiting), self.most / widest)))
+            n = max(1, int(min(n_at_once, len(waiting), self.max_size / widest)))
             try:
                 for i, result in work([group[i] for i in waiting], n):
-                    found[waiting[i]] = result
+                    results[waiting[i]] = result
                 continue
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                left = [i for i in waiting if i not in found]
-                if n == 1 and left:
-                    line = group[left[0]].line.id + 1
+                unfinished = [i for i in waiting if i not in results]
+                if n == 1 and unfinished:
+                    line = group[unfinished[0]].line.id + 1
                     raise MemoryExhausted(
                         f"out of memory at line {line} alone; {self.remedy}"
                     ) from None
-            # After `except`, within which the error keeps tensors alive
-            self.most = (n + 1) // 2 * max(width(group[i]) for i in left or waiting)
+            # Outside of `except`, because the exception keeps tensors alive
+            self.max_size = (n + 1) // 2 * max(width(group[i]) for i in unfinished or waiting)
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-        return [found[i] for i in range(len(group))]
+        return [results[i] for i in range(len(group))]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short, of the CPU or of a GPU."""
-    told = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))
-    return bool(told) or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    """Return True if an error means that CPU or GPU memory is exhausted."""
+    is_known_message = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))
+    return bool(is_known_message) or isinstance(error, (torch.OutOfMemoryError, MemoryError))

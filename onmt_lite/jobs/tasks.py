@@ -424,7 +424,7 @@ class InProcessEngine(Engine):
         self.machine = pipeline.machine
         self.notes = pipeline.option_notices(self.options)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:
-            self.notes += pipeline.runner.budget.notes(self.options.search.beam_size)
+            self.notes += pipeline.runner.budget.notices(self.options.search.beam_size)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -208,7 +208,7 @@ def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
         with pytest.raises(OptionError, match="GPU"):
             Translator.from_pretrained("no/such", **asked)
     if not torch.cuda.is_available():
-        said = "this machine has no usable GPU; leave that out to run on the CPU"
+        said = "this machine has no usable GPU; remove the option to run on CPU"
         for words in (["-gpu", 0], ["-device", "cuda"], ["-gpu", 1]):
             done = main("-src", src, *words)
             assert (done.code, done.err.count("\n")) == (2, 1) and said in done.err

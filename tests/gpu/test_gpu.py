@@ -156,7 +156,7 @@ class TestSearches:
             waiting += [(Rows, "correct_scores")]
         for owner, name in waiting:
             monkeypatch.setattr(owner, name, allow_waiting(getattr(owner, name), calls))
-        model = pair[1].pipeline.runner.searched
+        model = pair[1].pipeline.runner.search_model
         graphs = getattr(model, "graphs", None)
         if graphs is not None:
             monkeypatch.setattr(graphs, "capture", allow_waiting(graphs.capture, calls))
@@ -244,7 +244,7 @@ class TestCudaGraphs:
     """Steps that are captured and replayed."""
 
     def test_replayed_steps_equal_cpu(self, on_gpu, expected):
-        graphs = on_gpu.pipeline.runner.searched.graphs
+        graphs = on_gpu.pipeline.runner.search_model.graphs
         assert graphs is not None
         for _ in range(2):
             found = on_gpu.translate(SAMPLE * 6, n_best=5, batch_size=16, batch_type="sents")
@@ -257,7 +257,7 @@ class TestCudaGraphs:
     def test_replayed_steps_equal_steps_without_graphs(self, on_gpu):
         options = dict(n_best=5, batch_size=16, batch_type="sents")
         replayed = on_gpu.translate(SAMPLE * 6, **options)
-        graphs = on_gpu.pipeline.runner.searched.graphs
+        graphs = on_gpu.pipeline.runner.search_model.graphs
         graphs.has_failed = True
         try:
             eager = on_gpu.translate(SAMPLE * 6, **options)
@@ -287,7 +287,7 @@ class TestMemory:
             found = translator.translate(SAMPLE * 160, **options)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        assert translator.pipeline.runner.room.most < math.inf
+        assert translator.pipeline.runner.retry.max_size < math.inf
         assert_same(found, expected * 160)
 
 

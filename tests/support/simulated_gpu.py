@@ -412,7 +412,7 @@ def move_translator(translator: Any, simulated: SimulatedDevice) -> Any:
         model.device = DEVICE
     runner = translator.pipeline.runner
     runner.device, runner.refills = DEVICE, True
-    runner.searched = searched = use_cuda_graphs(model, simulated.capture)
+    runner.search_model = searched = use_cuda_graphs(model, simulated.capture)
     for phase in ("encode", "init_state", "step"):
         for instance in {id(model): model, id(searched): searched}.values():
             method = getattr(instance, phase)

@@ -49,7 +49,7 @@ def test_a_batch_is_the_usual_one_or_a_half_of_it_again_and_again(size, beam, de
     if limit != most:  # twice as many would not fit
         assert halves[halves.index(limit) - 1].bytes(size, beam) > n_bytes
     usual = BatchBudget(size, device, batch_bytes(device, None))
-    assert bool(BatchBudget(size, device, n_bytes).notes(beam)) == (limit != usual.limit(beam))
+    assert bool(BatchBudget(size, device, n_bytes).notices(beam)) == (limit != usual.limit(beam))
 
 
 @given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB))
@@ -133,7 +133,7 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
     found = poor.translate(LINES, beam_size=2)
     assert len(batches) > 1 and max(batches) <= limit.sentences
     assert [t.text for t in found] == [t.text for t in usual]
-    assert "not 160 and 3072" in mine.notes(2)[0] and not rich.notes(2)
+    assert "instead of 160 and 3072" in mine.notices(2)[0] and not rich.notices(2)
 
 
 def test_workers_share_the_free_memory(monkeypatch):

@@ -235,7 +235,7 @@ class TestAlign:
 
         expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
         monkeypatch.setattr(Runner, "_given", limited)
-        monkeypatch.setattr(translator.pipeline.runner.align_room, "most", math.inf)
+        monkeypatch.setattr(translator.pipeline.runner.align_retry, "max_size", math.inf)
         found = translator.translate(LINES, report_align=True)
         assert [t.hyps[0].align for t in found] == expected
         assert sizes[0] > 1 and sizes[-1] == 1

@@ -84,7 +84,7 @@ def test_replay_with_new_sentences_and_cache_compaction(config):
     lengths = {len(t.hyps[0].tokens) for t in expected}
     assert max(lengths) > 45 and len(lengths) >= 6
     assert second["replays"] > 0.9 * second["steps"]
-    buffers = moved.pipeline.runner.searched.graphs.buffers
+    buffers = moved.pipeline.runner.search_model.graphs.buffers
     assert len(buffers) == 2  # two batches alternate
     assert all(len(b.steps) < second["steps"] / 6 for b in buffers)
 
@@ -112,7 +112,7 @@ def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
         def emit(self, record: logging.LogRecord) -> None:
             notes.append(record.getMessage())
 
-    moved.pipeline.runner.searched.graphs.capture = fail
+    moved.pipeline.runner.search_model.graphs.capture = fail
     LOG.addHandler(handler := Notes())
     for _ in range(2):
         found, events = simulate(moved)
@@ -126,7 +126,7 @@ def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
 def test_out_of_memory_during_capture_frees_idle_graphs():
     expected = translate(make_translator(lively_transformer()))
     moved = move_to_gpu(make_translator(lively_transformer()))
-    graphs, buffers = moved.pipeline.runner.searched.graphs, []
+    graphs, buffers = moved.pipeline.runner.search_model.graphs, []
     capture = graphs.capture
 
     def fail_once(step: Any) -> Any:
