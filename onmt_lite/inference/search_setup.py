@@ -213,7 +213,7 @@ def choose_policy(
         options: the options.
         preset: the search preset.
         sampling: the sampling method, or None.
-        is_separate_greedy: the preset has a separate greedy search, and the beam size is 1.
+        separate_greedy: the preset has a separate greedy search, and the beam size is 1.
     """
     policy = preset.policy
     if options.search.n_best_unique:
