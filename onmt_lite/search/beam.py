@@ -194,9 +194,8 @@ class Beam:
         spec, policy = self.spec, self.spec.policy
         at_limit = self.n_steps >= self.limits.max_steps
         all_finish = at_limit and policy.open_rows_at_limit == "rows"
-        for rank, ended in enumerate(
-            candidates.ended[: policy.eos_candidates_per_beam * spec.group_size]
-        ):
+        n_counted = policy.eos_candidates_per_beam * spec.group_size
+        for rank, ended in enumerate(candidates.ended[:n_counted]):
             if ended or all_finish:
                 self._finish(pool, candidates, rank)
         pool.top_ended = pool.top_ended or candidates.has_ended(0)
@@ -265,10 +264,9 @@ class Beam:
             for pool in self.pools:
                 pool.is_finished = True
         if self.spec.stop_rule.checks_every_step:
-            enough = [
-                len(p.finished) >= self.min_finished and not p.is_finished for p in self.pools
-            ]
-            self.checks_every_step = any(enough)
+            running = [pool for pool in self.pools if not pool.is_finished]
+            n_needed = self.min_finished
+            self.checks_every_step = any(len(pool.finished) >= n_needed for pool in running)
 
     def _finish_best_row(self) -> None:
         """Finish the best row without EOS: every continuation has probability 0."""

@@ -158,7 +158,7 @@ class BeamBatch:
             attn: (R, S) attention of the newest token.
         """
         context = make_step_context(self.rows, self.n_steps + 1, attn, self.constraints)
-        logits = logits.float()
+        logits = logits.float()  # (R, V)
         model_scores = TokenScores(logits, self._compute_log_z(logits))
         trace = None
         if self.on_step is not None:
@@ -239,10 +239,10 @@ class BeamBatch:
             candidates = candidates.drop(find_surplus_candidates(context, just_forced))
         rows, replaces_ended = candidates, policy.ended in ("refill", "in_slot")
         if replaces_ended:  # EOS takes a row only if too few other candidates are left
-            rows = candidates.take(choose_continuing_ranks(self.spec, candidates))
-            rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))
+            rows = candidates.take(choose_continuing_ranks(self.spec, candidates))  # (B, K)
+            rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))  # (B, K)
         if penalties is not None and self.spec.stepwise_penalty:  # it affects only the ranking
-            rows = replace(rows, score=rows.score + penalties.take(rows.parent))
+            rows = replace(rows, score=rows.score + penalties.take(rows.parent))  # (B, K)
         open_scores = (
             rows.score if replaces_ended else rows.score.masked_fill(rows.ended, -math.inf)
         )

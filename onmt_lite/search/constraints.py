@@ -100,7 +100,7 @@ def allocate_in_turn(score: Tensor, banks: Tensor, n: int) -> Tensor:
     Returns:
         Indices (n,) of the candidates, from the highest bank to the lowest, by score within a bank.
     """
-    order = score.argsort(descending=True, stable=True)
+    order = score.argsort(descending=True, stable=True)  # (M,)
     score, banks = score[order], banks[order]
     turn = (banks[:, None] == banks).tril(-1).sum(1)  # (M,) number of better ones in the same bank
     most = int(1e6)
@@ -134,7 +134,7 @@ class Constraints:
         self.states: dict[int, list[PhraseState | None]] = {}
         self.best_row: dict[int, int] = {}
         automaton = next(automaton for automaton in phrases if automaton is not None)
-        continues_word = torch.zeros(2, n_words, dtype=torch.bool)
+        continues_word = torch.zeros(2, n_words, dtype=torch.bool)  # (2, V)
         continues_word[1] = True  # a copied source word starts a word unless it is joined
         vocab_table = torch.tensor(automaton.surface_forms.continues_word)[:, :n_words]  # (2, V)
         continues_word[:, : vocab_table.size(1)] = vocab_table

@@ -65,7 +65,7 @@ def make_step_context(
     scores, penalties = rows.table.scores, None
     if rows.coverage is not None:
         covered = rows.coverage[:, : attn.size(1)]
-        rows.coverage = F.pad(covered, (0, attn.size(1) - covered.size(1))) + attn.float()
+        rows.coverage = F.pad(covered, (0, attn.size(1) - covered.size(1))) + attn.float()  # (R, S)
         penalties = compute_coverage_penalty(rows.spec, rows.coverage, rows.src_length).view_as(
             scores
         )
@@ -73,7 +73,7 @@ def make_step_context(
             scores = scores - penalties
     if rows.history is not None:
         newest = _history_tokens(context).view(-1, 1)  # (R, 1)
-        rows.history = torch.cat([rows.history, newest], 1)
+        rows.history = torch.cat([rows.history, newest], 1)  # (R, T)
     context.scores, context.penalties = scores, penalties
     context.forced = _forced_tokens(context)
     if constraints is not None:
@@ -105,7 +105,7 @@ def _forced_tokens(context: StepContext) -> ForcedTokens | None:
     is_free = is_forced if spec.prefix_in_score != "all" else steps <= 0  # (B, 1)
     if must_end:
         is_last = (steps >= table.max_steps) & ~is_forced  # (B, 1)
-        tokens = tokens.masked_fill(is_last, spec.eos_id)
+        tokens = tokens.masked_fill(is_last, spec.eos_id)  # (B, 1)
         is_free = is_free | is_last if spec.force_eos == "free" else is_free
     return ForcedTokens(rows.expand_to_rows(tokens)[:, None], rows.expand_to_rows(is_free))
 

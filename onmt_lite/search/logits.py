@@ -1,7 +1,7 @@
 """Logits processors: masks and penalties for the next token, applied to all rows at once.
 
-To add a rule, write a class here and add it to the list in `build_logits_processors`.  `-dump_beam`
-prints its `reason`.
+A processor receives the scores (R, V) and the `StepContext` of a step.  To add one, write a class
+here (a `Mask` if it only forbids tokens) and add it to the list in `build_logits_processors`.
 """
 
 import math
@@ -23,8 +23,9 @@ MAX_GROWTH = 1e30  # larger factors may overflow in float32 sums
 class LogitsProcessor:
     """A rule that masks or changes the scores of the next token.
 
-    reason         why tokens are masked, for -dump_beam; "" if the rule masks none
-    columns        the only tokens whose logits change; None: any
+    reason         why tokens are masked, printed by -dump_beam; "" if the rule masks none
+    columns        the only tokens whose logits change, so that the block maxima of all other tokens
+                   stay valid for the top-k; None: any
     needs_history  True if the rule reads the tokens of the rows
     """
 
@@ -37,7 +38,12 @@ class LogitsProcessor:
         return True
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        """Return new scores; do not write into the given logits (only a `Mask` may)."""
+        """Return new scores.
+
+        Args:
+            token_scores: scores (R, V); only a `Mask` may write into the logits.
+            context: history, coverage and forced tokens of the rows.
+        """
         raise NotImplementedError
 
 
@@ -54,8 +60,8 @@ class Mask(LogitsProcessor):
             return token_scores
         before = token_scores.logits.gather(1, forced.columns)  # (R, 1)
         self.forbid(token_scores, context)
-        after = token_scores.logits.gather(1, forced.columns)
-        kept = before.where(forced.tokens != NO_TOKEN, after)
+        after = token_scores.logits.gather(1, forced.columns)  # (R, 1)
+        kept = before.where(forced.tokens != NO_TOKEN, after)  # (R, 1)
         token_scores.logits.scatter_(1, forced.columns, kept)
         return token_scores
 
@@ -79,7 +85,7 @@ def build_logits_processors(
     """
     rules, temperature = spec.token_rules, spec.sampling.temperature if spec.sampling else ""
     masks_logits = spec.policy.masks == "logits"
-    n_source = rules.encoder_no_repeat_ngram_size
+    begin, n_source = rules.begin_suppress_tokens, rules.encoder_no_repeat_ngram_size
     banned = spec.banned_ids if masks_logits else spec.banned_ids + spec.banned_after_softmax
     banned_late = spec.banned_after_softmax if masks_logits else ()
     penalty, on_logits = spec.repetition_penalty, spec.policy.repetition == "logits"
@@ -90,9 +96,7 @@ def build_logits_processors(
         MinLength(spec.eos_ids),
         BannedTokens(banned, device) if banned else None,
         BannedPhrases(spec, device) if rules.banned_phrases else None,
-        SuppressAtBegin(rules.begin_suppress_tokens, device)
-        if rules.begin_suppress_tokens
-        else None,
+        SuppressAtBegin(begin, device) if begin else None,
         PhraseConstraints(),
         NoRepeatNgram(spec, vocab_size, device) if spec.blocks_ngrams else None,
         EncoderNoRepeatNgram(n_source) if n_source else None,
@@ -107,19 +111,19 @@ def build_logits_processors(
 
 
 class Temperature(LogitsProcessor):
-    """Divide logits by the temperature and renormalize, or divide log-probabilities."""
+    """Temperature scaling of logits, followed by a log-softmax, or of log-probabilities."""
 
     def __init__(self, temperature: float, on_logits: bool):
         self.temperature, self.on_logits = temperature, on_logits
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        logits = token_scores.logits / self.temperature
+        logits = token_scores.logits / self.temperature  # (R, V)
         log_z = log_sum_exp(logits) if self.on_logits else token_scores.log_z / self.temperature
         return replace(token_scores, logits=logits, log_z=log_z)
 
 
 class Renormalize(LogitsProcessor):
-    """Renormalize, so that the probabilities of the remaining tokens sum to 1."""
+    """Log-softmax over the tokens that are not masked."""
 
     columns = ()
 
@@ -128,7 +132,7 @@ class Renormalize(LogitsProcessor):
 
 
 class RepetitionPenalty(LogitsProcessor):
-    """Penalize tokens that a row already contains (CTRL, Keskar et al. 2019)."""
+    """Penalty on tokens that a row already contains (CTRL, Keskar et al. 2019)."""
 
     needs_history = True
 
@@ -136,16 +140,16 @@ class RepetitionPenalty(LogitsProcessor):
         self.penalty, self.on_logits = penalty, on_logits
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        logits, log_z = token_scores.logits.clone(), token_scores.log_z[:, None]
+        logits, log_z = token_scores.logits.clone(), token_scores.log_z[:, None]  # (R, V), (R, 1)
         history = context.history
         seen = history.clamp(min=0)  # (R, T)
         before = logits.gather(1, seen) - (0.0 if self.on_logits else log_z)  # (R, T)
-        after = torch.where(before < 0, before * self.penalty, before / self.penalty)
+        after = torch.where(before < 0, before * self.penalty, before / self.penalty)  # (R, T)
         if not self.on_logits:
             after += log_z
         # Duplicates of a token write the same value; padding keeps the token's logit
         lower = self.penalty > 1
-        after = after.where(history >= 0, math.inf if lower else -math.inf)
+        after = after.where(history >= 0, math.inf if lower else -math.inf)  # (R, T)
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
             return replace_logits(token_scores, logits, normalize=True)
@@ -157,7 +161,7 @@ class RepetitionPenalty(LogitsProcessor):
 
 
 class MinLength(Mask):
-    """Forbid EOS until the minimum length."""
+    """Mask on EOS until the minimum length."""
 
     reason = "EOS before the minimum length (min_length allows it from token {limits.min_eos_step})"
 
@@ -175,20 +179,20 @@ class MinLength(Mask):
 
 
 class BannedTokens(Mask):
-    """Forbid tokens in every position."""
+    """Mask on tokens in every position."""
 
     reason = "this token is banned"
 
     def __init__(self, ids: Sequence[int], device: torch.device):
         self.columns = tuple(ids)
-        self.ids = torch.tensor(self.columns, dtype=torch.long, device=device)
+        self.ids = torch.tensor(self.columns, dtype=torch.long, device=device)  # (N,)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         token_scores.logits.index_fill_(1, self.ids, -math.inf)
 
 
 class BannedPhrases(Mask):
-    """Forbid the last token of each phrase right after its other tokens (bad_words_ids)."""
+    """Mask on the last token of each phrase right after its other tokens (bad_words_ids)."""
 
     reason = "this token is banned"
     needs_history = True
@@ -206,7 +210,7 @@ class BannedPhrases(Mask):
 
 
 class SequenceBias(LogitsProcessor):
-    """Add a bias to the last token of each sequence right after its other tokens."""
+    """Bias on the last token of each sequence right after its other tokens (sequence_bias)."""
 
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
@@ -230,7 +234,7 @@ class SequenceBias(LogitsProcessor):
 
 
 class SuppressAtBegin(Mask):
-    """Forbid tokens in the first position that is not forced (begin_suppress_tokens)."""
+    """Mask on tokens in the first position that is not forced (begin_suppress_tokens)."""
 
     reason = "a translation must not begin with this token (begin_suppress_tokens)"
 
@@ -248,7 +252,7 @@ class SuppressAtBegin(Mask):
 
 
 class EncoderNoRepeatNgram(Mask):
-    """Forbid tokens that complete an n-gram of the source (encoder_no_repeat_ngram_size)."""
+    """Mask on tokens that complete an n-gram of the source (encoder_no_repeat_ngram_size)."""
 
     needs_history = True
 
@@ -265,14 +269,13 @@ class EncoderNoRepeatNgram(Mask):
         windows = source.unfold(1, n, 1)  # (B, W, n)
         windows = windows.repeat_interleave(len(history) // len(source), 0)  # (R, W, n)
         suffix = history[:, history.size(1) - n + 1 :]  # (R, n-1)
-        repeats = (windows[:, :, :-1] == suffix[:, None]).all(2) & (
-            windows[:, :, -1] >= 0
-        )  # (R, W)
-        mask_columns(token_scores.logits, windows[:, :, -1].clamp(min=0), repeats)
+        completing = windows[:, :, -1]  # (R, W) tokens that complete a window
+        repeats = (windows[:, :, :-1] == suffix[:, None]).all(2) & (completing >= 0)  # (R, W)
+        mask_columns(token_scores.logits, completing.clamp(min=0), repeats)
 
 
 class ExponentialDecayLength(LogitsProcessor):
-    """Raise EOS exponentially beyond a length (exponential_decay_length_penalty)."""
+    """Exponential boost of EOS beyond a length (exponential_decay_length_penalty)."""
 
     def __init__(self, spec: SearchSpec, device: torch.device):
         assert spec.token_rules.exponential_decay_length_penalty is not None
@@ -283,19 +286,19 @@ class ExponentialDecayLength(LogitsProcessor):
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         n_prefix = context.rows.table.n_prefix  # (B, 1)
-        n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)
+        n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)  # (B, 1)
         beyond = context.steps - 1 + n_before - self.start  # (B, 1)
         growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=MAX_GROWTH) - 1  # (B, 1)
-        logits = token_scores.logits.clone()
+        logits = token_scores.logits.clone()  # (R, V)
         before = logits[:, self.ids]  # (R, E)
-        values = before if self.on_logits else before - token_scores.log_z[:, None]
-        increase = values.abs() * context.rows.expand_to_rows(growth)[:, None]
+        values = before if self.on_logits else before - token_scores.log_z[:, None]  # (R, E)
+        increase = values.abs() * context.rows.expand_to_rows(growth)[:, None]  # (R, E)
         logits[:, self.ids] = before + increase.masked_fill(values == -math.inf, 0.0)
         return replace_logits(token_scores, logits, self.on_logits)
 
 
 class PhraseConstraints(Mask):
-    """Apply the masks of -force_words and -ban_words, see `onmt_lite.search.constraints`."""
+    """Masks of -force_words and -ban_words, see `onmt_lite.search.constraints`."""
 
     reason = "excluded by force_words or ban_words"
 
@@ -308,10 +311,11 @@ class PhraseConstraints(Mask):
 
 
 class NoRepeatNgram(Mask):
-    """Forbid tokens that would repeat an n-gram, or drop rows that have repeated one.
+    """Mask on tokens that would repeat an n-gram, or on rows that have repeated one.
 
-    Rows are dropped as in OpenNMT-py of 2018: one step after the repetition.  Worked example with
-    n = 2: the history [7 8 9 7] ends with 7, and the window [7 8] starts with 7, so 8 is masked.
+    OpenNMT-py of 2018 drops a row one step after the repetition; all later systems mask the token.
+    Worked example with n = 2: the history [7 8 9 7] ends with 7, and the window [7 8] starts with
+    7, so 8 is masked.
 
     With `Policy.allow_repeat_if_stuck`, a sentence (or a row, when rows are independent samples)
     without other continuations may repeat.
@@ -349,13 +353,14 @@ class NoRepeatNgram(Mask):
         if self.allow_repeat_if_stuck:
             alive = logits.amax(1) + context.scores.flatten() > -math.inf  # (R,)
             if not self.has_independent_rows:
-                alive = alive.view(-1, self.beam_size).any(1).repeat_interleave(self.beam_size)
+                alive = alive.view(-1, self.beam_size).any(1)  # (B,)
+                alive = alive.repeat_interleave(self.beam_size)  # (R,)
             restored = before.where(repeats & ~alive[:, None], -math.inf)  # (R, T-n+1)
             logits.scatter_reduce_(1, completing, restored, "amax")
 
 
 class ForceTokens(Mask):
-    """Forbid all tokens except the forced one, in rows that have a forced token."""
+    """Mask on all tokens except the forced one, in rows that have a forced token."""
 
     reason = "another token is forced here: prefix, language tag, or EOS at the limit"
 
@@ -370,10 +375,9 @@ class ForceTokens(Mask):
         assert forced is not None
         token_scores = super().__call__(token_scores, context)
         logit = token_scores.logits.gather(1, forced.columns)[:, 0]  # (R,)
-        is_possible = (
-            logit - token_scores.log_z > -math.inf
-        )  # False for NaN, which must reach the host
-        log_z = logit.where(forced.is_free & is_possible, token_scores.log_z)
+        # False for NaN, so that it reaches the host
+        is_possible = logit - token_scores.log_z > -math.inf  # (R,)
+        log_z = logit.where(forced.is_free & is_possible, token_scores.log_z)  # (R,)
         if self.has_groups:  # no diversity penalty either
             factor = torch.ones_like(token_scores.logits) if weight is None else weight
             weight = factor.masked_fill(forced.is_free[:, None], 0.0)  # (R, V)
@@ -441,10 +445,10 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     Rows of -inf get a finite value, so that log-probabilities stay -inf.  Small vocabularies use
     torch, bit for bit, because table models in tests rely on exact ties.
     """
-    rows = logits.flatten(0, -2).float()
+    rows = logits.flatten(0, -2).float()  # (N, V)
     if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.get_library() is not None:
         return kernels.logsumexp(rows).view(logits.shape[:-1])
     if rows.is_cpu and len(rows) == 1:  # torch splits the sum of a single row among threads
-        rows = rows.expand(2, -1)
-    sums = rows.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)
+        rows = rows.expand(2, -1)  # (2, V)
+    sums = rows.logsumexp(-1).clamp(min=torch.finfo(torch.float32).min)  # (N,)
     return sums[: logits[..., 0].numel()].view(logits.shape[:-1])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 
 class StopRule:
-    """Decides when the search of a sentence is finished; see `onmt_lite.search.stopping`.
+    """Rule for when the search of a sentence is finished; see `onmt_lite.search.stopping`.
 
     Each pool of finished hypotheses (one per sentence, or one per diverse group) is checked at
     every event, and at every step if `checks_every_step`.

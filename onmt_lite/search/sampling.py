@@ -70,7 +70,7 @@ def sample_candidates(
     noise = sample_gumbel(seeds, steps, k * v)  # (B, K*V)
     token_noise, word_noise = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = token_noise.view(b, k, n_tokens), word_noise.view(b, v - n_tokens, k).transpose(1, 2)
-    noise = torch.cat(parts, 2).flatten(1)
+    noise = torch.cat(parts, 2).flatten(1)  # (B, K*V)
     log_probs = (token_scores.logits - log_z[:, None]).view(b, k, v)  # (B, K, V)
     path_scores = (log_probs + scores[:, :, None]).flatten(1)  # (B, K*V)
     if sampling.mode == "rows":
@@ -79,7 +79,7 @@ def sample_candidates(
         index = row * v + token  # (B, K)
         score, log_prob = path_scores.take(index), log_probs.take(index)  # (B, K)
         return Candidates(score, row, token, log_prob, is_eos(spec, token))
-    path_scores = path_scores.masked_fill(logits.view(b, k * v) == -math.inf, -math.inf)
+    path_scores = path_scores.masked_fill(logits.view(b, k * v) == -math.inf, -math.inf)  # (B, K*V)
     n = min(spec.n_candidates, k * v)
     index = (path_scores.double() + noise).topk(n, dim=1).indices  # (B, N)
     row = index.div(v, rounding_mode="floor")
@@ -112,7 +112,7 @@ def keep_top_k(values: Tensor, k: int, keep: int) -> Tensor:
     if k < 0:
         return values
     k = min(max(k, keep), values.size(1))
-    worst = values.topk(k, dim=1).values[:, -1:]
+    worst = values.topk(k, dim=1).values[:, -1:]  # (R, 1)
     return values.masked_fill(values < worst, -math.inf)
 
 

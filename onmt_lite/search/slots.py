@@ -108,7 +108,7 @@ class EncodedSentences:
 
 
 class Scheduler:
-    """Encodes waiting sentences in groups, in the given order, and admits them to free slots.
+    """Queue of waiting sentences; encodes them in groups and admits them to free slots in order.
 
     n_words  V + X, where X is the maximum number of source words outside the vocabulary
     encoded  encoded sentences, some of which still wait for a slot; None if none do
@@ -257,7 +257,7 @@ class Rows:
             self.history = torch.empty(n, 0, dtype=torch.long, device=self.device)
         if self.spec.has_coverage:
             self.coverage = torch.empty(n, 0, device=self.device)
-        rows = torch.arange(n, device=self.device)[:, None]
+        rows = torch.arange(n, device=self.device)[:, None]  # (B, 1)
         self.select(Selection(rows.expand(n, self.spec.beam_size)), 0)
 
     def correct_scores(self) -> None:
@@ -265,8 +265,8 @@ class Rows:
         corrections = [slot.beam.corrected_scores for slot in self.slots]
         if any(corrections):
             none = [math.nan] * self.spec.beam_size
-            new = upload(torch.tensor([c or none for c in corrections]), self.device)
-            self.table.scores = torch.where(new.isnan(), self.table.scores, new)
+            new = upload(torch.tensor([c or none for c in corrections]), self.device)  # (B, K)
+            self.table.scores = torch.where(new.isnan(), self.table.scores, new)  # (B, K)
             for slot in self.slots:
                 slot.beam.corrected_scores = None
 
@@ -291,7 +291,7 @@ class Rows:
         if fresh:
             starting = [fresh.slots[i] for i in joining]
             fresh.start(starting, n_steps + self.spec.n_forced_start)
-            fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]
+            fresh_rows = torch.arange(len(fresh.slots), device=self.device)[:, None]  # (B', 1)
             fresh_rows = (fresh_rows + n_old * k).expand(-1, k)  # (B', K)
         self.table = self.table.select(selection, fresh.table if fresh else None)
         selection = replace(selection, rows=selection.gather_sentences(rows, fresh_rows))
@@ -326,7 +326,7 @@ def _select_rows(x: Tensor, selection: Selection, n_joining: int, fill: int) -> 
         n_joining: number of encoded sentences; their rows are filled with `fill`.
         fill: initial value of new rows.
     """
-    fresh = x.new_full((n_joining, x.size(1)), fill) if n_joining else None
+    fresh = x.new_full((n_joining, x.size(1)), fill) if n_joining else None  # (B', N)
     return selection.gather_rows(x, fresh)
 
 

@@ -38,7 +38,7 @@ class ChosenRows:
 
 
 class StepLog:
-    """Copies each step to the host (the only transfer from the device) and stores it there.
+    """All steps of a batch, copied to the host: the only transfer from the device.
 
     A step is one float32 tensor (B, M); float32 is exact for integers up to 2^24.  `columns` maps
     names to slices of the M numbers.  Parents are rows of the batch inside the log, and rows of the

@@ -55,7 +55,7 @@ def score_targets(
             _gather_log_probs(logits, ids, needs_log_softmax)
             for logits, ids in zip(steps, out.unbind(1))
         ]
-        log_probs = torch.stack(chosen, 1)
+        log_probs = torch.stack(chosen, 1)  # (B, T)
     return [row[: len(target) + 1] for row, target in zip(log_probs.tolist(), targets)]
 
 
@@ -108,8 +108,8 @@ def _make_decoder_input(
     """
     width = max(map(len, targets)) + 1
     padding = [[eos_id] * (width - len(target)) for target in targets]
-    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)
-    start = torch.tensor(starts, device=device)
+    out = torch.tensor([t + p for t, p in zip(targets, padding)], device=device)  # (B, T)
+    start = torch.tensor(starts, device=device)  # (B, N + 1)
     return torch.cat([start, out[:, :-1]], 1), out, start.size(1) - 1
 
 
@@ -122,5 +122,5 @@ def _gather_log_probs(logits: Tensor, tokens: Tensor, needs_log_softmax: bool) -
         needs_log_softmax: False: `logits` are log-probabilities.
     """
     logits = logits.float()
-    chosen = logits.gather(-1, tokens[..., None])[..., 0]
+    chosen = logits.gather(-1, tokens[..., None])[..., 0]  # (...)
     return chosen - log_sum_exp(logits) if needs_log_softmax else chosen

@@ -40,7 +40,7 @@ class Candidates:
 
     def drop(self, dropped: Tensor) -> "Candidates":
         """Return the candidates with score -inf and without EOS where `dropped` (B, N) is True."""
-        score = self.score.masked_fill(dropped, -math.inf)
+        score = self.score.masked_fill(dropped, -math.inf)  # (B, N)
         return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))
 
     def with_model_log_probs(self, model: TokenScores) -> "Candidates":
@@ -106,12 +106,13 @@ class TopK:
                 overwritten.  None: compute them.
         """
         b, k = scores.shape
-        logits, log_z = token_scores.logits.view(b, k, -1), token_scores.log_z.view(b, k)
+        logits = token_scores.logits.view(b, k, -1)  # (B, K, V)
+        log_z = token_scores.log_z.view(b, k)  # (B, K)
         if self.spec.beam_groups > 1:
             return self._select_diverse(token_scores, logits, log_z, scores, is_first_step)
         n = min(self.spec.n_candidates, k * self.vocab_size)
         if block_max is not None:
-            block_max = block_max.view(b, k, -1)
+            block_max = block_max.view(b, k, -1)  # (B, K, blocks)
         best = self._top(logits, log_z, scores, n, block_max)
         return self._without_last(best, k, is_first_step)
 
@@ -143,10 +144,12 @@ class TopK:
         blocks = self._first(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
         block_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
         flat_index, beyond = self._locate(blocks, block_row, k, v)  # (B, N, block)
-        block_logits = logits.flatten().index_select(0, flat_index.flatten()).view_as(flat_index)
+        block_logits = logits.flatten().index_select(0, flat_index.flatten())
+        block_logits = block_logits.view_as(flat_index)  # (B, N, block)
         if beyond is not None:
             block_logits.masked_fill_(beyond, -math.inf)
-        both = log_z.new_empty(2, *flat_index.shape)  # log-probabilities and scores
+        # Log-probabilities and scores in one tensor, so that one gather reads both
+        both = log_z.new_empty(2, *flat_index.shape)  # (2, B, N, block)
         torch.sub(block_logits, log_z.gather(1, block_row)[:, :, None], out=both[0])
         torch.add(both[0], scores.gather(1, block_row)[:, :, None], out=both[1])
         both = both.flatten(2)  # (2, B, N*block)
@@ -154,16 +157,17 @@ class TopK:
         log_prob, score = both.gather(2, best.expand(2, b, n))  # (B, n)
         best_index = flat_index.flatten(1).gather(1, best)  # (B, n)
         row = best_index.div(v, rounding_mode="floor")
-        token = torch.sub(best_index, row, alpha=v)
+        token = torch.sub(best_index, row, alpha=v)  # (B, n)
         return Candidates(score, row, token, log_prob, is_eos(self.spec, token))
 
     def _block_max(self, logits: Tensor) -> Tensor:
         """Return the block maxima (B, k, blocks) of logits (B, k, V)."""
         (b, k, v), n_whole = logits.shape, logits.size(2) // self.block
-        whole = logits[:, :, : n_whole * self.block].view(b, k, n_whole, self.block)
+        whole = logits[:, :, : n_whole * self.block]
+        whole = whole.view(b, k, n_whole, self.block)  # (B, k, blocks, block)
         if n_whole * self.block == v:
             return whole.amax(3)
-        block_max = logits.new_empty(b, k, n_whole + 1)
+        block_max = logits.new_empty(b, k, n_whole + 1)  # (B, k, blocks)
         torch.amax(whole, 3, out=block_max[:, :, :-1])
         torch.amax(logits[:, :, n_whole * self.block :], 2, out=block_max[:, :, -1])
         return block_max
@@ -213,8 +217,8 @@ class TopK:
         n, v = best.score.size(1), self.vocab_size
         if is_first_step is None or n < v:
             return best
-        limit = torch.where(is_first_step, v - 1, n_rows * v - 1)[:, None]
-        last = torch.arange(n, device=self.device) >= limit
+        limit = torch.where(is_first_step, v - 1, n_rows * v - 1)[:, None]  # (B, 1)
+        last = torch.arange(n, device=self.device) >= limit  # (B, N)
         return replace(best, score=best.score.masked_fill(last, -math.inf))
 
     def _first(self, totals: Tensor, n: int) -> Tensor:
@@ -228,14 +232,14 @@ class TopK:
         """
         m = totals.size(1)
         if m not in self.tie_breakers:
-            column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)
+            column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)  # (M,)
             self.tie_breakers[m] = -1e-200 * column, 1 + 2.0**-51 * column
         lowered, factor = self.tie_breakers[m]
         if (
             self.spec.token_rules.sequence_bias
             or self.spec.token_rules.exponential_decay_length_penalty
         ):
-            factor = torch.where(totals > 0, 2 - factor, factor)
+            factor = torch.where(totals > 0, 2 - factor, factor)  # (B, M)
         keys = torch.addcmul(lowered, totals, factor)  # (B, M) float64
         return keys.topk(n, dim=1).indices
 
@@ -277,7 +281,7 @@ class TopK:
             counted = best.score > -math.inf  # (B, n)
             if apart:
                 counted &= ~best.ended
-                counted &= counted.cumsum(1) <= size
+                counted &= counted.cumsum(1) <= size  # (B, n)
             taken.scatter_add_(1, best.token, counted.to(taken.dtype))
             groups.append(replace(best, parent=batch_rows[:, rows].flatten()[best.parent]))
         columns = zip(*(vars(group).values() for group in groups))
@@ -306,7 +310,7 @@ def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
     score, ended = candidates.score, candidates.ended
     k, (b, n) = spec.beam_size, score.shape
     if spec.policy.ended == "in_slot":
-        first = torch.arange(k, device=score.device).expand(b, -1)
+        first = torch.arange(k, device=score.device).expand(b, -1)  # (B, K)
         if n == k:
             return first
         spare = k + ended[:, k:].byte().argsort(dim=1, stable=True)  # (B, N-K)
@@ -314,9 +318,9 @@ def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
         return torch.where(ended[:, :k], spare.gather(1, nth), first)
     g, size = spec.n_pools, spec.group_size
     if spec.sampling is not None and spec.sampling.ranked_by == "draw":  # not sorted by score
-        score = score.masked_fill(ended, -math.inf).view(b * g, -1)
-        order = score.argsort(dim=1, descending=True, stable=True)
+        score = score.masked_fill(ended, -math.inf).view(b * g, -1)  # (B*G, N/G)
+        order = score.argsort(dim=1, descending=True, stable=True)  # (B*G, N/G)
     else:
-        order = ended.view(b * g, -1).byte().argsort(dim=1, stable=True)
-    order = order[:, :size].view(b, g, size)
+        order = ended.view(b * g, -1).byte().argsort(dim=1, stable=True)  # (B*G, N/G)
+    order = order[:, :size].view(b, g, size)  # (B, G, K/G)
     return (order + (n // g) * torch.arange(g, device=score.device)[:, None]).flatten(1)

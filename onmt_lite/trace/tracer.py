@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Records the searches of the traced lines of a batch; an observer for `Runner`.
+    """Recorder of the searches of traced lines in a batch; an observer for `Runner`.
 
     Args:
         postprocessor: turns tokens into text.
