@@ -19,8 +19,8 @@ from onmt_lite.models.positions import RELATIVE_POSITIONS
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention (Vaswani et al. 2017), with grouped queries if G < H.
 
-    Products are computed in the dtype of keys and values, the softmax in float32.  This does not
-    use torch's fused kernel, whose bfloat16 backward pass is several times slower on a CPU.
+    Products are computed in the dtype of keys and values, the softmax in float32.  torch's fused
+    kernel is not used because its bfloat16 backward pass is several times slower on a CPU.
 
     Args:
         q: queries (N, H, T, d), floating point
@@ -169,7 +169,7 @@ class CrossAttentionInputs:
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention to the memory bank, whose keys and values are computed once."""
+    """Multi-head attention to the memory bank; its keys and values are computed once."""
 
     def __init__(self, cfg: TransformerConfig):
         super().__init__()

@@ -58,13 +58,13 @@ class Selection:
         """Re-index a tensor with an entry per row.
 
         Args:
-            x: tensor with R entries along `dim`, any dtype
+            x: tensor (.., R, ..), any dtype
             fresh: the same tensor for new rows; other dimensions are padded with zeros to the
                 larger size
             dim: the dimension of the rows
 
         Returns:
-            A copy with B' * K' entries along `dim`.
+            A copy (.., B' * K', ..).
         """
         if fresh is not None:
             x = torch.cat(_pad_to_common_size(x, fresh, dim, 0.0), dim)
@@ -76,11 +76,11 @@ class Selection:
         """Re-index a tensor with an entry per sentence, in place.
 
         A sentence that keeps its slot costs nothing.  Uses indexing because `index_select` first
-        copies the whole of a tensor that is a slice of a larger one.  On a CPU, sentences are
-        copied one by one, which is four times as fast.
+        copies the whole of a tensor that is a slice of a larger one.  On a CPU, copying
+        sentences one by one is four times as fast.
 
         Args:
-            x: tensor with B entries along `dim`, any dtype
+            x: tensor (.., B, ..), any dtype
             fresh: the same tensor for new sentences; other dimensions are padded to the larger size
             dim: the dimension of the sentences
             fill: the padding value
@@ -113,7 +113,7 @@ class Selection:
 
 
 def upload(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device without waiting for it."""
+    """Copy a tensor of any shape and dtype to the device without waiting for it."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
@@ -121,7 +121,7 @@ def pad_to_size(x: Tensor, dim: int, n: int) -> Tensor:
     """Pad a tensor with zeros to at least n entries along `dim`.
 
     Args:
-        x: the tensor, any shape and dtype
+        x: tensor (..), any dtype
         dim: the dimension to pad
         n: the minimum size
     """
@@ -184,7 +184,7 @@ class State(Protocol):
                 rows from R and these sentences from B
 
         Returns:
-            The new state.  It may share memory with this state, which must not be used any more.
+            The new state.  Do not use this state any more, because both may share memory.
         """
         ...
 
@@ -214,13 +214,19 @@ class EncoderDecoder(Protocol[M, S]):
     max_positions: int  # maximum length of source and target, in tokens
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        ...
 
     @property
-    def has_copy_mechanism(self) -> bool: ...
+    def has_copy_mechanism(self) -> bool:
+        """True if the model can copy source words outside the vocabulary."""
+        ...
 
     @property
-    def has_attention(self) -> bool: ...  # False: returned attention is uniform
+    def has_attention(self) -> bool:
+        """False if the attention that the model returns is uniform."""
+        ...
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None

@@ -1,7 +1,7 @@
 """Decoder caches: self-attention keys and values, and running sums for average attention.
 
 Shapes: B sentences, K hypotheses per sentence, R = B * K rows, D model width, H key/value heads, d
-head width, L layers, N entries.  An entry holds the key and value of one hypothesis at one step.
+head width, L layers, N entries.  An entry is the key and value of one hypothesis at one step.
 """
 
 import copy
@@ -24,10 +24,10 @@ class KeyValueCache:
     All layers share one buffer on a GPU.  On a CPU each layer has its own, so that at most one
     layer's buffer exists twice while buffers grow.
 
-    Each step writes K entries per sentence, which are never moved: when hypotheses are reordered,
-    only the mask changes, which marks the entries in the past of each hypothesis.  The K queries of
-    a sentence attend to its N entries in one product.  When the buffers are full, they are
-    compacted: entries that are not in any hypothesis's past are dropped.
+    Each step writes K entries per sentence.  Entries are never moved: when hypotheses are
+    reordered, only the mask changes.  It marks the entries in the past of each hypothesis.  The K
+    queries of a sentence attend to its N entries in one product.  When the buffers are full, they
+    are compacted: entries that are not in any hypothesis's past are dropped.
 
     A step attends to the N entries on a CPU.  On a GPU it attends to the whole capacity, and the
     mask hides unused entries; the capacity is a power of two in steps.  Shapes and addresses stay
@@ -276,7 +276,7 @@ class KeyValueCache:
             self.entry_positions[:b, :n] = old.entry_positions[:b].gather(1, order)
 
     def _compute_capacity(self, n: int) -> int:
-        """Return the capacity of new buffers that already hold n entries."""
+        """Return the capacity of new buffers for n existing entries."""
         k = self.beam_size
         if self.has_static_shapes:
             n_steps = -(-(n + max(FIRST_CAPACITY * k, n // 2)) // k)
@@ -327,5 +327,5 @@ class RunningSums:
         return (total.view(x.shape) / self.counts).to(x.dtype)
 
     def select(self, selection: Selection, fresh: "RunningSums | None") -> None:
-        """Apply a selection; `fresh` holds the sums of new sentences."""
+        """Apply a selection; `fresh` has the sums of new sentences."""
         self.sums = selection.gather_rows(self.sums, fresh.sums if fresh else None, 1)

@@ -56,14 +56,17 @@ class ConvolutionConfig:
 
     @property
     def enc_layers(self) -> int:
+        """Number of encoder layers."""
         return len(self.encoder)
 
     @property
     def dec_layers(self) -> int:
+        """Number of decoder layers."""
         return len(self.decoder)
 
     @property
     def d_model(self) -> int:
+        """Width of the widest decoder layer."""
         return max(layer.d for layer in self.decoder)
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class ConvolutionConfig:
 
 @dataclass
 class ConvolutionMemory(Memory):
-    """An encoded batch; the bank holds the attention keys."""
+    """An encoded batch; the bank is the attention keys."""
 
     values: Tensor  # (B, S, A): attention values
     scale: Tensor  # (B, 1, 1): factor of the context

@@ -62,12 +62,12 @@ class GraphBuffers:
         """Move the state's tensors to this memory.
 
         Args:
-            state: a `DecoderState`, whose attributes are replaced
+            state: a `DecoderState`; its tensors are replaced
             tokens: the last token of each row (R,), int64
             n_rows: number of rows after rounding up
 
         Returns:
-            Input tokens (n_rows,), int64, of which the first R are set.
+            Input tokens (n_rows,), int64; the first R are set.
         """
         for i, (holder, name, x) in enumerate(iterate_tensors(state), start=1):
             if x.numel() and x is not self.tensors.get(i):
@@ -190,7 +190,7 @@ def round_up(n: int) -> int:
 
 
 def iterate_tensors(holder: Any) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield all tensors of a state, each with the dict or list that holds it and its key."""
+    """Yield all tensors of a state, each with the dict or list that contains it and its key."""
     container = holder if isinstance(holder, list) else vars(holder)
     items = enumerate(container) if isinstance(container, list) else container.items()
     for name, x in list(items):

@@ -16,7 +16,7 @@ from onmt_lite.models.seq2seq import CopyGenerator, Seq2SeqModel
 
 
 class EnsembleState:
-    """The decoder states of all members, whose rows are selected together."""
+    """The decoder states of all members."""
 
     logit_stats = None
 
@@ -25,6 +25,7 @@ class EnsembleState:
 
     @property
     def positions(self) -> Tensor:
+        """Number of tokens decoded so far (B,), int64."""
         return self.members[0].positions
 
     def select(self, selection: Selection, fresh: "EnsembleState | None" = None) -> "EnsembleState":
@@ -78,12 +79,20 @@ class Ensemble(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return self.members[0].device
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> list[Any]:
-        """Encode source sentences; see `onmt_lite.models.base.EncoderDecoder.encode`."""
+        """Encode source sentences; see `onmt_lite.models.base.EncoderDecoder.encode`.
+
+        Args:
+            src: padded source ids (B, S), int64
+            src_lengths: lengths in tokens (B,), int64
+            ids: source ids in the extended vocabulary (B, S), int64, for the copy mechanism
+            width: V + X
+        """
         sources = (src if table is None else table.to(src.device)[src] for table in self.source_ids)
         return [m.encode(x, src_lengths, ids, width) for m, x in zip(self.members, sources)]
 

@@ -113,7 +113,7 @@ class AverageAttention(nn.Module):
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return [residual +] average attention([norm](x)), which is always causal.
+        """Return [residual +] average attention([norm](x)), always causal.
 
         Args:
             x: hidden states (N, T, D); with `past`, T is the K hypotheses of a sentence

@@ -1,6 +1,6 @@
 """Linear layers fused with norm, activation and residual, and the kernels that compute them.
 
-torch computes a layer until `assign_kernels` gives it a kernel, which has its own copy of the
+torch computes a layer until `assign_kernels` gives it a kernel.  Kernels have their own copy of the
 weights.  Shapes: D inputs, N outputs.
 """
 
@@ -142,7 +142,7 @@ class CKernel(Kernel):
 class OneDnnKernel(Kernel):
     """oneDNN's float32 product with reordered weights.
 
-    Used without C kernels on processors where MKL, which `F.linear` uses, is slower.
+    Used without C kernels on processors where MKL, the default of `F.linear`, is slower.
     """
 
     def __init__(self, layer: nn.Linear):
@@ -151,11 +151,12 @@ class OneDnnKernel(Kernel):
 
     @staticmethod
     def is_available() -> bool:
-        """Return True if torch has the operators, which are private."""
+        """Return True if torch has the private operators."""
         names = ("_reorder_linear_weight", "_linear_pointwise")
         return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
     def multiply(self, x: Tensor) -> Tensor:
+        """Return x W + b (..., N) of x (..., D), float32."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
@@ -172,6 +173,7 @@ class RoundedKernel(Kernel):
         self.bias = None if layer.bias is None else layer.bias.detach().float()
 
     def multiply(self, x: Tensor) -> Tensor:
+        """Return x W + b (..., N) of x (..., D), float32, with quantized x and W."""
         step = x.abs().amax(-1, keepdim=True) / 127  # (..., 1)
         rounded = (x * torch.where(step > 0, 1 / step, 0.0)).round()
         out = F.linear(rounded, self.weight) * self.scale * step

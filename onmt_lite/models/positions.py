@@ -142,10 +142,12 @@ class ShawPositions(RelativePositions):
         return compute_distances(queries, keys).clamp(-self.limit, self.limit) + self.limit
 
     def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        """Return the products of queries and key vectors (N, H, T, S)."""
         products = torch.einsum("nhtd,ntsd->nhts", q, self.weight[prepared])  # (N, H, T, S)
         return products * q.size(-1) ** -0.5
 
     def compute_context(self, weights: Tensor, prepared: Tensor) -> Tensor:
+        """Return the weighted sum of value vectors (N, H, T, d)."""
         vectors = (self.weight if self.values is None else self.values)[prepared]  # (N, T, S, d)
         return torch.einsum("nhts,ntsd->nhtd", weights, vectors)
 
@@ -176,6 +178,7 @@ class BucketPositions(RelativePositions):
         return after + torch.where(steps < n_exact, steps, shared.clamp(max=n - 1))
 
     def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        """Return the bias of each bucket (N, H, T, S)."""
         return self.weight[prepared].permute(0, 3, 1, 2)  # (N, H, T, S)
 
 
@@ -195,6 +198,7 @@ class RotaryPositions(RelativePositions):
         return angles.cos(), angles.sin()
 
     def rotate(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate queries or keys (N, H, T, d)."""
         cos, sin = prepared
         rotary = x[..., : self.dim].float()  # (N, H, T, dim)
         if self.interleave:
@@ -221,6 +225,7 @@ class AlibiPositions(RelativePositions):
         return -steps[:, None] * self.slopes.to(steps.device)
 
     def compute_bias(self, q: Tensor, prepared: Tensor) -> Tensor:
+        """Return the prepared bias (N, H, T, S)."""
         return prepared
 
 

@@ -125,8 +125,8 @@ class RnnEncoder(nn.Module):
     def _apply_bridge(self, i: int, state: Tensor) -> Tensor:
         """Apply one linear layer to the concatenated layers of each sentence.
 
-        As in OpenNMT-py 3.x.  Versions up to 2.x fold without transposing first, which mixes the
-        states of a batch; for batches of one sentence the results are the same.
+        As in OpenNMT-py 3.x.  Versions up to 2.x do not transpose before folding and thereby
+        mix the states of a batch; for batches of one sentence the results are the same.
 
         Args:
             i: index of the bridge layer

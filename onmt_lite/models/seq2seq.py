@@ -124,7 +124,7 @@ class OutputLayer(Linear):
         """
 
     def map_to_vocab(self, tokens: Tensor) -> Tensor:
-        """Return the tokens unchanged."""
+        """Return the tokens (B, T), int64, unchanged."""
         return tokens
 
 
@@ -219,7 +219,7 @@ class CopyGenerator(nn.Module):
         Args:
             vocabulary: computes the logits of P_vocab
             table: target id of each source id (Vsrc,), int64
-            pad_id: padding id, which is never predicted
+            pad_id: padding id; never predicted
             unk_id: unknown id
             attention: the copy attention; None: the attention of the decoder
         """
@@ -250,7 +250,7 @@ class CopyGenerator(nn.Module):
         return CopyInputs(ids.clone(), keys, width)  # `select` works in place
 
     def map_to_vocab(self, tokens: Tensor) -> Tensor:
-        """Replace tokens outside the vocabulary by the unknown token."""
+        """Replace tokens (B, T), int64, outside the vocabulary by the unknown token."""
         return tokens.masked_fill(tokens >= self.vocabulary.out_features, self.unk_id)
 
     def forward(self, hidden: Tensor, attn: Tensor, memory: Memory) -> Tensor:
@@ -343,16 +343,25 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
 
     @property
     def has_copy_mechanism(self) -> bool:
+        """True if the model can copy source words outside the vocabulary."""
         return self.output.has_copy_mechanism
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return next(self.parameters()).device
 
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> M:
-        """Encode source sentences; see `onmt_lite.models.base.EncoderDecoder.encode`."""
+        """Encode source sentences; see `onmt_lite.models.base.EncoderDecoder.encode`.
+
+        Args:
+            src: padded source ids (B, S), int64
+            src_lengths: lengths in tokens (B,), int64
+            ids: source ids in the extended vocabulary (B, S), int64, for the copy mechanism
+            width: V + X
+        """
         memory = self.run_encoder(src, src_lengths)
         memory.copy_inputs = self.output.prepare(src, memory, ids, width)
         return memory

@@ -59,7 +59,7 @@ def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]
 
 
 class PrefixTrie:
-    """The tables of all sources as a trie.  Each node stands for one or more target prefixes.
+    """The tables of all sources as a trie.  Each node represents one or more target prefixes.
 
     Each source has a node for every prefix of a key, with its root first; a node for all remaining
     prefixes of each length up to its longest "*n"; and a node for all longer prefixes.
@@ -115,6 +115,7 @@ class TableState:
         self.logit_stats = None
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
+        """Tile, reorder, drop and add rows; see `onmt_lite.models.base.State.select`."""
         self.nodes = selection.gather_rows(self.nodes, fresh.nodes if fresh else None)
         self.positions = selection.gather_sentences(
             self.positions, fresh.positions if fresh else None
@@ -142,16 +143,28 @@ class TableModel:
     def encode(
         self, src: Tensor, src_lengths: Tensor, ids: Tensor | None = None, width: int | None = None
     ) -> tuple[Tensor, int]:
-        """Return the roots of the sources (B,), int64, and S."""
+        """Look up the sources.
+
+        Args:
+            src: indices of sources (B, S), int64
+            src_lengths: not used
+            ids: not used
+            width: not used
+
+        Returns:
+            The roots of the sources (B,), int64, and S.
+        """
         for constant in (self.next, self.logits, self.attn):
             constant.to(src.device)  # here, so that no step has to wait
         return self.roots.to(src.device)[src[:, 0]], src.size(1)
 
     def init_state(self, memory: tuple[Tensor, int]) -> TableState:
+        """Return the initial state; see `onmt_lite.models.base.EncoderDecoder.init_state`."""
         return TableState(*memory)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, Tensor]:
-        # The start token, which may have no id, is not part of any prefix
+        """Decode one step; see `onmt_lite.models.base.EncoderDecoder.step`."""
+        # The start token is not part of any prefix, and may be -1
         following = self.next.to(tokens.device)[state.nodes, tokens.clamp(min=0)]
         started = (state.positions > 0)[:, None].expand(-1, len(tokens) // len(state.positions))
         state.nodes = torch.where(started.flatten(), following, state.nodes)
@@ -161,14 +174,23 @@ class TableModel:
         return logits, F.pad(attn, (0, state.width - attn.size(1)))
 
     def forward(self, memory: tuple[Tensor, int], tgt: Tensor) -> Tensor:
+        """Compute all logits; see `onmt_lite.models.base.EncoderDecoder.forward`."""
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[0] for tokens in tgt.unbind(1)], 1)
 
     def has_heads(self, heads: HeadSelection) -> bool:
+        """Return True: a table has only one attention."""
         return True
 
     def compute_attention(
         self, memory: tuple[Tensor, int], tgt: Tensor, heads: HeadSelection
     ) -> Tensor:
+        """Return attention (B, T, S), float32.
+
+        Args:
+            memory: the result of `encode`
+            tgt: decoder input (B, T), int64
+            heads: not used
+        """
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[1] for tokens in tgt.unbind(1)], 1)

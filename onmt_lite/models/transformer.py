@@ -183,7 +183,13 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
     def compute_attention(
         self, memory: TransformerMemory, tgt: Tensor, heads: HeadSelection
     ) -> Tensor:
-        """Return attention (B, T, S), float32; see `Seq2SeqModel.compute_attention`."""
+        """Return the mean attention of the selected heads (B, T, S), float32.
+
+        Args:
+            memory: the encoded batch
+            tgt: decoder input (B, T), int64
+            heads: the heads to average
+        """
         cfg, n_layers, layer = self.cfg, len(self.decoder), heads.layer
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1

@@ -31,6 +31,7 @@ class RunSpeed(NamedTuple):
     tokens_per_second: float
 
     def estimate_seconds(self, steps: float) -> float:
+        """Return the time that this many steps take."""
         return steps * self.step_tokens / self.tokens_per_second
 
     def estimate_useful_steps(self) -> float:
@@ -70,7 +71,7 @@ def forecast(
 
     Args:
         speed: sizes and speed
-        learning: the limits, which include earlier runs
+        learning: the limits, including earlier runs
         n_steps: steps of earlier runs, 0 without -resume
         seconds: training time of earlier runs
         is_pretrained: True if the run continues from a trained model, for which no run is too short

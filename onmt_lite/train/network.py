@@ -81,7 +81,7 @@ def cast_embeddings(model: Transformer) -> Transformer:
     input.
     """
 
-    def cast_output(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:
+    def cast_output(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:  # (N, T, D)
         device = embedded.device.type
         is_enabled = torch.is_autocast_enabled(device)
         return embedded.to(torch.get_autocast_dtype(device)) if is_enabled else embedded
@@ -140,6 +140,16 @@ class _SmoothedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, smoothing):
+        """Compute the loss and store its gradients.
+
+        Args:
+            ctx: context of autograd
+            hidden: hidden states (N, D), float32
+            weight: weight of the output layer (V, D), float32
+            bias: its bias (V,), float32, or None
+            targets: target ids (N,), int64
+            smoothing: probability spread over all V tokens
+        """
         grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
         grad_bias = weight.new_zeros(len(weight))
         device = hidden.device.type
@@ -176,6 +186,7 @@ class _SmoothedNll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_loss: Tensor) -> tuple:
+        """Scale the stored gradients by the gradient of the loss ()."""
         grad_hidden, grad_weight, grad_bias = (grad * grad_loss[0] for grad in ctx.grads)
         return grad_hidden, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
 
@@ -255,6 +266,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        """Update all weights."""
         by_shape: dict[tuple, list[tuple[nn.Parameter, dict, Tensor]]] = defaultdict(list)
         for group in self.param_groups:
             for p in group["params"]:

@@ -50,7 +50,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Size of the Transformer, which uses ReLU and shares all embeddings."""
+    """Size of the Transformer (ReLU, shared embeddings)."""
 
     title: ClassVar[str] = "Model"
 

@@ -20,7 +20,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
 
     Args:
         options: all options of the run
-        text: class that holds the training text and samples the pairs of each epoch
+        text: class of the training text; samples the pairs of each epoch
 
     Raises:
         OnmtLiteError: an option or a file is wrong, a file cannot be written, or memory runs out
@@ -30,8 +30,8 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     out = trainer.out
     if trainer.progress() >= 1:
         LOG.info(
-            "this run is complete; to continue it, raise train_minutes or train_steps, which "
-            "include earlier runs"
+            "this run is complete; to continue it, raise train_minutes or train_steps (earlier "
+            "runs included)"
         )
     else:
         try:

@@ -69,7 +69,7 @@ def check_files(options: TrainOptions) -> None:
 
 @contextlib.contextmanager
 def lock_directory(out: Path) -> Iterator[None]:
-    """Hold the lock of a run's directory.  Raises OptionError if another run holds it."""
+    """Lock a run's directory inside the block.  Raises OptionError if another run has it."""
     directory = os.open(out, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -58,7 +58,7 @@ class Trainer:
 
         Args:
             options: all options of the run
-            text: class that holds the training text and samples the pairs of each epoch
+            text: class of the training text; samples the pairs of each epoch
 
         Raises:
             OnmtLiteError: an option or a file is wrong; nothing has been written
@@ -107,6 +107,7 @@ class Trainer:
         self._log_start()
 
     def _build_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Build the optimizers for the current model."""
         learning = self.options.learning
         rates = learning.matrix_lr, learning.vector_lr
         return network.build_optimizers(self.model, *rates, self.dtype)
@@ -362,9 +363,11 @@ class Trainer:
         return losses
 
     def format_time(self) -> str:
+        """Format wall-clock and CPU minutes for the log."""
         return f"{self.seconds / 60:.1f} min (CPU {self.processor_seconds / 60:.1f})"
 
     def format_status(self) -> str:
+        """Format epoch, step and speed for the log."""
         speed = self.n_tokens / max(self.seconds, 1e-9)
         return f"epoch {self.epoch}  step {self.n_steps}  {speed:.0f} tokens/s"
 

@@ -85,7 +85,20 @@ def rnn_weights(
     e: int = 6,
     seed: int = 1,
 ) -> Tensors:
-    """Make the weights of an OpenNMT-py recurrent model with these options."""
+    """Make the weights of an OpenNMT-py recurrent model.
+
+    Args:
+        cell: LSTM or GRU
+        brnn: bidirectional encoder
+        bridge: a layer between encoder and decoder states
+        input_feed: feed attentional vectors to the decoder
+        attention: score function, or none
+        context_gate: type of the context gate, or None
+        layers: number of layers
+        d: model width
+        e: embedding width
+        seed: random seed
+    """
     random, n_gates = RandomTensors(seed), 4 if cell == "LSTM" else 3
     half = d // 2 if brnn else d
     weights = {
@@ -94,7 +107,7 @@ def rnn_weights(
         **random.linear("generator.0", VOCAB_SIZE, d),
     }
 
-    def cells(prefix: str, suffix: str, n_in: int, n: int) -> None:
+    def add_cell(prefix: str, suffix: str, n_in: int, n: int) -> None:
         weights[f"{prefix}weight_ih{suffix}"] = random(n_gates * n, n_in)
         weights[f"{prefix}weight_hh{suffix}"] = random(n_gates * n, n)
         weights[f"{prefix}bias_ih{suffix}"] = random(n_gates * n)
@@ -103,12 +116,12 @@ def rnn_weights(
     d_input = e + d if input_feed else e
     for i in range(layers):
         for direction in ("", "_reverse") if brnn else ("",):
-            cells("encoder.rnn.", f"_l{i}{direction}", e if i == 0 else d, half)
+            add_cell("encoder.rnn.", f"_l{i}{direction}", e if i == 0 else d, half)
         width = d_input if i == 0 else d
         if input_feed:
-            cells(f"decoder.rnn.layers.{i}.", "", width, d)
+            add_cell(f"decoder.rnn.layers.{i}.", "", width, d)
         else:
-            cells("decoder.rnn.", f"_l{i}", width, d)
+            add_cell("decoder.rnn.", f"_l{i}", width, d)
     for i in range((2 if cell == "LSTM" else 1) if bridge else 0):
         weights |= random.linear(f"encoder.bridge.{i}", layers * half, layers * half)
     if attention != "none":
@@ -182,7 +195,7 @@ def fconv_weights(
     random, d_out = RandomTensors(seed), e if shared_output else 5
     weights: Tensors = {"decoder.version": torch.tensor([1.0 if old_norm else 2.0])}
 
-    def linear(name: str, n_out: int, n_in: int) -> None:
+    def add_linear(name: str, n_out: int, n_in: int) -> None:
         weights[f"{name}.weight_v"] = random(n_out, n_in)
         weights[f"{name}.weight_g"] = random(n_out, 1, std=1.0)
         weights[f"{name}.bias"] = random(n_out)
@@ -190,7 +203,7 @@ def fconv_weights(
     for side, layers in (("encoder", encoder), ("decoder", decoder)):
         weights[f"{side}.embed_tokens.weight"] = random(VOCAB_SIZE, e, std=1.0)
         weights[f"{side}.embed_positions.weight"] = random(30, e, std=1.0)
-        linear(f"{side}.fc1", layers[0][0], e)
+        add_linear(f"{side}.fc1", layers[0][0], e)
         d_in = layers[0][0]
         for i, (d, k) in enumerate(layers):
             uses_old_norm = old_norm and side == "decoder"
@@ -199,17 +212,17 @@ def fconv_weights(
             weights[f"{side}.convolutions.{i}.weight_g"] = random(*shape, std=1.0)
             weights[f"{side}.convolutions.{i}.bias"] = random(2 * d)
             if d != d_in:
-                linear(f"{side}.projections.{i}", d, d_in)
+                add_linear(f"{side}.projections.{i}", d, d_in)
             if side == "decoder" and (attention is None or attention[i]):
-                linear(f"decoder.attention.{i}.in_projection", e, d)
-                linear(f"decoder.attention.{i}.out_projection", d, e)
+                add_linear(f"decoder.attention.{i}.in_projection", e, d)
+                add_linear(f"decoder.attention.{i}.out_projection", d, e)
             d_in = d
-        linear(f"{side}.fc2", e if side == "encoder" else d_out, d_in)
+        add_linear(f"{side}.fc2", e if side == "encoder" else d_out, d_in)
     if shared_output:
         weights["decoder.fc3.weight"] = weights["decoder.embed_tokens.weight"]
         weights["decoder.fc3.bias"] = random(VOCAB_SIZE)
     else:
-        linear("decoder.fc3", VOCAB_SIZE, d_out)
+        add_linear("decoder.fc3", VOCAB_SIZE, d_out)
     return weights
 
 

@@ -24,7 +24,7 @@ def tiny_run(corpus, output, *more) -> TrainOptions:
     Args:
         corpus: file of sentence pairs
         output: output directory
-        more: additional options, which override these
+        more: additional options; these take precedence
     """
     words = "-vocab_size 30 -d_model 32 -heads 2 -d_ff 32 -enc_layers 1 -dec_layers 1"
     words += " -batch_tokens 200 -train_steps 8 -warmup_steps 2 -threads 1 -device cpu"

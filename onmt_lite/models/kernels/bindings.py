@@ -87,7 +87,7 @@ class Norm(ctypes.Structure):
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float)]
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
-        """Store pointers to the parameters, which must not be moved or freed."""
+        """Store pointers to the parameters; these must not be moved or freed."""
         self.tensors = norm.weight, getattr(norm, "bias", None)
         super().__init__(*map(data_pointer, self.tensors), norm.eps)
         self.address = ctypes.addressof(self)
@@ -97,7 +97,7 @@ class Norm(ctypes.Structure):
 
 
 def data_pointer(x: Tensor | None) -> int | None:
-    """Return the address of the tensor's data, or None."""
+    """Return the address of the data of x (any shape), or None."""
     return None if x is None else x.data_ptr()
 
 

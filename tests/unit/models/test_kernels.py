@@ -56,7 +56,7 @@ def compute_linear(x, weight, bias, is_int8, positive=False):
         weight: the weight (N, D)
         bias: the bias (N,)
         is_int8: quantize
-        positive: True if inputs are never negative, which doubles their precision
+        positive: inputs are never negative, so that they have twice the precision
     """
     if is_int8:
         x, weight = quantize_rows(x, 255 if positive else 127), quantize_rows(weight, 127)

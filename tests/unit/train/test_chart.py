@@ -1,4 +1,4 @@
-"""Charts: read back as XML, their shapes must say what was drawn."""
+"""SVG charts, parsed as XML: lines, axes and bars match the data."""
 
 import re
 from xml.etree import ElementTree
@@ -36,7 +36,7 @@ def tick_labels(chart, panel, axis):
 
 
 def widths_of_bars(chart):
-    """The widths of the bars, by colour."""
+    """The widths of the bars, by color."""
     found = {}
     for path in ElementTree.fromstring(chart).iter(f"{SVG}path"):
         drawn = path.get("d", "").strip()
