@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 WAYS = [[], ["-workers", 2], ["-bucket_lines", 7, "-workers", 2]]
 
@@ -18,7 +18,7 @@ def many(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("more", swept(WAYS, WAYS[::2]))
+@pytest.mark.parametrize("more", mark_sweeps(WAYS, WAYS[::2]))
 def test_the_first_hundred_lines(main, many, tmp_path, more):
     done = main("-src", many, "-output", "out", "-dump_beam", "beam.json", *more)
     assert done.code == 0

@@ -15,7 +15,7 @@ from onmt_lite.config.job_options import JobOptions
 from onmt_lite.jobs.progress import add_log_file, configure_logging
 from onmt_lite.system.log import LOG
 from tests.end_to_end.conftest import SCRIPT
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 JOBS = {
     "done": "-src src.txt -output out",
@@ -90,7 +90,7 @@ def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
         assert (tmp_path / name).read_text("utf-8").endswith(" INFO] inside\n")
 
 
-@pytest.mark.parametrize("log_file", swept(["log", "/dev/full", "/dev/stderr"], ["log"]))
+@pytest.mark.parametrize("log_file", mark_sweeps(["log", "/dev/full", "/dev/stderr"], ["log"]))
 def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file):
     words = ["-src", src, "-model", table, "-output", "out", "-log_file", log_file, "-quiet"]
     command = [sys.executable, "-W", "always::ResourceWarning", SCRIPT, *words]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.end_to_end.conftest import ROOT, names
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 
 def finish(process):
@@ -57,7 +57,7 @@ def stopped(number, job, n_lines, folder, older=True):
 CASES = [(signal.SIGTERM, False), (signal.SIGHUP, True), (signal.SIGTERM, True)]
 
 
-@pytest.mark.parametrize(("number", "older"), swept(CASES, CASES[::2]))
+@pytest.mark.parametrize(("number", "older"), mark_sweeps(CASES, CASES[::2]))
 def test_a_signal_ends_the_job_and_leaves_nothing(running, tmp_path, number, older):
     # The tests themselves may run under nohup
     job = running(older=older, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))

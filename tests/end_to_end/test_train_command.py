@@ -18,7 +18,7 @@ from onmt_lite.train import __main__ as train
 from onmt_lite.train import data
 from tests.end_to_end.conftest import ROOT, Forked, end
 from tests.support.job_runner import Start
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 from tests.support.tiny_training import write_pairs
 
 TINY = (
@@ -102,7 +102,7 @@ def command_in(text, before):
     return [sys.executable, *words[1:]]
 
 
-@pytest.mark.parametrize("number", swept(SIGNALS, [signal.SIGINT]))
+@pytest.mark.parametrize("number", mark_sweeps(SIGNALS, [signal.SIGINT]))
 def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
     process = training()
     process.send_signal(number)

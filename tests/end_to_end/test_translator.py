@@ -13,7 +13,7 @@ from onmt_lite.errors import DataError, OptionError
 from onmt_lite.text.lines import Line
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import tables, tiny
+from tests.support import table_models, tiny
 
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 0.2  # of a score in bfloat16, on a model of random weights
@@ -110,8 +110,10 @@ class TestScores:
         assert_same(found, translator.translate(LINES))
 
     def test_score_of_an_impossible_end_beside_a_longer_target(self):
-        never_ends = tables.make_source({"": tables.logits(0.5, 0.5)}, tables.logits(0, 1))
-        checkpoint = tables.make_checkpoint([never_ends])
+        never_ends = table_models.make_source(
+            {"": table_models.logits(0.5, 0.5)}, table_models.logits(0, 1)
+        )
+        checkpoint = table_models.make_checkpoint([never_ends])
         translator = Translator(checkpoint, TranslateOptions.of())
         # The first target ends at once, so the padding after it must not count
         scores = translator.score(["s0 s0", "s0 s0"], ["", "a a a"])
@@ -129,9 +131,11 @@ class TestScores:
                 return "".join(tokens)
 
         # `a b` has .6 over three tokens, `ab` .4 over two
-        rows = {"": tables.logits(0, 0.6, 0, 0.4), "1": tables.logits(0, 0, 1, 0)}
+        rows = {"": table_models.logits(0, 0.6, 0, 0.4), "1": table_models.logits(0, 0, 1, 0)}
         checkpoint = dataclasses.replace(
-            tables.make_checkpoint([tables.make_source(rows, tables.logits(1, 0, 0, 0))]),
+            table_models.make_checkpoint(
+                [table_models.make_source(rows, table_models.logits(1, 0, 0, 0))]
+            ),
             tgt_vocab=Vocab(["$", "a", "b", "ab"], eos_id=0),
             tokenizers={"glued": Glued()},
         )

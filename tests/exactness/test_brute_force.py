@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onmt_lite.search.beam import Beam, CandidateList, RowHistory, StepEvent
 from onmt_lite.search.spec import SentenceLimits
-from tests.support.tables import (
+from tests.support.table_models import (
     EOS,
     START,
     Hyp,

@@ -26,7 +26,7 @@ from onmt_lite.search.topk import TokenScores
 from onmt_lite.text.lines import Line
 from tests.exactness.peers.make_defaults import write_directory
 from tests.exactness.peers.make_generation_rules import RULES
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 FILE = Path(__file__).parent / "conformance" / "generation_rules.json"
 ROWS = json.loads(FILE.read_text("utf-8"))
@@ -59,7 +59,9 @@ def read_hypotheses(config, returned, n_forced):
         yield tuple(ids[: end_positions[0]] if end_positions else ids), bool(end_positions), score
 
 
-@pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::5]), ids=CASES)
+@pytest.mark.parametrize(
+    "row, search", mark_sweeps(CASES.values(), [*CASES.values()][::5]), ids=CASES
+)
 def test_generation_config_rules_n_best_equals_transformers_generate(row, search, tmp_path):
     config, k = row["said"], row["said"]["num_beams"]
     translator = load(row, tmp_path, search)

@@ -21,8 +21,8 @@ from onmt_lite.models.table_model import TableSource
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.vocab import Vocab
 from tests.support.reference_search import Hyp, reference
-from tests.support.sweeps import swept
-from tests.support.tables import EOS, WORDS, logits, make_checkpoint, make_source
+from tests.support.sweeps import mark_sweeps
+from tests.support.table_models import EOS, WORDS, logits, make_checkpoint, make_source
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("cases/*.json"))
@@ -299,7 +299,7 @@ DAILY = [(name, [*TABLES][i % len(TABLES)]) for i, name in enumerate(PRESETS)]
 
 
 @pytest.mark.filterwarnings("ignore::onmt_lite.errors.OptionWarning")
-@pytest.mark.parametrize("name, tables", swept(ALL, DAILY))
+@pytest.mark.parametrize("name, tables", mark_sweeps(ALL, DAILY))
 def test_option_pairs_equal_reference_search(name, tables):
     wrong, n, n_unstable = [], 0, 0
     for case in make_cases(name, tables):

@@ -11,7 +11,7 @@ import pytest
 
 from onmt_lite import Translator
 from onmt_lite.config.options import load_options
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 ROOT = Path(__file__).parents[1] / "data" / "checkpoints"
 PATHS = {
@@ -66,7 +66,7 @@ def assert_equal(found, expected, scores: bool):
         assert sorted(ours) == sorted(theirs)
 
 
-@pytest.mark.parametrize("name, i", swept(CASES.values(), DAILY), ids=CASES)
+@pytest.mark.parametrize("name, i", mark_sweeps(CASES.values(), DAILY), ids=CASES)
 def test_trained_model_n_best_equals_original_toolkit(translators, name, i):
     file = FILES[name]
     case, is_coupled = file["cases"][i], file["search"] == "opennmt-2018"

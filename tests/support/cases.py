@@ -10,7 +10,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
-from tests.support import tables, tiny
+from tests.support import table_models, tiny
 from tests.support.model_variants import MODELS, TRANSFORMERS
 from tests.support.random_models import SRC_VOCAB, TGT_VOCAB
 
@@ -38,7 +38,7 @@ def endless_transformer(**config: Any) -> Any:
 
 def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") -> Translator:
     if isinstance(model, TableModel):
-        checkpoint = tables.make_checkpoint(model.sources)
+        checkpoint = table_models.make_checkpoint(model.sources)
         return Translator(checkpoint, TranslateOptions.of(device=device))
     tokenizers = {"space": SpaceTokenizer()}
     checkpoint = Checkpoint(model, SRC_VOCAB, TGT_VOCAB, tokenizers, start_id=tiny.BOS)

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 
-def swept(values: Iterable[Any], daily: Collection[Any]) -> list[Any]:
+def mark_sweeps(values: Iterable[Any], daily: Collection[Any]) -> list[Any]:
     """Return values as pytest parameters, marked `sweep` unless they are in `daily`.
 
     A tuple has one value for each of several parameters.
     """
     values = list(values)
     assert all(value in values for value in daily), [v for v in daily if v not in values]
-    return [v if v in daily else sweep(v) for v in values]
+    return [v if v in daily else mark_sweep(v) for v in values]
 
 
-def sweep(value: Any) -> Any:
+def mark_sweep(value: Any) -> Any:
     """Return a value as a parameter that does not run by default."""
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)

@@ -10,7 +10,7 @@ from tests.end_to_end.kits import kills, places, texts
 from tests.end_to_end.kits.__main__ import KITS
 from tests.support.forked_jobs import Warm
 from tests.support.job_runner import Bench, Cold
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -40,12 +40,12 @@ WHOLE = sorted({k for ks in FOUND.values() for k in ks}, key=str)
 BROKEN = [(broken, *kit) for broken, kits in FOUND.items() for kit in kits]
 
 
-@pytest.mark.parametrize("kit, n", swept(WHOLE, WHOLE[::4]))
+@pytest.mark.parametrize("kit, n", mark_sweeps(WHOLE, WHOLE[::4]))
 def test_nothing_is_found_in_a_toy_that_is_whole(kit, n, tmp_path):
     assert problems(kit, toy(tmp_path), n) == []
 
 
-@pytest.mark.parametrize("broken, kit, n", swept(BROKEN, BROKEN[::3]))
+@pytest.mark.parametrize("broken, kit, n", mark_sweeps(BROKEN, BROKEN[::3]))
 def test_what_is_broken_is_found(broken, kit, n, tmp_path):
     """In one of some rounds: a kill may miss the moment at which the toy is broken."""
     rounds = range(1, 6)
@@ -63,7 +63,7 @@ SAMPLE = {"K1": 5, "K2": 2, "K3": 5, "K4": 2, "K5": 6, "K6": 20, "K7": 8, "K8": 
 SAMPLE |= {"K11": 1, "faults": 5}
 
 
-@pytest.mark.parametrize("name", swept(SAMPLE, ["K1", "K4", "K6", "K9"]))
+@pytest.mark.parametrize("name", mark_sweeps(SAMPLE, ["K1", "K4", "K6", "K9"]))
 def test_a_sample_finds_nothing(name, warm, tmp_path):
     kit, _, own_process = KITS[name]
     assert not own_process

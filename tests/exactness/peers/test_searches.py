@@ -12,7 +12,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
-from tests.support.tables import make_checkpoint, make_source
+from tests.support.table_models import make_checkpoint, make_source
 
 transformers = pytest.importorskip("transformers")
 outputs = pytest.importorskip("transformers.modeling_outputs")

@@ -25,7 +25,7 @@ from tests.support.files import (
     summarize_checkpoint,
     update_json,
 )
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 # A model file, or a model directory and one of its files after a colon
 ZIPS = ["onmt351_transformer.pt", "onmt120_lstm.pt", "m12_cnn_step_2.pt", "m12_copyrnn_step_2.pt"]
@@ -65,7 +65,9 @@ def corrupt(data: bytes, random: Random, n: int):
             yield data[:at] + replacement + data[at + size :]
 
 
-@pytest.mark.parametrize("stored", swept([*ZIPS, *CHECKED], [*DAILY, *CHECKED]), indirect=True)
+@pytest.mark.parametrize(
+    "stored", mark_sweeps([*ZIPS, *CHECKED], [*DAILY, *CHECKED]), indirect=True
+)
 def test_load_corrupted_bytes_equals_original_or_is_rejected(stored):
     (path, file), n_refused = stored, 0
     original, expected = file.read_bytes(), summarize_checkpoint(path)
@@ -79,7 +81,7 @@ def test_load_corrupted_bytes_equals_original_or_is_rejected(stored):
     assert n_refused > 30 or file.suffix == ".yml"
 
 
-@pytest.mark.parametrize("stored", swept(UNCHECKED, UNCHECKED[1::3]), indirect=True)
+@pytest.mark.parametrize("stored", mark_sweeps(UNCHECKED, UNCHECKED[1::3]), indirect=True)
 def test_load_corrupted_unchecked_file_raises_only_checkpoint_error(stored):
     path, file = stored
     for data in corrupt(file.read_bytes(), Random(1), 20):
@@ -103,7 +105,7 @@ def test_load_native_truncated_extended_or_missing_file_is_rejected(stored):
     assert_refused(path)
 
 
-@pytest.mark.parametrize("stored", swept(ZIPS, DAILY), indirect=True)
+@pytest.mark.parametrize("stored", mark_sweeps(ZIPS, DAILY), indirect=True)
 def test_load_missing_zip_member_equals_original_or_is_rejected(stored):
     path, file = stored
     with zipfile.ZipFile(file) as archive:
@@ -135,7 +137,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize("name", swept(PLAIN, PLAIN[1:2]))
+@pytest.mark.parametrize("name", mark_sweeps(PLAIN, PLAIN[1:2]))
 def test_load_changed_weight_is_rejected(name, edit, tmp_path):
     copy = shutil.copytree if (DATA / name).is_dir() else shutil.copy
     path = copy(DATA / name, tmp_path / "x.pt")

@@ -19,7 +19,7 @@ from onmt_lite.errors import CheckpointError
 from tests.support import files
 from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import DATA, allow_one_line_error, assert_refused, update_json
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 FAMILIES = DATA.parent / "families"
 MODEL = {"opus": DATA / "marian_npz" / "opus", "ct2": DATA / "ct2" / "mbart_float16"}
@@ -50,7 +50,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("name, file", swept(FILES, FILES[::4]))
+@pytest.mark.parametrize("name, file", mark_sweeps(FILES, FILES[::4]))
 def test_load_config_with_misspelled_key_is_rejected(name, file, tmp_path):
     """A misspelled key must not silently become the default."""
     path = shutil.copytree(MODEL[name], tmp_path / "copy")

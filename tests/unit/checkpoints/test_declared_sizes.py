@@ -18,7 +18,7 @@ from onmt_lite.models import positions, transformer
 from tests.support import tiny
 from tests.support.ctranslate2_bin import ModelBin
 from tests.support.files import assert_refused
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 DATA = Path(__file__).parents[2] / "data"
 MODELS = [
@@ -85,7 +85,7 @@ def test_load_native_false_size_is_rejected_before_computation(
     assert computed == []
 
 
-@pytest.mark.parametrize("path", swept(MODELS, DAILY), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", mark_sweeps(MODELS, DAILY), ids=lambda path: path.name)
 def test_load_false_size_computes_no_large_table(path, monkeypatch, computed):
     """Each integer in a config becomes large, one at a time."""
     original_init, seen, changed, large = config_reader.ConfigReader.__init__, [], 0, HUGE

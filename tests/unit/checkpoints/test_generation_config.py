@@ -21,7 +21,7 @@ from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionError, OptionWarning
 from tests.exactness.peers.make_defaults import write_directory
 from tests.support.files import update_json
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 ROOT = Path(__file__).parents[2] / "data" / "families"
 
@@ -49,7 +49,9 @@ def test_families_equal_families_of_reader():
     assert {*generation_config.FAMILIES} == {*reader.FAMILIES}
 
 
-@pytest.mark.parametrize("row, search", swept(CASES.values(), [*CASES.values()][::4]), ids=CASES)
+@pytest.mark.parametrize(
+    "row, search", mark_sweeps(CASES.values(), [*CASES.values()][::4]), ids=CASES
+)
 def test_model_defaults_same_output_as_generate(row, search, tmp_path):
     write_directory(row, tmp_path)
     given = dict(tokenizer="space") if row["model"] == "marian" else {}

@@ -20,7 +20,7 @@ from onmt_lite.inference.search_setup import make_search_config, to_sentence
 from onmt_lite.search.beam_search import decode
 from onmt_lite.text.lines import lines_from_texts
 from tests.support.files import update_json
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 ROOT = Path(__file__).parents[2] / "data" / "families"
 FILES = {p.stem: json.loads(p.read_text("utf-8")) for p in sorted(ROOT.glob("references/*.json"))}
@@ -68,7 +68,7 @@ def expected(translator, file, row):
     return [(tokens(list(ids)), ended, score) for (ids, ended), score in found.items()]
 
 
-@pytest.mark.parametrize("name, i", swept(CASES.values(), DAILY), ids=CASES)
+@pytest.mark.parametrize("name, i", mark_sweeps(CASES.values(), DAILY), ids=CASES)
 def test_n_best_lists_are_those_of_transformers(translators, name, i):
     file = FILES[name]
     case, translator = file["cases"][i], translators[file["model"]]

@@ -17,7 +17,7 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.config.options import load_options
 from onmt_lite.errors import CheckpointError, OptionWarning
 from tests.support.files import DATA, assert_refused, assert_scores, summarize_checkpoint
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 NPZ, HF = DATA / "marian_npz", DATA / "hf" / "marian"
 OPUS = "model.npz.best-bleu.npz"
@@ -117,7 +117,7 @@ class TestVocabulary:
         (opus / "opus.spm32k.vocab.yml").write_text(text, "utf-8")
         assert_refused(opus, "opus.spm32k.vocab.yml")
 
-    @pytest.mark.parametrize("text", swept(["[", "{a: ", "- ", "? ", "a: &b [*b, "], ["["]))
+    @pytest.mark.parametrize("text", mark_sweeps(["[", "{a: ", "- ", "? ", "a: &b [*b, "], ["["]))
     def test_load_deeply_nested_vocabulary_is_rejected(self, opus, text):
         """Runs in a separate process because a stack overflow would kill it."""
         (opus / "opus.spm32k.vocab.yml").write_text(text * 50_000, "utf-8")

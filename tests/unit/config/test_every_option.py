@@ -14,7 +14,7 @@ from onmt_lite.config.text_options import TextOptions
 from onmt_lite.inference.runtime import precision_of
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.text.vocab import Vocab
-from tests.support import tables
+from tests.support import table_models
 
 TOY = "data/toy.json"
 
@@ -222,8 +222,10 @@ def test_batch_size_and_type(encoded):
 
 
 def test_ban_unk_token():
-    source = tables.make_source({"": tables.logits(0.1, 0.6, 0.3)}, tables.logits(1.0, 0.0, 0.0))
-    checkpoint = tables.make_checkpoint([source])
+    source = table_models.make_source(
+        {"": table_models.logits(0.1, 0.6, 0.3)}, table_models.logits(1.0, 0.0, 0.0)
+    )
+    checkpoint = table_models.make_checkpoint([source])
     checkpoint = type(checkpoint)(
         **{**vars(checkpoint), "tgt_vocab": Vocab(["$", "<unk>", "b"], eos_id=0, unk_id=1)}
     )

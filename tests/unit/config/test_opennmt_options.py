@@ -30,7 +30,7 @@ from onmt_lite.config.other_tools import (
 )
 from onmt_lite.errors import OptionError
 from tests.support.files import DATA
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 TABLE = Path(__file__).parents[2] / "data" / "opennmt" / "options.tsv"
 with open(TABLE, encoding="utf-8", newline="") as table:
@@ -188,7 +188,7 @@ def test_not_given_there_is_not_given_here(tmp_path):
     assert resolved.values["src_onmttok_kwargs"] == "{'a': True, 'b': [1, 'x']}"
 
 
-@pytest.mark.parametrize("name", swept(BY_CLASS["C"], BY_CLASS["C"][::5]))
+@pytest.mark.parametrize("name", mark_sweeps(BY_CLASS["C"], BY_CLASS["C"][::5]))
 def test_one_line_names_it_and_the_output_is_the_same(run, name):
     plain = run({})
     assert plain[0] == 0 and plain[2] == ""

@@ -15,7 +15,7 @@ from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.lines import Line
 from tests.support import cases
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 # Some come twice or oftener, far apart and side by side, and in other words the same tokens
 LINES = [
@@ -191,7 +191,7 @@ class TestJobs:
 
         return run
 
-    @pytest.mark.parametrize("words", swept(JOBS, DAILY))
+    @pytest.mark.parametrize("words", mark_sweeps(JOBS, DAILY))
     def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
         words = JOBS[words]
         found, n_merged = run(words), sum(decoded)

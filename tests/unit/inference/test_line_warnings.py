@@ -12,7 +12,7 @@ from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.inference.postprocess import has_repetition, max_consecutive_repeats
 from onmt_lite.text.lines import Line, decode_line
-from tests.support.tables import WORDS, make_checkpoint, make_source
+from tests.support.table_models import WORDS, make_checkpoint, make_source
 
 
 def plainly(text: str) -> int:

@@ -21,7 +21,7 @@ from onmt_lite.inference.runtime import OomRetry, is_out_of_memory
 from onmt_lite.search.teacher_forcing import score_targets
 from onmt_lite.text.lines import Line
 from tests.support import random_models, tiny
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 LINES = [f"{a} {b}" for a in tiny.SENTENCES[0].split() for b in "abcd"]
 
@@ -153,7 +153,7 @@ def texts(translations):
     return [[hyp.text for hyp in t.hyps] for t in translations]
 
 
-@pytest.mark.parametrize("error", swept(ERRORS, ERRORS[:3]), ids=range(len(ERRORS)))
+@pytest.mark.parametrize("error", mark_sweeps(ERRORS, ERRORS[:3]), ids=range(len(ERRORS)))
 def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeypatch, error):
     assert is_out_of_memory(error)
     expected = translator.translate(LINES, beam_size=2, n_best=2)

@@ -16,10 +16,17 @@ from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import tables, tiny
+from tests.support import table_models, tiny
 from tests.support.random_models import VOCAB_SIZE, make_rnn
-from tests.support.sweeps import sweep
-from tests.support.tables import WORDS, Settings, brute_force, make_checkpoint, make_source, sources
+from tests.support.sweeps import mark_sweep
+from tests.support.table_models import (
+    WORDS,
+    Settings,
+    brute_force,
+    make_checkpoint,
+    make_source,
+    sources,
+)
 from tests.unit.inference.test_report_align import by_hand
 
 UNK = 1
@@ -121,8 +128,8 @@ def test_the_best_of_all_sequences(source, n_best, unique, options):
 @pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
 def test_under_every_search(search, options):
     """What becomes "b" and "b" itself are the two best sequences of four."""
-    rows = {"": tables.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
-    source = make_source(rows, tables.logits(1, 0, 0, 0, 0), length=1)
+    rows = {"": table_models.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
+    source = make_source(rows, table_models.logits(1, 0, 0, 0, 0), length=1)
     translator = make_translator(source, replace_unk=True, **options)
     given = unless_banned(search, n_best=3, beam_size=3, n_best_unique=not options)
     expected = ["b", "c", "d"]
@@ -201,7 +208,7 @@ def unsure(tmp_path_factory, tiny_pieces):
 
 @pytest.mark.parametrize(
     "options",
-    ["", "-n_best 3 -search fairseq", "-report_align", sweep("-workers 2 -bucket_lines 2")],
+    ["", "-n_best 3 -search fairseq", "-report_align", mark_sweep("-workers 2 -bucket_lines 2")],
 )
 def test_the_summary_says_how_many(unsure, tmp_path, capfd, options):
     """As many as stand in all hypotheses without it; copies of a line count too."""

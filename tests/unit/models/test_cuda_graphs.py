@@ -24,8 +24,8 @@ from tests.support.cases import (
 )
 from tests.support.model_variants import STATE_TRANSFORMERS as TRANSFORMERS
 from tests.support.simulated_gpu import Event, SimulatedDevice, move
-from tests.support.sweeps import swept
-from tests.support.tables import Settings, make_spec
+from tests.support.sweeps import mark_sweeps
+from tests.support.table_models import Settings, make_spec
 from tests.unit.search.test_simulated_gpu import assert_same, move_to_gpu, simulate
 
 MODELS = {
@@ -60,7 +60,9 @@ def run_on_both(make: Any, **options: Any) -> tuple[list, Translator, list[Count
     return expected, moved, counts
 
 
-@pytest.mark.parametrize("name", swept(MODELS, ["plain", "shaw_values", "average", "copying"]))
+@pytest.mark.parametrize(
+    "name", mark_sweeps(MODELS, ["plain", "shaw_values", "average", "copying"])
+)
 def test_step_of_known_shape_is_replayed(name):
     _, moved, (first, second) = run_on_both(MODELS[name], n_best=2)
     assert first["steps"] == second["steps"] > 10

@@ -21,7 +21,7 @@ from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
-from tests.support import random_models, tables, tiny
+from tests.support import random_models, table_models, tiny
 from tests.support.files import DATA
 
 ATOL = 1e-5
@@ -169,8 +169,10 @@ class TestTranslating:
         """Scores are means of log-probabilities that are not normalized again."""
         random = random_models.RandomTensors(5)
         rows = [{key: random(3, std=2.0).tolist() for key in ("", "1", "2")} for _ in range(2)]
-        models = [tables.make_source(row, random(3, std=2.0).tolist()) for row in rows]
-        checkpoint = combine([tables.make_checkpoint([source]) for source in models], ["a", "b"])
+        models = [table_models.make_source(row, random(3, std=2.0).tolist()) for row in rows]
+        checkpoint = combine(
+            [table_models.make_checkpoint([source]) for source in models], ["a", "b"]
+        )
         options = TranslateOptions.of(beam_size=20, n_best=5, max_length=3, alpha=0.0)
         (found,) = Translator(checkpoint, options).translate(["s0"])
         sums = []
@@ -262,7 +264,7 @@ class TestCompatibility:
         ],
     )
     def test_incompatible_models_error_names_the_difference(self, change, words):
-        one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
+        one = table_models.make_checkpoint([table_models.make_source({}, [0.0, 1.0, 2.0])])
         with pytest.raises(CheckpointError) as caught:
             combine([one, one, dataclasses.replace(one, **change)], ["x", "y", "z"])
         assert words in str(caught.value) and "'x' and 'z'" in str(caught.value)
@@ -278,7 +280,7 @@ class TestCompatibility:
         assert err.count("\n") == 1
 
     def test_banned_ids_of_all_members_are_banned(self):
-        one = tables.make_checkpoint([tables.make_source({}, [0.0, 1.0, 2.0])])
+        one = table_models.make_checkpoint([table_models.make_source({}, [0.0, 1.0, 2.0])])
         pair = [dataclasses.replace(one, banned_ids=(i,)) for i in (2, 1)]
         assert combine(pair, ["x", "y"]).banned_ids == (1, 2)
 

@@ -26,7 +26,7 @@ from onmt_lite.models.linear import (
 )
 from onmt_lite.system import processor
 from tests.support import tiny
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -189,7 +189,7 @@ class TestChooseKernel:
 
 @needs_library
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("every", swept([1, 4], [4]))
+@pytest.mark.parametrize("every", mark_sweeps([1, 4], [4]))
 def test_translation_does_not_depend_on_the_batch(precision, every, german):
     """Scores and alignments are bitwise equal in batches of any size and order."""
     given = dict(device="cpu", precision=precision, threads=1, report_align=True, n_best=2)

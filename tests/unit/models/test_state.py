@@ -11,10 +11,10 @@ from onmt_lite.models.table_model import TableModel, TableSource
 from tests.support import tiny
 from tests.support.model_variants import MODELS
 from tests.support.state_rows import ATOL, Rows, select
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 
-@pytest.mark.parametrize("seed", swept(range(20), range(4)))
+@pytest.mark.parametrize("seed", mark_sweeps(range(20), range(4)))
 def test_table_model_looks_up_prefix_then_length_then_default(seed):
     """Keys that are not prefixes have no effect."""
     random, n_tokens = Random(seed), 3
@@ -59,7 +59,9 @@ DAILY = [
 ALL = [*MODELS, *(f"{name} on a GPU" for name in GPU_MODELS)]
 
 
-@pytest.fixture(params=swept(ALL, [*DAILY, "transformer_shaw on a GPU", "transformer on a GPU"]))
+@pytest.fixture(
+    params=mark_sweeps(ALL, [*DAILY, "transformer_shaw on a GPU", "transformer on a GPU"])
+)
 def rows(request, monkeypatch) -> Rows:
     """A small capacity for keys and values, so that they are often compacted."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
@@ -128,7 +130,7 @@ def test_select_adds_sentences_with_beam_size_one(rows):
     rows.step([1, 2, 3, 3, 2, 1])
 
 
-@pytest.mark.parametrize("seed", swept(range(3), [2]))
+@pytest.mark.parametrize("seed", mark_sweeps(range(3), [2]))
 def test_select_random_sequence_of_selections(rows, seed):
     """As in a search: finished sentences leave, and others move into their slots."""
     random, width = Random(seed), 1 + seed

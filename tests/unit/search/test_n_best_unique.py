@@ -14,7 +14,7 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.runner import Runner
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.tokenizers import SpaceTokenizer
-from tests.support import tables
+from tests.support import table_models
 
 LIMIT = 3  # tokens, EOS included
 PROBABILITIES = (0.3, 0.36, 0.24, 0.1)  # of EOS and three tokens
@@ -25,7 +25,9 @@ class SameTextTokenizer(SpaceTokenizer):
     """A tokenizer that detokenizes two tokens to the same text."""
 
     def decode(self, tokens):
-        return " ".join(tables.WORDS[1] if t == tables.WORDS[SAME_TEXT] else t for t in tokens)
+        return " ".join(
+            table_models.WORDS[1] if t == table_models.WORDS[SAME_TEXT] else t for t in tokens
+        )
 
 
 def list_texts():
@@ -34,15 +36,15 @@ def list_texts():
     found = {}
     for n in range(LIMIT):
         for ids in itertools.product(range(1, len(PROBABILITIES)), repeat=n):
-            text = SameTextTokenizer().decode([tables.WORDS[i] for i in ids])
+            text = SameTextTokenizer().decode([table_models.WORDS[i] for i in ids])
             found.setdefault(text, []).append(sum(logs[i] for i in ids) + logs[0])
     return found
 
 
 def make_translator(*probabilities, rows=None, **options):
-    source = tables.make_source(rows or {}, tables.logits(*probabilities))
+    source = table_models.make_source(rows or {}, table_models.logits(*probabilities))
     checkpoint = replace(
-        tables.make_checkpoint([source]), tokenizers={"space": SameTextTokenizer()}
+        table_models.make_checkpoint([source]), tokenizers={"space": SameTextTokenizer()}
     )
     defaults = dict(max_length=LIMIT, max_length_ratio=0.0, length_penalty="none") | options
     return Translator(checkpoint, TranslateOptions.of(device="cpu", **defaults))
@@ -106,7 +108,7 @@ def test_n_best_unique_with_early_stop_finds_all_texts(search, weights, n_best, 
 @pytest.mark.parametrize("search", ["opennmt", "opennmt-3", "fairseq", "ctranslate2"])
 def test_n_best_unique_stops_widening_when_all_hypotheses_are_found(search, sizes):
     """Three hypotheses with two texts fit into a beam of 30."""
-    end = tables.logits(1.0, 0.0, 0.0)
+    end = table_models.logits(1.0, 0.0, 0.0)
     plain = make_translator(0.4, 0.3, 0.3, rows={"1": end, "2": end}, max_length=LIMIT + 1)
     plain.translate(["s0"], search=search, n_best=30, beam_size=30, n_best_unique=True)
     assert sizes == [30, 60]

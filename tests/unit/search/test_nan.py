@@ -22,8 +22,8 @@ from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases
 from tests.support.model_variants import MODELS
-from tests.support.sweeps import swept
-from tests.support.tables import (
+from tests.support.sweeps import mark_sweeps
+from tests.support.table_models import (
     Settings,
     hypotheses,
     logits,
@@ -74,8 +74,8 @@ def add_nan(source: TableSource, at: str) -> TableSource:
 
 
 class TestNanLeavesOtherSentencesUnchanged:
-    @pytest.mark.parametrize("refills", swept([False, True], [True]))
-    @pytest.mark.parametrize("name", swept(PRESETS, [*PRESETS][::2]))
+    @pytest.mark.parametrize("refills", mark_sweeps([False, True], [True]))
+    @pytest.mark.parametrize("name", mark_sweeps(PRESETS, [*PRESETS][::2]))
     @settings(deadline=None, max_examples=12)
     @given(
         group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=3, max_size=8),
@@ -109,7 +109,7 @@ class TestNanLeavesOtherSentencesUnchanged:
             again = translate(translator, lines, batch_size=batch_size, **options)
             assert again == found
 
-    @pytest.mark.parametrize("name", swept(MODELS_WITH_WEIGHTS, {*DAILY} - {"table"}))
+    @pytest.mark.parametrize("name", mark_sweeps(MODELS_WITH_WEIGHTS, {*DAILY} - {"table"}))
     def test_nan_in_every_family_leaves_next_sentence_in_slot_unchanged(self, name):
         """A sentence may get the slot of one whose state contains NaN."""
         model, plain = MODELS[name](), MODELS[name]()

@@ -16,7 +16,7 @@ from onmt_lite.models.table_model import TableModel
 from onmt_lite.search.beam_search import BeamBatch
 from onmt_lite.search.policy import FILTERS
 from onmt_lite.search.presets import PRESETS, SWITCHES
-from tests.support.tables import logits, make_checkpoint, make_source, sources
+from tests.support.table_models import logits, make_checkpoint, make_source, sources
 
 # No limits, no length penalty, no masks: all searches are equivalent
 PLAIN = dict(max_length_ratio=0, length_penalty="none")

@@ -19,8 +19,8 @@ from onmt_lite.search.slots import Sentence, fill_holes
 from onmt_lite.search.spec import SentenceLimits
 from onmt_lite.text.lines import Line
 from tests.support import random_models, tiny
-from tests.support.sweeps import swept
-from tests.support.tables import (
+from tests.support.sweeps import mark_sweeps
+from tests.support.table_models import (
     Settings,
     hypotheses,
     make_checkpoint,
@@ -56,7 +56,7 @@ def translate(translator, lines, refills, prefixes, **options):
     ]
 
 
-@pytest.mark.parametrize("name", swept(sorted(set(PRESETS) - {"opennmt-2018"}), DAILY))
+@pytest.mark.parametrize("name", mark_sweeps(sorted(set(PRESETS) - {"opennmt-2018"}), DAILY))
 @settings(deadline=None, max_examples=12)
 @given(
     group=st.lists(sources(vocab_sizes=[5], holes=False), min_size=6, max_size=12),
@@ -86,7 +86,7 @@ def uninitialized_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("n_slots, n_batches", swept(SLOTS, [(17, 1), (2, 3)]))
+@pytest.mark.parametrize("n_slots, n_batches", mark_sweeps(SLOTS, [(17, 1), (2, 3)]))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_refill_in_every_family_equals_single_sentence(
     family, n_slots, n_batches, uninitialized_memory_is_nan

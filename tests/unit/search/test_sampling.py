@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.search.sampling import derive_line_seed, keep_top_k, keep_top_p, sample_gumbel
-from tests.support.tables import logits, make_checkpoint, make_source
+from tests.support.table_models import logits, make_checkpoint, make_source
 
 TABLE = Path(__file__).resolve().parents[3] / "data" / "searches.json"
 P = (0.1, 0.5, 0.3, 0.1)  # probabilities of EOS, a, b, c at every step

@@ -38,7 +38,7 @@ from tests.support.simulated_gpu import (
     move_translator,
     split_into_steps,
 )
-from tests.support.sweeps import swept
+from tests.support.sweeps import mark_sweeps
 
 MAX_OUTSIDE = 25  # device operations per step outside the model, for the default search
 ATOL = 1e-4
@@ -173,7 +173,7 @@ class TestEverySearch:
         plain, moved = (make_translator(lively_transformer()) for _ in range(2))
         return plain, move_to_gpu(moved)
 
-    @pytest.mark.parametrize("case", swept(CASES, DAILY_CASES))
+    @pytest.mark.parametrize("case", mark_sweeps(CASES, DAILY_CASES))
     def test_equals_the_cpu_with_one_transfer_each_way(self, pair, case):
         (plain, moved), (search, options) = pair, CASES[case]
         # opennmt-2018 couples the sentences of a batch on the host.  When one diverse group has
@@ -206,14 +206,14 @@ class TestEverySearch:
 
 
 class TestEveryFamily:
-    @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
+    @pytest.mark.parametrize("name", mark_sweeps(FAMILIES, DAILY_FAMILIES))
     def test_equals_the_cpu_with_one_transfer_each_way(self, name):
         expected = translate(make_translator(FAMILIES[name]()), n_best=2)
         found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
         assert find_faults(events) == {}
 
-    @pytest.mark.parametrize("name", swept(FAMILIES, DAILY_FAMILIES))
+    @pytest.mark.parametrize("name", mark_sweeps(FAMILIES, DAILY_FAMILIES))
     def test_prefixes_need_no_extra_transfer(self, name):
         words = ["a", "b", "c"] if name == "table" else ["w20", "w23", "w21"]
         texts = [" ".join(words[: n % 4]) for n in (2, 0, 3, 1, 0, 7)]

@@ -18,8 +18,8 @@ from onmt_lite.search.slots import Sentence
 from onmt_lite.search.spec import SentenceLimits
 from tests.support import cases, tiny
 from tests.support.random_models import SRC_VOCAB, TGT_VOCAB
-from tests.support.sweeps import swept
-from tests.support.tables import (
+from tests.support.sweeps import mark_sweeps
+from tests.support.table_models import (
     Settings,
     hypotheses,
     make_checkpoint,
@@ -92,7 +92,7 @@ class TestForcedTokens:
     PREFIXES = ["w20 w21 w22 w23 w24", "", "w30", "", "w25 w21", "w20 w20"]
 
     @pytest.mark.parametrize("refills", [False, True])
-    @pytest.mark.parametrize("family", swept(FAMILIES, cases.DAILY_FAMILIES & {*FAMILIES}))
+    @pytest.mark.parametrize("family", mark_sweeps(FAMILIES, cases.DAILY_FAMILIES & {*FAMILIES}))
     def test_prefix_then_greedy_tokens_equal_full_forward_passes(self, family, refills):
         """Each token is the argmax of a forward pass over all earlier tokens."""
         translator = cases.make_translator(cases.FAMILIES[family]())
@@ -117,7 +117,7 @@ class TestForcedTokens:
             assert (hyp.tokens, hyp.tokens[:n]) == (words, text.split())
             assert not hyp.ended or tokens[-1] == TGT_VOCAB.eos_id
 
-    @pytest.mark.parametrize("beam_size", swept([1, 2, 3, 5], [1, 5]))
+    @pytest.mark.parametrize("beam_size", mark_sweeps([1, 2, 3, 5], [1, 5]))
     def test_prefixes_of_other_lines_change_no_bit(self, beam_size):
         """In int8, because its rounding would amplify a difference in the last bit."""
         translator = Translator.from_pretrained("data/de-en", precision="int8", device="cpu")

@@ -25,7 +25,7 @@ from onmt_lite.text.tokenizers import (
     detokenize_spacer,
 )
 from onmt_lite.text.vocab import Vocab
-from tests.support.tables import make_checkpoint, make_source
+from tests.support.table_models import make_checkpoint, make_source
 
 BAN = [name for name, preset in PRESETS.items() if "ban_words" in preset.options]
 PIECES = "</s> ▁cat egory s ▁the ▁ c at . ▁a".split()

@@ -13,7 +13,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.text.placeholders import LineMasker, UnknownPolicy
 from onmt_lite.text.tag_projection import AlignedText, TextUnits, restore_spans
-from tests.support import tables, tiny
+from tests.support import table_models, tiny
 
 KNOWN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789äöüßé .,:!?-'\"()▁")
 GERMAN = UnknownPolicy("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, rare="€()")
@@ -417,9 +417,9 @@ def test_numbers_of_amounts_are_not_dropped():
 def test_what_cannot_be_done_is_refused(tiny_checkpoint):
     with pytest.raises(OptionError, match="unknown=copy is only supported with sentencepiece"):
         of_tiny(tiny_checkpoint, tokenizer="space", unknown="copy")
-    source = tables.make_source({}, [0.0, 1.0])
+    source = table_models.make_source({}, [0.0, 1.0])
     with pytest.raises(OptionError, match="unknown drop is only supported with sentencepiece"):
-        Translator(tables.make_checkpoint([source]), TranslateOptions.of(unknown="drop"))
+        Translator(table_models.make_checkpoint([source]), TranslateOptions.of(unknown="drop"))
 
 
 SHIPPED = {
