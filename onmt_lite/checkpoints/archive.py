@@ -164,7 +164,9 @@ def check_state_dict(state_dict: Any, path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path}: {format_value(name)} is not a tensor")
         if not is_valid_shape(tensor.shape) or _overlaps(tensor):
-            raise CheckpointError(f"{path}: tensor {name[:80]!r} has overlapping memory")
+            raise CheckpointError(
+                f"{path}: tensor {name[:80]!r} has an invalid shape or overlapping memory"
+            )
     return {name: tensor.detach() for name, tensor in state_dict.items()}
 
 

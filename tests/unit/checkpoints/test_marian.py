@@ -128,7 +128,7 @@ class TestVocabulary:
         assert "not a Marian vocabulary" in done.stdout
 
     def test_load_sentencepiece_vocabulary_also_tokenizes(self, opus):
-        """The ids of the model are those of the sentencepiece model, which also tokenizes."""
+        """The model has the ids of the sentencepiece model."""
         members = read_members(opus / OPUS)
         small = {n: data for n, data in members.items() if "Wemb" not in n and "logit" not in n}
         subwords = load_checkpoint(HF).tokenizers["sentencepiece"].target
