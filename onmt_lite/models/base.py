@@ -157,14 +157,14 @@ class LogitStats:
     """Statistics that the output layer's kernel computes along with the logits (R, V).
 
     log_z (R,)             log-sum-exp of the logits
-    block_max (R, blocks)  maxima over blocks of `block_width(V)` columns; the last may be narrower
+    block_max (R, blocks)  maxima over blocks of `choose_block_width(V)` columns (last: the rest)
     """
 
     log_z: Tensor
     block_max: Tensor
 
 
-def block_width(vocab_size: int) -> int:
+def choose_block_width(vocab_size: int) -> int:
     """Return the width of blocks of logits, about the square root of the vocabulary size."""
     return 1 << min(vocab_size.bit_length() // 2, 9)
 

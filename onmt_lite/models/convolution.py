@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from onmt_lite.models.base import Selection
 from onmt_lite.models.positions import Embedding
-from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqModel, padding_mask
+from onmt_lite.models.seq2seq import (
+    DecoderState,
+    Memory,
+    OutputLayer,
+    Seq2SeqModel,
+    make_padding_mask,
+)
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance when two values are added
 NO_LIMIT = 100_000
@@ -195,7 +201,7 @@ class Encoder(Stack):
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         """Encode source ids (B, S) with lengths (B,), both int64."""
-        mask = padding_mask(src_lengths, src.size(1))
+        mask = make_padding_mask(src_lengths, src.size(1))
         is_token = mask.transpose(1, 2) == 0  # (B, S, 1)
         embedded = self.embedding(src)
         first = x = self.inward(embedded)

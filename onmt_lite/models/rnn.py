@@ -20,7 +20,7 @@ from onmt_lite.models.seq2seq import (
     OutputLayer,
     Score,
     Seq2SeqModel,
-    padding_mask,
+    make_padding_mask,
 )
 
 Hidden = tuple[Tensor, ...]  # (h,) of GRU cells, (h, c) of LSTM cells, each (L, R, D)
@@ -289,7 +289,7 @@ class Rnn(Seq2SeqModel[RnnMemory, RnnState]):
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> RnnMemory:
         """Encode source ids (B, S) with lengths (B,), both int64."""
         bank, hidden = self.encoder(src, src_lengths)
-        mask, attention = padding_mask(src_lengths, src.size(1)), self.decoder.attention
+        mask, attention = make_padding_mask(src_lengths, src.size(1)), self.decoder.attention
         keys = None if attention is None else attention.project_keys(bank)
         return RnnMemory(bank, mask, keys, hidden)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import HeadSelection, LogitStats, Selection, block_width
+from onmt_lite.models.base import HeadSelection, LogitStats, Selection, choose_block_width
 from onmt_lite.models.cuda_graphs import GraphBuffers, StepGraphs, round_up
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import CKernel, Linear
@@ -85,7 +85,7 @@ class Memory(BatchTensors):
     copy_inputs: BatchTensors | None = field(default=None, kw_only=True)  # for the copy mechanism
 
 
-def padding_mask(src_lengths: Tensor, n: int) -> Tensor:
+def make_padding_mask(src_lengths: Tensor, n: int) -> Tensor:
     """Return the mask (B, 1, n), float32, of a `Memory` for lengths (B,), int64, of at most n."""
     is_padding = torch.arange(n, device=src_lengths.device) >= src_lengths[:, None]  # (B, n)
     mask = torch.zeros(is_padding.shape, device=src_lengths.device)
@@ -384,7 +384,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
             if state.logits is None or len(state.logits) < len(rows):
                 state.logits = rows.new_empty(len(rows), self.vocab_size)
             logits = state.logits[: len(rows)]
-            block = block_width(logits.size(1))
+            block = choose_block_width(logits.size(1))
             state.logit_stats = LogitStats(
                 *kernels.output_logits(rows, kernel.weights, logits, block)
             )

@@ -20,7 +20,13 @@ from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
 from onmt_lite.models.linear import CKernel
 from onmt_lite.models.positions import Embedding, make_sinusoids
-from onmt_lite.models.seq2seq import DecoderState, Memory, OutputLayer, Seq2SeqModel, padding_mask
+from onmt_lite.models.seq2seq import (
+    DecoderState,
+    Memory,
+    OutputLayer,
+    Seq2SeqModel,
+    make_padding_mask,
+)
 
 
 @dataclass
@@ -121,7 +127,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
     def run_encoder(self, src: Tensor, src_lengths: Tensor) -> TransformerMemory:
         """Encode source ids (B, S) with lengths (B,), both int64."""
         positions = torch.arange(src.size(1), device=src.device)[None]  # (1, S)
-        mask = padding_mask(src_lengths, src.size(1))  # (B, 1, S)
+        mask = make_padding_mask(src_lengths, src.size(1))  # (B, 1, S)
         inputs = prepare_self_attention(self.encoder, mask[:, None], positions, positions)
         x = self.src_embedding(src)  # (B, S, D)
         # On other devices the host would wait for the number of tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import block_width
+from onmt_lite.models.base import choose_block_width
 from onmt_lite.search.spec import SearchSpec
 
 
@@ -81,7 +81,7 @@ class TopK:
         columns: Sequence[int] = (),
     ):
         self.spec, self.vocab_size, self.device = spec, vocab_size, device
-        self.block = block_width(vocab_size)
+        self.block = choose_block_width(vocab_size)
         self.stale_blocks = sorted({column // self.block for column in columns})
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
         self.offsets = torch.arange(self.block, device=device)  # (block,)

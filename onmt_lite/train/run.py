@@ -28,7 +28,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     """
     trainer = Trainer(options, text)
     out = trainer.out
-    if trainer.progress() >= 1:
+    if trainer.progress >= 1:
         LOG.info(
             "this run is complete; to continue it, raise train_minutes or train_steps (earlier "
             "runs included)"
@@ -56,7 +56,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
         "calibrate it to get line confidences and `unsure` warnings: %s",
         run_directory.format_calibrate_command(out),
     )
-    if trainer.stop_signal and trainer.progress() < 1:
+    if trainer.stop_signal and trainer.progress < 1:
         interrupted = Interrupted(trainer.stop_signal)
         advice = run_directory.format_resume_hint(out)
         interrupted.status = f"at step {trainer.n_steps}, state saved{advice}"

@@ -45,7 +45,7 @@ BLEU_LINES, SAMPLE_LINES = 200, 2  # held-out lines translated and logged at eac
 BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
 
 
-def clocks() -> tuple[float, float]:
+def read_clocks() -> tuple[float, float]:
     """Return wall-clock and CPU time in seconds."""
     return time.monotonic(), time.process_time()
 
@@ -97,7 +97,7 @@ class Trainer:
 
         self.epoch = self.batch = self.n_steps = self.n_tokens = 0
         self.seconds = self.processor_seconds = 0.0  # spent on updates: wall-clock and CPU
-        self.clocks = clocks()  # at the end of the last update
+        self.clocks = read_clocks()  # at the end of the last update
         self.best, self.total_loss = math.inf, 0.0
         self.stop_signal = 0  # number of the signal that requested a stop
         if state is not None:
@@ -173,34 +173,34 @@ class Trainer:
         """Train until a limit is reached or a signal arrives."""
         valid_seconds = 60 * self.options.learning.minutes_between_validations
         self.model.train()
-        self.clocks = clocks()
+        self.clocks = read_clocks()
         last_valid = self.clocks[0]
         quiet = not CONSOLE.isatty()
         with tqdm(total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=bar_width()) as bar:
-            for batch in self.batches():
-                progress, seconds = self.progress(), self.seconds
+            for batch in self.iterate_batches():
+                progress, seconds = self.progress, self.seconds
                 loss = self.step(batch)
                 self.count_time()
                 status = f"{self.format_status()}  loss {loss:.3f}"
                 bar.set_postfix_str(status, refresh=False)
-                bar.update(min(100.0, 100 * self.progress()) - bar.n)
-                finished = self.progress() >= 1 or bool(self.stop_signal)
+                bar.update(min(100.0, 100 * self.progress) - bar.n)
+                finished = self.progress >= 1 or bool(self.stop_signal)
                 if finished or self.clocks[0] - last_valid > valid_seconds:
                     self.validate()
-                    self.clocks = clocks()
+                    self.clocks = read_clocks()
                     last_valid = self.clocks[0]
                     finished = finished or bool(self.stop_signal)  # a signal during the validation
-                elif int(METRICS_ROWS * self.progress()) > int(METRICS_ROWS * progress):
+                elif int(METRICS_ROWS * self.progress) > int(METRICS_ROWS * progress):
                     self.metrics.add(self.make_row())
                 if finished:  # the state is saved
                     break
                 if self.seconds // PROGRESS_SECONDS > seconds // PROGRESS_SECONDS:
-                    line = f"{100 * self.progress():3.0f} %  {self.format_time()}  {status}"
+                    line = f"{100 * self.progress:3.0f} %  {self.format_time()}  {status}"
                     LOG.info("%s", line, extra={"on_stderr": quiet})
 
     def count_time(self) -> None:
         """Add the time since the last update or validation to the training time."""
-        before, self.clocks = self.clocks, clocks()
+        before, self.clocks = self.clocks, read_clocks()
         self.seconds += self.clocks[0] - before[0]
         self.processor_seconds += self.clocks[1] - before[1]
 
@@ -208,6 +208,7 @@ class Trainer:
         """End the run after the current step."""
         self.stop_signal = signum
 
+    @property
     def progress(self) -> float:
         """Return the finished fraction of the run, 0 to 1, by whichever limit is closer."""
         learning = self.options.learning
@@ -215,7 +216,7 @@ class Trainer:
         by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
         return max(by_steps, by_time)
 
-    def batches(self) -> Iterator[data.TrainBatch]:
+    def iterate_batches(self) -> Iterator[data.TrainBatch]:
         """Yield the remaining batches, epoch after epoch, without end."""
         first = self.epoch
         for epoch in map(self.epochs, itertools.count(first)):
@@ -246,7 +247,7 @@ class Trainer:
         is_pretrained = self.options.data.init_from is not None
         for line in forecast(speed, learning, self.n_steps, self.seconds, is_pretrained):
             LOG.info("%s", line)
-        self.clocks = clocks()
+        self.clocks = read_clocks()
 
     def measure_speed(self, epoch: data.Epoch) -> float:
         """Return target tokens per second, measured by updates of a copy of the model."""
@@ -272,12 +273,13 @@ class Trainer:
         """Update the weights with one batch.  Returns the loss per target token in nats."""
         # Linear warm-up, a plateau, then linear decay to zero
         warm = min(1.0, (self.n_steps + 1) / self.options.learning.warmup_steps)
-        cool = min(1.0, (1.0 - self.progress()) / self.options.learning.cooldown)
+        cool = min(1.0, (1.0 - self.progress) / self.options.learning.cooldown)
         for optimizer, peaks in zip(self.optimizers, self.peak_rates):
             optimizer.zero_grad()
             for group, peak in zip(optimizer.param_groups, peaks):
                 group["lr"] = peak * warm * cool
-        loss = self.loss(self.model, batch, self.options.learning.label_smoothing) / batch.n_tokens
+        smoothing = self.options.learning.label_smoothing
+        loss = self.compute_loss(self.model, batch, smoothing) / batch.n_tokens
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.options.learning.clip_norm)
         for optimizer in self.optimizers:
@@ -292,7 +294,9 @@ class Trainer:
             for mean, weights in zip(self.mean_model.parameters(), self.model.parameters()):
                 mean.lerp_(weights, share)
 
-    def loss(self, model: Transformer, batch: data.TrainBatch, label_smoothing: float) -> Tensor:
+    def compute_loss(
+        self, model: Transformer, batch: data.TrainBatch, label_smoothing: float
+    ) -> Tensor:
         """Return the summed loss of a batch's target tokens.
 
         Args:
@@ -357,7 +361,7 @@ class Trainer:
         self.mean_model.eval()
         losses = []
         for batches in self.valid:
-            total = sum(self.loss(self.mean_model, batch, 0.0).item() for batch in batches)
+            total = sum(self.compute_loss(self.mean_model, batch, 0.0).item() for batch in batches)
             losses.append(total / sum(batch.n_tokens for batch in batches))
         self.mean_model.train()
         return losses

@@ -188,7 +188,9 @@ def test_log_gives_wall_clock_and_cpu_minutes(corpus, tmp_path, monkeypatch):
     """With a minute per step and CPU time twice as long."""
     trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
     step, made = trainer.step, []
-    monkeypatch.setattr("onmt_lite.train.trainer.clocks", lambda: (60 * len(made), 120 * len(made)))
+    monkeypatch.setattr(
+        "onmt_lite.train.trainer.read_clocks", lambda: (60 * len(made), 120 * len(made))
+    )
     trainer.step = lambda batch: made.append(batch) or step(batch)
     trainer.run()
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
