@@ -1,16 +1,18 @@
-"""Jobs: lines of files or streams to an output, by one process, by several, or on a cluster.
+"""Jobs: translate files or streams in one process, in several, or on a cluster.
 
-A job is a list of ranges.  Each becomes a part; the output appears when they are joined.  Files in
-the order in which data passes:
+A job is a list of line ranges.  Each range becomes a partial file, and the output appears when all
+partial files are concatenated.  Modules in the order of the data flow:
 
-    job.py          a run of a job, and its output
-    inputs.py       one pass over the inputs: counted, hashed, cut into ranges
-    tasks.py        read, translate and keep a bucket of lines, in whichever process
-    engine.py       who does the tasks: this process, or others; also those of a Translator
-    dispatcher.py   the dispatcher of several: hands out tasks, repeats those of the dead
-    workers.py      processes of this machine, and how they are started
-    worker.py       the processes themselves
-    reports.py      translations to text, JSONL, log; BLEU of a job
-    store.py        the parts of a job, the file in the making, and what it depends on
-    progress.py     the bar, lines about progress, the log
+    job.py          one attempt at a job
+    inputs.py       one pass over the inputs: count, hash and split into ranges
+    tasks.py        read, translate and store a bucket of lines, in any process
+    engine.py       choose the engine that runs the tasks; the engine of a Translator
+    dispatcher.py   assign tasks to workers, repeat the tasks of dead workers
+    workers.py      worker processes on this machine, seen from the parent
+    worker.py       the worker processes themselves
+    reports.py      output formats, warnings and statistics, BLEU
+    output.py       the output files of a job
+    store.py        partial files, locks, publishing
+    fingerprint.py  everything that the output depends on
+    progress.py     progress bar and log
 """

@@ -1,4 +1,4 @@
-"""Translations to text: the formats of the output, the lines of the log."""
+"""Output formats, statistics and warnings of a job, and lines of the log."""
 
 import json
 import math
@@ -18,41 +18,43 @@ from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Hypothesis, Translatio
 from onmt_lite.system.log import LOG
 from onmt_lite.text.lines import INVALID_JSON, LINE_BREAKS, NO_TEXT_FIELD
 
-DETAIL = {"detail": True}  # extra of a line for the log file, and for stderr with -verbose alone
+DETAIL = {"detail": True}  # extra of a log line that stderr shows only with -verbose
 
-JSON_BREAKS = re.compile("[\x85\u2028\u2029]")  # line ends to many readers, not escaped by json
-MAX_LINE_NUMBERS = 5  # numbers of lines with a note
-QUOTED_WARNINGS = ("unsure", "numbers")  # notes whose first lines the summary quotes
-MAX_QUOTES, MAX_QUOTE_CHARS = 3, 60  # lines, and characters of a source or translation
+JSON_BREAKS = re.compile(
+    "[\x85\u2028\u2029]"
+)  # line ends for many readers, which json does not escape
+MAX_LINE_NUMBERS = 5  # line numbers that a warning lists
+QUOTED_WARNINGS = ("unsure", "numbers")  # warnings whose first lines are quoted
+MAX_QUOTES, MAX_QUOTE_CHARS = 3, 60  # lines; characters of a source or translation
 # Warnings of lines that have an empty translation for this reason
 UNTRANSLATED_WARNINGS = ("not-a-number", INVALID_JSON, NO_TEXT_FIELD)
 SACREBLEU_MISSING = (
-    "report_bleu: sacrebleu 2 or newer is not installed, or one that is too new, and nothing is "
-    "scored; run: pip install sacrebleu==2.6.0"
+    "report_bleu: no supported sacrebleu is installed, so nothing is scored; run: "
+    "pip install sacrebleu==2.6.0"
 )
-# Of each metric: corpus_score takes all texts at once, and of chrF nothing public can be summed
+# Private: corpus_score needs all texts at once, and chrF has no public statistics to sum
 SACREBLEU_METHODS = ("_extract_corpus_statistics", "_compute_score_from_stats")
 
 Writer = Callable[[Translation], str]
-Format = Callable[[Translation, DataOptions, int], str]  # n_best last; whole lines
-MetricCounts = list[list[int]]  # of each metric of -report_bleu
+Format = Callable[[Translation, DataOptions, int], str]  # the int is n_best; returns whole lines
+MetricCounts = list[list[int]]  # sufficient statistics of each metric of -report_bleu
 
 
-# The sentence of each note, read before a job begins: an upgrade meanwhile must not end it
+# Loaded before a job starts, so that an upgrade of the package cannot break it
 WARNING_TEXTS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("warnings.yaml").read_bytes()
 )
 
 
 def build_writer(options: DataOptions, n_best: int) -> Writer:
-    """The function that makes a translation's share of the output: whole lines."""
+    """Return the function that formats a translation as whole lines of output."""
     formats = REFERENCE_FORMATS if options.score_only else FORMATS
     to_text = formats[options.format]
     return lambda translation: to_text(translation, options, n_best)
 
 
 def per_hypothesis(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> Format:
-    """A format of n_best lines, the best first; empty ones if there are fewer hypotheses."""
+    """Build a format with n_best lines, best first; empty lines if hypotheses are missing."""
 
     def rows(translation: Translation, options: DataOptions, n_best: int) -> str:
         aligned = None if translation.src_tokens is None else list[tuple[int, int]]()
@@ -65,6 +67,7 @@ def per_hypothesis(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> F
 
 
 def format_jsonl(translation: Translation, *_: object) -> str:
+    """Format a translation as a JSON object on one line."""
     line = json.dumps(translation.to_dict(), ensure_ascii=False, allow_nan=False)
     if translation.fields is not None:
         line = f'{line[:-1]}, "fields": {translation.fields}}}'
@@ -72,7 +75,13 @@ def format_jsonl(translation: Translation, *_: object) -> str:
 
 
 def format_reference_scores(translation: Translation, options: DataOptions, n_best: int) -> str:
-    """Return log_prob, tokens and perplexity of the reference; a blank line if it has no score."""
+    """Format log-probability, tokens and perplexity of a reference; an empty line if unscored.
+
+    Args:
+        translation: the translation with its reference scores.
+        options: data options.
+        n_best: unused; formats have the same parameters.
+    """
     log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
     if log_prob is None or tokens is None:
         return "\n"
@@ -86,20 +95,36 @@ def format_reference_scores(translation: Translation, options: DataOptions, n_be
 
 
 def format_report(translation: Translation) -> str:
-    """The line of -report; none for a translation without notes."""
+    """Format the line of -report; empty for a translation without warnings."""
     notes = list(translation.notes)
     return json.dumps({"id": translation.id, "notes": notes}) + "\n" if notes else ""
 
 
 def format_text_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    """Format a hypothesis as a line of -output_format text.
+
+    Args:
+        number: number of the input line, from 0.
+        rank: rank of the hypothesis, from 0.
+        hyp: the hypothesis.
+        options: data options.
+    """
     columns = [" ||| ".join([replace_line_breaks(hyp.text), *format_alignment(hyp)])]
-    if hyp.token_log_probs:  # a blank line was never scored
+    if hyp.token_log_probs:  # empty lines have no scores
         columns += [format_score(hyp.score)] * options.with_score
         columns += [format_log_probs(hyp.token_log_probs)] * options.token_scores
     return "\t".join(columns)
 
 
 def format_moses_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    """Format a hypothesis as a line of -output_format moses.
+
+    Args:
+        number: number of the input line, from 0.
+        rank: rank of the hypothesis, from 0.
+        hyp: the hypothesis.
+        options: data options.
+    """
     features = ["log_prob=", format_score(hyp.log_prob)]
     if options.token_scores:
         features = ["WordScores=", *map(format_score, hyp.token_log_probs), *features]
@@ -113,6 +138,14 @@ def format_moses_row(number: int, rank: int, hyp: Hypothesis, options: DataOptio
 
 
 def format_tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions) -> str:
+    """Format a hypothesis as a line of -output_format tsv.
+
+    Args:
+        number: number of the input line, from 0.
+        rank: rank of the hypothesis, from 0.
+        hyp: the hypothesis.
+        options: data options.
+    """
     text = replace_line_breaks(hyp.text).replace("\t", " ")
     columns = [str(number), str(rank), format_score(hyp.score), format_score(hyp.log_prob), text]
     columns += format_alignment(hyp)
@@ -137,14 +170,14 @@ def replace_line_breaks(text: str) -> str:
 
 
 def format_alignment(hyp: Hypothesis) -> list[str]:
-    """What -report_align adds: the pairs of words."""
+    """Return the word pairs of -report_align as a list with one string, or an empty list."""
     if hyp.word_align is None:
         return []
     return [" ".join(f"{source}-{target}" for source, target in hyp.word_align)]
 
 
 def format_log_probs(log_probs: list[float]) -> str:
-    """The log-probabilities of all tokens and the end token, with spaces between them."""
+    """Format the log-probabilities of all tokens and EOS, separated by spaces."""
     return " ".join(map(format_score, log_probs))
 
 
@@ -154,8 +187,14 @@ def format_score(score: float) -> str:
 
 @dataclass
 class FlaggedLines:
-    """Lines with a note: how many, their unknown tokens, the first of them, counted from 1, and
-    what is quoted of these."""
+    """Lines with the same warning.
+
+    Attributes:
+        n_lines: number of lines.
+        n_unknown: unknown tokens in these lines.
+        first: numbers of the first lines, counted from 1.
+        quotes: quoted source and translation of each first line.
+    """
 
     n_lines: int = 0
     n_unknown: int = 0
@@ -163,6 +202,7 @@ class FlaggedLines:
     quotes: list[str] = field(default_factory=list)
 
     def join(self, later: "FlaggedLines") -> None:
+        """Add the lines of another part of the input."""
         self.n_lines += later.n_lines
         self.n_unknown += later.n_unknown
         quotes = dict(zip(self.first, self.quotes)) | dict(zip(later.first, later.quotes))
@@ -170,13 +210,13 @@ class FlaggedLines:
         self.quotes = [quotes.get(number, "") for number in self.first]
 
     def shown(self) -> str:
-        """3; 3 and 8; 3, 8, 12, 20, 31 and 40 more"""
-        n_more = self.n_lines - len(self.first)
-        *numbers, last = [*map(str, self.first), *[f"{n_more:,} more"] * (n_more > 0)]
+        """Format the line numbers: "3", "3 and 8", "3, 8, 12, 20, 31 and 40 more"."""
+        n_omitted = self.n_lines - len(self.first)
+        *numbers, last = [*map(str, self.first), *[f"{n_omitted:,} more"] * (n_omitted > 0)]
         return f"{', '.join(numbers)} and {last}" if numbers else last
 
-    def sentence(self, note: str) -> str:
-        """line 3: the numbers differ from the input [numbers]"""
+    def format_sentence(self, note: str) -> str:
+        """Format the warning: "line 3: the numbers differ from the source [numbers]"."""
         s = "" if self.n_lines == 1 else "s"
         tokens = "token" if self.n_unknown == 1 else "tokens"
         count = f" ({self.n_unknown:,} {tokens})" if note == "unknown-tokens" else ""
@@ -185,23 +225,24 @@ class FlaggedLines:
 
 @dataclass
 class Summary:
-    """Counts over lines, logged at the end of a job in OpenNMT's words."""
+    """Counts over lines, logged at the end of a job with OpenNMT's wording."""
 
     n_lines: int = 0
-    n_scored: int = 0  # lines that have a translation with a score
+    n_scored: int = 0  # lines with a scored translation
     n_words: int = 0  # tokens of the best hypotheses
-    n_gold: int = 0  # lines that have a scored reference
-    n_replaced: int = 0  # unknown tokens that -replace_unk has replaced
+    n_gold: int = 0  # lines with a scored reference
+    n_replaced: int = 0  # unknown tokens replaced by -replace_unk
     n_forced: int = 0  # phrases of -force_words
-    n_unmet: int = 0  # phrases that are not met
-    n_gold_words: int = 0  # tokens of the references, the end tokens counted
+    n_unmet: int = 0  # missing phrases
+    n_gold_words: int = 0  # reference tokens, including EOS
     score: float = 0.0  # sum of the best hypotheses' scores
     gold: float = 0.0  # sum of the references' log-probabilities
-    overlaps: MetricCounts = field(default_factory=list)  # what -report_bleu counts
+    overlaps: MetricCounts = field(default_factory=list)  # statistics of -report_bleu
     notes: dict[str, FlaggedLines] = field(default_factory=dict)
 
     @classmethod
     def of(cls, translations: Iterable[Translation], text_field: str = "text") -> "Summary":
+        """Count over translations; `text_field` is the JSON field, for messages."""
         summary = cls()
         for line in translations:
             summary.n_lines += 1
@@ -211,8 +252,8 @@ class Summary:
                 )
                 if note == NO_TEXT_FIELD:
                     excerpt = describe_missing_field(text_field, line.fields)
-                noted = FlaggedLines(1, line.n_unknown, [line.id + 1], [excerpt])
-                summary.notes.setdefault(note, FlaggedLines()).join(noted)
+                flagged = FlaggedLines(1, line.n_unknown, [line.id + 1], [excerpt])
+                summary.notes.setdefault(note, FlaggedLines()).join(flagged)
             summary.n_forced += line.n_forced
             summary.n_unmet += len(line.unmet)
             summary.n_replaced += sum(hyp.n_replaced for hyp in line.hyps)
@@ -227,7 +268,7 @@ class Summary:
         return summary
 
     def join(self, later: "Summary") -> None:
-        """Count the lines of a later part of the input too."""
+        """Add the counts of another part of the input."""
         for name, value in vars(later).items():
             if name not in ("overlaps", "notes"):
                 setattr(self, name, getattr(self, name) + value)
@@ -235,12 +276,12 @@ class Summary:
             pairs = zip(self.overlaps, later.overlaps)
             self.overlaps = [[a + b for a, b in zip(*pair)] for pair in pairs]
         self.overlaps = self.overlaps or later.overlaps
-        for note, noted in later.notes.items():
-            self.notes.setdefault(note, FlaggedLines()).join(noted)
+        for note, flagged in later.notes.items():
+            self.notes.setdefault(note, FlaggedLines()).join(flagged)
 
     @property
     def untranslated(self) -> FlaggedLines:
-        """The lines that could not be translated."""
+        """Lines that could not be translated."""
         found = FlaggedLines()
         for note in UNTRANSLATED_WARNINGS:
             found.join(self.notes.get(note, FlaggedLines()))
@@ -252,16 +293,16 @@ class Summary:
         if found.n_lines:
             s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
             problem = f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} "
-            problem += "blank in the output, which is complete"
+            problem += "empty in the output, which is complete"
             if lacks := self.notes.get(NO_TEXT_FIELD):
                 problem += f"; line {lacks.first[0]} {lacks.quotes[0]}"
             raise Untranslated(problem)
 
     def log(self, scores: bool) -> None:
-        """Log notes and averages; `scores`: averages of the hypotheses on stderr too."""
-        for note, noted in sorted(self.notes.items()):
-            LOG.info("%s", noted.sentence(note))
-            for number, quote in [*zip(noted.first, noted.quotes)][:MAX_QUOTES]:
+        """Log warnings and averages; `scores`: show the average scores on stderr, too."""
+        for note, flagged in sorted(self.notes.items()):
+            LOG.info("%s", flagged.format_sentence(note))
+            for number, quote in [*zip(flagged.first, flagged.quotes)][:MAX_QUOTES]:
                 if quote:
                     LOG.info("    %d: %s", number, quote)
         for line in format_averages("PRED", self.score, self.n_words, self.n_scored):
@@ -272,26 +313,32 @@ class Summary:
 
 
 def quote(text: str) -> str:
-    """The beginning of a text, with nothing in it that steers a terminal."""
+    """Return the start of a text without control characters."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= MAX_QUOTE_CHARS else f"{shown[: MAX_QUOTE_CHARS - 3]}..."
 
 
 def describe_missing_field(text_field: str, fields: str | None) -> str:
-    """Describe a JSON object that lacks the text field; `fields` is the object as JSON."""
+    """Describe a JSON object without the text field; `fields` is the object as JSON."""
     names = quote(", ".join(json.loads(fields or "{}"))) or "none"
-    return f"has no field {text_field!r} (fields: {names}); name another one with -text_field"
+    return f"has no field {text_field!r} (fields: {names}); set -text_field"
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:
-    """The summary of which `asdict` has made a record."""
-    notes = {note: FlaggedLines(**noted) for note, noted in record["notes"].items()}
+    """Rebuild a Summary from the dict that `asdict` has made."""
+    notes = {note: FlaggedLines(**flagged) for note, flagged in record["notes"].items()}
     return Summary(**{**record, "notes": notes})
 
 
 def format_averages(name: str, score: float, n_words: int, n_sentences: int) -> list[str]:
-    """A sum of scores per token, in the words of OpenNMT-py 0.9, and per sentence, in those of 3.5.
-    The first is left out if there are no tokens, both if there are no sentences."""
+    """Format the average score per token as OpenNMT-py 0.9 does, and per sentence as 3.5 does.
+
+    Args:
+        name: PRED or GOLD.
+        score: sum of the scores.
+        n_words: tokens; the first line is omitted without tokens.
+        n_sentences: sentences; both lines are omitted without sentences.
+    """
     lines = []
     if n_words:
         mean = score / n_words
@@ -304,12 +351,18 @@ def format_averages(name: str, score: float, n_words: int, n_sentences: int) -> 
 
 
 def compute_perplexity(log_prob: float) -> float:
-    """Infinite near the end of what a float can hold."""
+    """Return exp(-log_prob), or infinity instead of an overflow."""
     return math.exp(-log_prob) if log_prob > -700 else math.inf
 
 
 def format_sentence_log(translation: Translation, gold: str | None, verbose: bool) -> list[str]:
-    """What OpenNMT says of a sentence with -verbose; its reference in any case."""
+    """Format the log of a sentence as OpenNMT does with -verbose.
+
+    Args:
+        translation: the translation.
+        gold: the reference, logged in any case; None without one.
+        verbose: whether to log the source and all hypotheses.
+    """
     i, lines = translation.id + 1, []
     if verbose:
         lines += ["", f"SENT {i}: {translation.src.split()}"]
@@ -326,18 +379,18 @@ def format_sentence_log(translation: Translation, gold: str | None, verbose: boo
     return lines
 
 
-# -- BLEU and chrF of -report_bleu, by sacrebleu, which is optional -------------------------------
+# -- BLEU and chrF for -report_bleu; sacrebleu is optional ----------------------------------------
 
 
 def needs_bleu(options: TranslateOptions) -> bool:
-    """Return whether there are translations, and references to compare them with."""
+    """Return True if -report_bleu is set and there are translations and references."""
     data = options.data
     has_both = data.tgt is not None and not data.tgt_file_prefix and not data.score_only
     return options.information.report_bleu and has_both
 
 
 def has_sacrebleu() -> bool:
-    """Return whether sacrebleu is there, in a version whose statistics can be summed over parts."""
+    """Return True if sacrebleu is installed in a version whose statistics can be summed."""
     try:
         is_new = int(metadata.version("sacrebleu").split(".")[0]) >= 2
         return is_new and all(
@@ -348,24 +401,24 @@ def has_sacrebleu() -> bool:
 
 
 def count_matches(texts: Sequence[str], references: Sequence[str]) -> MetricCounts:
-    """Sums over lines, of which both scores are made.  A part keeps them for a run that goes on."""
+    """Return the statistics behind BLEU and chrF, summed over lines.  Partial files keep them."""
     pair = [*map(replace_line_breaks, texts)], [[*map(replace_line_breaks, references)]]
     rows = [metric._extract_corpus_statistics(*pair) for metric in build_metrics()]
     return [[sum(column) for column in zip(*row)] for row in rows]
 
 
 def format_bleu_scores(overlaps: MetricCounts) -> list[str]:
-    """A line for each metric: its signature and score."""
+    """Format signature and score of each metric."""
     lines = []
-    for metric, own in zip(build_metrics(), overlaps):
-        metric.corpus_score(["a"], [["a"]])  # the signature counts the references of a line
-        score = metric._compute_score_from_stats(own)
+    for metric, counts in zip(build_metrics(), overlaps):
+        metric.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
+        score = metric._compute_score_from_stats(counts)
         lines.append(score.format(width=2, signature=str(metric.get_signature())))
     return lines
 
 
 def build_metrics() -> list[Any]:
-    """With sacrebleu's defaults, and without its warning of texts that are tokenized."""
-    from sacrebleu.metrics import BLEU, CHRF  # late: it is optional
+    """Return BLEU and chrF with default settings; `force` disables a warning on tokenized text."""
+    from sacrebleu.metrics import BLEU, CHRF  # optional
 
     return [BLEU(force=True), CHRF()]

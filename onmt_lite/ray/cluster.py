@@ -14,8 +14,8 @@ from typing import Any
 
 from onmt_lite.errors import CheckpointError, OnmtLiteError, OptionError
 from onmt_lite.jobs.dispatcher import Dispatcher, Event, TaskSource, WorkerHandle
+from onmt_lite.jobs.fingerprint import compute_fingerprint, list_differences
 from onmt_lite.jobs.progress import log_machine
-from onmt_lite.jobs.store import compute_fingerprint, list_differences
 from onmt_lite.jobs.tasks import BucketResult, InProcessEngine, Task
 from onmt_lite.ray.options import ClusterOptions
 from onmt_lite.system.log import LOG

@@ -24,7 +24,7 @@ from onmt_lite.checkpoints import native
 from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import OptionError, wrap_os_errors
 from onmt_lite.inference.runtime import DTYPES, resolve_device
-from onmt_lite.jobs.progress import add_log_file, bar_width, log_start
+from onmt_lite.jobs.progress import add_log_file, get_bar_width, log_start
 from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.atomic_files import replace_files
@@ -176,7 +176,7 @@ class Trainer:
         self.clocks = read_clocks()
         last_valid = self.clocks[0]
         quiet = not CONSOLE.isatty()
-        with tqdm(total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=bar_width()) as bar:
+        with tqdm(total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=get_bar_width()) as bar:
             for batch in self.iterate_batches():
                 progress, seconds = self.progress, self.seconds
                 loss = self.step(batch)

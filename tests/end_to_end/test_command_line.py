@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from onmt_lite import OptionError, Translator
-from onmt_lite.jobs.job import Output
+from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import format_times
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.system import clock
@@ -29,7 +29,7 @@ def log_softmax(logits, i):
 def test_text_output_and_summary(main, src):
     done = main("-src", src)
     assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
-    assert done.err == "line 3: the input is blank, so the output is too [empty]\n"
+    assert done.err == "line 3: the input line is empty, so the output line is empty [empty]\n"
     done = main("-src", src, "-n_best", 2, "-beam_size", 3)
     assert (done.code, len(done.lines)) == (0, 8)
     assert done.lines[:6] == ["ein", "ü", "ü", "ein", "", ""]
@@ -83,7 +83,7 @@ def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
         assert out.endswith(b"\n")
         assert len(out.decode("utf-8").splitlines()) == out.count(b"\n") == 2 * len(lines)
         assert "\nline 7: some bytes are not UTF-8" in f"\n{done.err}"
-        assert "lines 2, 3 and 8: the input is blank" in done.err
+        assert "lines 2, 3 and 8: the input line is empty" in done.err
 
 
 def test_an_empty_file_gives_an_empty_file(main, tmp_path):
@@ -390,7 +390,7 @@ def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
         done = main("-src", src, "-output", "out", "-model", "no/such")
         holder = f"process {os.getpid()} on {os.uname().nodename}"
         busy = f"cannot write out: another job is writing it ({holder})"
-        done.failed(5, f"{busy}; wait for its end or choose another output")
+        done.failed(5, f"{busy}; wait until it ends or choose another output")
         assert names(tmp_path) == ["out", "out.parts", "src.txt"]
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert main("-src", src, "-output", "out").code == 0

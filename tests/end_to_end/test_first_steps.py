@@ -71,7 +71,7 @@ def test_doubt_is_shown_without_asking(run, tmp_path):
     lines = f"{SURE}\n{UNSURE}\n{SURE}\n"
     done = run(input=lines)
     first, quote = done.stderr.splitlines()
-    assert first == "line 2: the model is unsure; the translation may be wrong [unsure]"
+    assert first == "line 2: the model is not confident; the translation may be wrong [unsure]"
     text = done.stdout.splitlines()[1]
     assert quote == f"    2: {UNSURE[:57]}... -> {text}"
     quiet = run("-quiet", input=lines)

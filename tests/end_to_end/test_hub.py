@@ -441,9 +441,9 @@ def test_resume_changed_model_refused(hub, run, src, tmp_path):
     repository.commit(files, "changed")
     assert list((tmp_path / "out.parts").glob("0*"))
     code, _, err = run(*argv, "-resume")
-    assert code == 2 and "generation_config.json of model was changed" in err
+    assert code == 2 and "generation_config.json of model has changed" in err
     code, _, err = run(*argv[:-1], f"team/model@{first}", "-resume")
-    assert code == 0 and "NOTE: going on; " in err
+    assert code == 0 and "NOTE: resuming: " in err
 
 
 def test_log_names_commit(hub, run, src, tmp_path):

@@ -268,7 +268,7 @@ class TestJsonl:
         assert b"[1.1, 10000.0]" in done.out
         n_invalid = sum("invalid-json" in expected[2] for _, expected in OBJECTS)
         assert done.code == 7 and f"error: {n_invalid} lines could not be translated" in done.err
-        assert "the input is not a JSON object with a text; the output is blank" in done.err
+        assert "the input is not a JSON object with text; the output line is empty" in done.err
         assert "NOTE: line" not in done.err
 
     def test_text_output_has_one_line_each(self, main, tmp_path):
@@ -291,7 +291,7 @@ class TestJsonl:
     def test_file_whose_objects_all_lack_the_field_is_refused(self, main, src, tmp_path):
         """And a file of which any object has it, or standard input, is translated."""
         data = b'{"id": 1, "sentence": "one"}\nx\n{"n": 2}\n'
-        has = "has no field 'text' (fields: id, sentence); name another one with -text_field"
+        has = "has no field 'text' (fields: id, sentence); set -text_field"
         for name, pack in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
             (tmp_path / name).write_bytes(pack(data))
             done = main("-src", name, "-output", "out", "-model", "no/such")

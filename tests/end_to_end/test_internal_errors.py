@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.jobs.job import Output
+from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import BucketResult
@@ -44,7 +44,7 @@ def test_an_error_of_the_translation_stays_itself(main, src, tmp_path, broken, o
     assert (out, first) == (b"", said)
     left = [path.name for path in tmp_path.iterdir() if path.name not in ("out", "src.txt")]
     if output == "out":
-        state = "before the first line; out is as it was before; go on with:"
+        state = "before the first line; out is as it was before; resume with:"
         assert goes_on[0] == f"onmt_lite: stopped {state}\n"
         assert goes_on[1].endswith(" -resume\n") and len(goes_on) == 2
         assert left == ["out.parts"]
@@ -109,7 +109,7 @@ def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path, env):
     assert error.startswith(
         "onmt_lite: error: cannot write out: File too large; raise the file size limit "
     )
-    state = r"after [\d,]*00 of 4,000 lines; out is as it was before; go on with:"
+    state = r"after [\d,]*00 of 4,000 lines; out is as it was before; resume with:"
     assert re.fullmatch(f"onmt_lite: stopped {state}", stopped)
     assert (tmp_path / "out").read_bytes() == b"older\n"
     done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True)

@@ -52,8 +52,8 @@ def test_each_job_says_its_lines_once(main, src, tmp_path):
     """Handlers of an earlier job would say them again."""
     for _ in range(3):
         done = main("-src", src, "-log_file", "log")
-        assert done.err.count("line 3: the input is blank") == 1
-    assert (tmp_path / "log").read_text("utf-8").count("line 3: the input is blank") == 3
+        assert done.err.count("line 3: the input line is empty") == 1
+    assert (tmp_path / "log").read_text("utf-8").count("line 3: the input line is empty") == 3
 
 
 def test_runs_in_one_file_are_told_apart(process, src, tmp_path):
@@ -114,7 +114,7 @@ def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
                     say_nothing_first(patch)
                 done = main(*argv, "/dev/full", *more)
             assert done.code == 5 and "cannot write /dev/full: No space left on device" in done.err
-            assert more or full_later == ("out was not written; go on with:" in done.err)
+            assert more or full_later == ("out was not written; resume with:" in done.err)
             assert not (tmp_path / "out").exists()
     assert main(*argv, "log", "-resume").code == 0
     assert (tmp_path / "out").read_text("utf-8") == "ein\nü\n\nx y z\n"

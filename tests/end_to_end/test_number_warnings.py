@@ -37,7 +37,7 @@ def test_notes_and_summary(main, table, tmp_path, monkeypatch):
     Path("src").write_text("2\n5\n\n899,00\nja\n2\n", "utf-8")
     notes, log = notes_of(main, "-model", table, "-src", "src", "-n_best", "2")
     assert notes == [["numbers"], [], ["empty"], ["numbers"], [], ["numbers"]]
-    assert "lines 1, 4 and 6: the numbers differ from the input [numbers]\n" in log
+    assert "lines 1, 4 and 6: the numbers differ from the source [numbers]\n" in log
 
 
 def test_lines_are_judged_whole(main, table, tmp_path, monkeypatch):

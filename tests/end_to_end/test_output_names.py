@@ -102,7 +102,7 @@ def test_gzip_output_has_the_same_bytes_however_it_is_made(main, src, process, t
         assert main("-src", src, "-output", "r.gz", *argv).code == 143
     assert not (tmp_path / "r.gz").exists()
     done = main("-src", src, "-output", "r.gz", *argv, "-resume")
-    assert done.code == 0 and "going on; 1 of 4 lines" in done.err
+    assert done.code == 0 and "resuming: 1 of 4 lines" in done.err
     assert (tmp_path / "notes.gz").read_bytes() == notes
     assert main("-src", src, "-output", "r.gz", *argv, "-resume").code == 0
     assert main("-output", "s.gz", stdin=src.read_bytes()).code == 0
@@ -152,7 +152,7 @@ def test_resume_compares_the_format_that_is_written(main, src, tmp_path):
     refused = main(*argv, "-resume", "-output_format", "text")
     assert refused.code == 2 and "output_format was jsonl, now text" in refused.err
     done = main(*argv, "-resume", "-output_format", "jsonl")
-    assert done.code == 0 and "going on; 1 of 4 lines" in done.err
+    assert done.code == 0 and "resuming: 1 of 4 lines" in done.err
 
 
 def test_saved_configuration_names_the_format_and_gives_the_same_job(main, tmp_path):

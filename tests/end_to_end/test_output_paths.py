@@ -251,7 +251,7 @@ def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):
         done = main("-src", src, "-log_file", "/dev/stderr", "-quiet")
     assert (done.code, done.out) == (0, OUT)
     said = (tmp_path / "said").read_text()
-    assert said.startswith("earlier\n[2") and "line 3: the input is blank" in said
+    assert said.startswith("earlier\n[2") and "line 3: the input line is empty" in said
 
 
 @pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
@@ -261,7 +261,7 @@ def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where
     argv = ["-src", src, "-output", "out", "-report_time", "-verbose", "-log_file", "log"]
     done = shell(where, *argv, first=f"{gone} exec" * ("p" in where))
     assert (done.code, (tmp_path / "out").read_bytes()) == (0, OUT)
-    assert "line 3: the input is blank" in (tmp_path / "log").read_text("utf-8")
+    assert "line 3: the input line is empty" in (tmp_path / "log").read_text("utf-8")
 
 
 def test_an_error_keeps_its_code_where_stderr_is_full(shell):
@@ -279,7 +279,7 @@ def test_a_job_may_write_into_the_folder_of_its_model(main, src, table, tmp_path
         assert main(*argv).code == 143
     assert (model / "out.txt.parts").exists()
     done = main(*argv, "-resume")
-    assert done.code == 0 and "going on; 1 of 4 lines" in done.err
+    assert done.code == 0 and "resuming: 1 of 4 lines" in done.err
     if hasattr(os, "listxattr") and os.listxattr("out.txt"):  # the mark of a complete output
         assert main(*argv).code == 0
     with redirected(1, "fresh", os.O_TRUNC | os.O_CREAT):

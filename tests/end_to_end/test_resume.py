@@ -20,7 +20,8 @@ from onmt_lite.config.option import META_NAMES
 from onmt_lite.config.options import OPTIONS, TranslateOptions
 from onmt_lite.inference import loading
 from onmt_lite.jobs import job as job_module
-from onmt_lite.jobs.store import IGNORED_OPTIONS, compute_fingerprint, list_differences, read_sealed
+from onmt_lite.jobs.fingerprint import IGNORED_OPTIONS, compute_fingerprint, list_differences
+from onmt_lite.jobs.store import read_sealed
 from onmt_lite.system.terminal import Interrupted
 from tests.end_to_end.conftest import ROOT, SCRIPT, names
 from tests.support.stop_signals import stopped_before_part
@@ -68,7 +69,7 @@ def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
         assert done.code == 143
         state = f"after {8 * n} of 40 lines" if n else "before the first line"
         assert said == (
-            f"onmt_lite: stopped by SIGTERM {state}; out is as it was before; go on with:"
+            f"onmt_lite: stopped by SIGTERM {state}; out is as it was before; resume with:"
         )
         assert shlex.split(command)[-len(argv) - 3 :] == [
             *argv,
@@ -80,8 +81,8 @@ def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
             GOLD[len(GOLD) * i // 5 : len(GOLD) * (i + 1) // 5] for i in range(n)
         ]
     done = main(*argv, "-resume")
-    assert done.code == 0 and "NOTE: going on; 32 of 40 lines are done" in done.err
-    assert "lines 3, 7, 11, 15, 19 and 5 more: the input is blank" in done.err
+    assert done.code == 0 and "NOTE: resuming: 32 of 40 lines are done" in done.err
+    assert "lines 3, 7, 11, 15, 19 and 5 more: the input line is empty" in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     report = (tmp_path / "rep").read_text().splitlines()
     assert [json.loads(line) for line in report] == REPORT
@@ -94,7 +95,7 @@ def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_pat
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(3, *argv)
     done = main(*argv, "-beam_size", 2)
-    said = f"NOTE: {tmp_path}/out.parts, left by a stopped job, is written anew"
+    said = f"NOTE: overwriting {tmp_path}/out.parts, which an interrupted job left"
     assert done.code == 0 and said in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     assert names(tmp_path) == ["out", "src"]
@@ -106,7 +107,7 @@ def test_what_changed_is_named(main, stop, lines, table, tmp_path):
     argv = ["-src", "src", "-output", "out", "-model", "m.json", *BUCKETS]
     stop(2, *argv)
     before = state(tmp_path)
-    remedy = "give what it was, or leave out -resume to begin anew"
+    remedy = "restore it, or start over without -resume"
     done = main(*argv, "-resume", "-beam_size", 4, "-n_best", 2, "-threads", 1, "-tgt", "src")
     done.failed(
         2,
@@ -128,8 +129,8 @@ def test_what_changed_is_named(main, stop, lines, table, tmp_path):
 
 def test_resume_needs_files(main, lines, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    again = "which cannot be read again; give a file"
-    no_file = "which is no file to go on with; give a file"
+    again = "which cannot be read again; use a file"
+    no_file = "which cannot be resumed; use a file"
     for words, said in [
         ("-output out", f"src is standard input, {again}"),
         ("-src pipe -output out", f"src is pipe, {again}"),
@@ -176,7 +177,7 @@ def test_a_defect_keeps_what_is_written(main, stop, lines, tmp_path, error, capf
     with pytest.raises(type(error)):
         stop(2, *argv, error=error)
     said = capfdbinary.readouterr().err.decode().splitlines()
-    assert said[1] == "onmt_lite: stopped after 16 of 40 lines; out was not written; go on with:"
+    assert said[1] == "onmt_lite: stopped after 16 of 40 lines; out was not written; resume with:"
     assert said[2].endswith(" -resume")
     assert main(*argv, "-resume").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
@@ -189,7 +190,7 @@ def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
     assert main(*argv, "-output", "whole").code == 0
     stop(2, *argv, "-output", "out")
     done = main(*argv, "-output", "out", "-resume")
-    assert done.code == 0 and "NOTE: going on; 8 of 20 lines are done" in done.err
+    assert done.code == 0 and "NOTE: resuming: 8 of 20 lines are done" in done.err
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
@@ -214,7 +215,7 @@ def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
     *_, command = stop(2, *argv, *off).err.splitlines()
     words = shlex.split(command)
     done = main(*argv, *off, *words[words.index("-model") :])
-    assert done.code == 0 and "NOTE: going on; 16 of 40 lines are done" in done.err
+    assert done.code == 0 and "NOTE: resuming: 16 of 40 lines are done" in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
 
 
@@ -223,13 +224,13 @@ def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
 SLOW = """
 import sys
 from onmt_lite import __main__
-from onmt_lite.jobs import job
-append = job.Output.append
+from onmt_lite.jobs import output
+append = output.Output.append
 def slow(self, done):
     append(self, done)
     print("bucket", flush=True)
     sys.stdin.readline()  # as long as the test wants
-job.Output.append = slow
+output.Output.append = slow
 sys.exit(__main__.main())
 """
 
@@ -273,7 +274,7 @@ def test_a_stop_while_modules_or_the_model_are_loaded(main, lines, tmp_path, mon
     def is_stopped(state, *left):
         done = main("-src", "src", "-output", "out")
         said, command = done.err.splitlines()
-        said_before = f"onmt_lite: stopped by SIGINT before the first line; {state}; go on with:"
+        said_before = f"onmt_lite: stopped by SIGINT before the first line; {state}; resume with:"
         assert (done.code, said) == (130, said_before)
         assert command.endswith("-resume") and names(tmp_path) == [*left, "src"]
 
@@ -357,7 +358,7 @@ def test_a_job_that_goes_on_shows_no_search(main, stop, lines, tmp_path):
     *_, command = stop(2, *argv).err.splitlines()
     assert "-dump_beam" in shlex.split(command)
     done = main(*argv, "-resume")
-    assert done.code == 0 and "NOTE: beam.json is not written: dump_beam has seen" in done.err
+    assert done.code == 0 and "NOTE: beam.json is not written: earlier lines" in done.err
     assert names(tmp_path) == ["out", "src"] and (tmp_path / "out").read_bytes() == GOLD
     (tmp_path / "out").unlink()
     assert main(*argv, "-resume").code == 0  # from the first line

@@ -13,7 +13,7 @@ import pytest
 from onmt_lite.config.files import OutputStream
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.inputs import open_input
-from onmt_lite.jobs.job import Output
+from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.progress import StrictFileHandler
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import BucketResult

@@ -90,7 +90,10 @@ def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown
     assert "100%" in bars[-1]
     *_, summary, per_token, per_sentence, end, nothing = screen.lines()
     assert per_token.startswith("PRED AVG SCORE: ") and per_sentence.startswith("PRED SCORE: ")
-    assert (summary, nothing) == ("line 3: the input is blank, so the output is too [empty]", "")
+    assert (summary, nothing) == (
+        "line 3: the input line is empty, so the output line is empty [empty]",
+        "",
+    )
     assert re.fullmatch(END.format("out"), end + "\n")
 
 
@@ -166,7 +169,7 @@ class TestWithoutATerminal:
 
     def test_little_is_said_about_a_short_job(self, main, src):
         said = main("-src", src, "-output", "out").err
-        assert said == "line 3: the input is blank, so the output is too [empty]\n"
+        assert said == "line 3: the input line is empty, so the output line is empty [empty]\n"
         assert [format_line_count(n) for n in (0, 1, 12345)] == [
             "0 lines",
             "1 line",
@@ -219,8 +222,8 @@ class TestTyping:
         screen = terminal()
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
         job = process(**streams)
-        until(lambda: job.poll() is not None or "Ctrl-D ends\r\n" in screen.read())
-        assert screen.lines() == ["loading the model ...", "type a line, Ctrl-D ends", ""]
+        until(lambda: job.poll() is not None or "Ctrl-D ends the input\r\n" in screen.read())
+        assert screen.lines() == ["loading the model ...", "type a line; Ctrl-D ends the input", ""]
         return job, screen
 
     def test_each_line_is_answered_at_once(self, typed, until):

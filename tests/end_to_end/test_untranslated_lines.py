@@ -32,7 +32,7 @@ def test_the_output_is_complete(main, nan_table, tmp_path):
     assert (done.code, done.out) == (7, b"")
     assert done.err == (
         "onmt_lite: error: 6 lines could not be translated (2, 4, 6, 8, 10 and 1 more); "
-        "they are blank in the output, which is complete\n"
+        "they are empty in the output, which is complete\n"
     )
     found = (tmp_path / "out").read_text("utf-8").split("\n")
     assert found == [{"a": "x"}.get(line, "") for line in lines] + [""]
@@ -58,7 +58,7 @@ def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Store, "finish", stopped)
         assert main(*options).code == 143
-    for said in ("12 of 12 lines are done", "is complete; nothing is left to do"):
+    for said in ("12 of 12 lines are done", "is already complete"):
         done = main(*options, "-resume")
         assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10" in done.err
         assert said in done.err
@@ -71,7 +71,7 @@ def test_one_line_and_other_notes(main, nan_table, tmp_path):
     assert done.code == 7
     assert done.err == (
         "onmt_lite: error: 1 line could not be translated (3); "
-        "it is blank in the output, which is complete\n"
+        "it is empty in the output, which is complete\n"
     )
     (tmp_path / "src.jsonl").write_text('{"text": "bad"}\n{"text": "a"}\nx\n', "utf-8")
     assert "2 lines could not be translated (1 and 3)" in main(*options).err

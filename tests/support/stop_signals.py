@@ -24,7 +24,7 @@ def stopped_before_part(n, error=None):
     def until(self, *given):
         if len(written) == n:
             raise error or Interrupted(signal.SIGTERM)
-        put(self, *given)
+        write(self, *given)
         written.append(given)
 
     with pytest.MonkeyPatch.context() as patch:

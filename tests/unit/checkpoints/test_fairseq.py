@@ -13,8 +13,8 @@ from onmt_lite.config.files import check_distinct
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.loading import read_checkpoint
+from onmt_lite.jobs.fingerprint import fingerprint_file, list_all_model_files
 from onmt_lite.jobs.job import list_read_files, list_written_files
-from onmt_lite.jobs.store import fingerprint_file, list_all_model_files
 from tests.support.files import (
     DATA,
     assert_gold,

@@ -205,4 +205,4 @@ class TestJobs:
     def test_averages_count_them_all(self, run):
         log = run("")["log"]
         assert any(line.endswith(f"NB SENTENCES: {len(LINES) - 2}") for line in log)
-        assert any(line.startswith("lines 3 and 8: the input is blank") for line in log)
+        assert any(line.startswith("lines 3 and 8: the input line is empty") for line in log)

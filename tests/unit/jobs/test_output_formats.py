@@ -101,7 +101,7 @@ def test_what_a_limit_cuts_off_is_counted_and_marked(run):
     blank = [i for i, line in enumerate(LINES, 1) if not line.strip()]
     cut = [i for i in cut if i not in blank]
     first = ", ".join(map(str, cut[:-1]))
-    assert f"lines {first} and {cut[-1]}: the translation was cut at the length limit" in log
+    assert f"lines {first} and {cut[-1]}: the translation was cut off at the length limit" in log
 
 
 def test_options_name_the_formats_that_there_are():

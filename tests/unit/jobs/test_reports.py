@@ -192,8 +192,8 @@ def test_summary_averages_over_sentences_and_words(log):
     ]
     Summary.of(translations).log(scores=True)
     assert log == [
-        "line 3: the input is blank, so the output is too [empty]",
-        "line 2: the input is too long; its end is not translated [truncated]",
+        "line 3: the input line is empty, so the output line is empty [empty]",
+        "line 2: the input is too long; its end was not translated [truncated]",
         "PRED AVG SCORE: -0.5000, PRED PPL: 1.6487",  # e^0.5
         "PRED SCORE: -1.5000, PRED PPL: 4.48 NB SENTENCES: 2",  # e^1.5
         "GOLD AVG SCORE: -1.5000, GOLD PPL: 4.4817",
@@ -227,7 +227,7 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
         translations.append(Translation(i, "x", [hyp()], notes, n_unknown=2 * unknown))
     expected = [
         "lines 5 and 20: the translation repeats itself [repeats]",
-        "lines 1, 4, 7, 10, 13 and 2 more: the model does not know some words or characters "
+        "lines 1, 4, 7, 10, 13 and 2 more: some words or characters are not in the vocabulary "
         "(14 tokens) [unknown-tokens]",
     ]
     for n in (1, 3, 6, 19, 20):  # cut into parts

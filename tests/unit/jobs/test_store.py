@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from onmt_lite.errors import DataError, FileError, OptionError
 from onmt_lite.jobs import store as store_module
+from onmt_lite.jobs.fingerprint import LABEL
 from onmt_lite.jobs.inputs import Range, Span
-from onmt_lite.jobs.job import Output
+from onmt_lite.jobs.output import Output
 from onmt_lite.jobs.reports import FlaggedLines, Summary
-from onmt_lite.jobs.store import DIRECTORY_MODE, LABEL, ResultParts, Store
+from onmt_lite.jobs.store import DIRECTORY_MODE, ResultParts, Store
 from onmt_lite.jobs.tasks import BucketResult
 from onmt_lite.system import atomic_files as whole_module
 from onmt_lite.system.terminal import Interrupted
@@ -342,7 +343,7 @@ def test_damaged_stores(halfway, data, mode):
                 (Path(folder) / file).write_bytes(content)
         if mode != DIRECTORY_MODE and name.endswith("manifest.json"):
             before = found(Path(folder))
-            with pytest.raises(FileError, match="is there already and is no file of onmt_lite"):
+            with pytest.raises(FileError, match="already exists and was not created by onmt_lite"):
                 run(Path(folder), resume=True)
             assert found(Path(folder)) == before
             return
@@ -382,7 +383,9 @@ def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
 def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
     """And only that one is made again."""
     folder = fresh(tmp_path)
-    with pytest.raises(FileError, match="its part at lines 4 to 6 is damaged or gone") as caught:
+    with pytest.raises(
+        FileError, match="the partial file at lines 4 to 6 is damaged or missing"
+    ) as caught:
         with Output(str(folder / "out"), None, True) as out:
             out.begin(JOB, RANGES, MACHINE)
             for done in BUCKETS:
@@ -398,7 +401,7 @@ def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
     ("job", "machine", "said"),
     [
         ({**JOB, "options": {"beam_size": 4, "report": "rep"}}, MACHINE, "beam_size was 5, now 4"),
-        ({**JOB, "files": {"src": [10, "abd"]}}, MACHINE, "src was changed"),
+        ({**JOB, "files": {"src": [10, "abd"]}}, MACHINE, "src has changed"),
         ({**JOB, "files": {**JOB["files"], "tgt": [1, "a"]}}, MACHINE, "tgt is new"),
         ({**JOB, "files": {}}, MACHINE, "src is missing"),
         ({**JOB, "versions": {"torch": "2"}}, MACHINE, "version of torch was none, now 2"),
@@ -545,7 +548,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
         make(folder / name)
         status, before = os.lstat(folder / name), found(folder)
         for resume in (False, True):
-            with pytest.raises(FileError, match=f"{name} is there already and is no file of"):
+            with pytest.raises(FileError, match=f"{name} already exists and was not created"):
                 run(folder, resume)
             after = os.lstat(folder / name)
             assert (after.st_ino, after.st_mode) == (status.st_ino, status.st_mode)
@@ -569,7 +572,7 @@ def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, 
     make(place)
     before = found(folder)
     for resume in (False, True):
-        with pytest.raises(FileError, match="is there already and is no file of onmt_lite"):
+        with pytest.raises(FileError, match="already exists and was not created by onmt_lite"):
             run(folder, resume)
     assert found(folder) == before and os.path.lexists(place)
 

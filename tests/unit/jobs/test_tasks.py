@@ -223,7 +223,7 @@ def test_streams_have_no_shards(tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo")
     for words in ([], ["-src", str(tmp_path / "fifo")]):
         assert main(["-model", str(TOY), "-shard", "1/2", *words]) == 2
-        assert "shard: lines of" in capsys.readouterr().err
+        assert "shard: the lines of" in capsys.readouterr().err
 
 
 def test_the_size_of_buckets_does_not_show_in_the_output(src, translated):

@@ -22,8 +22,8 @@ from onmt_lite.jobs import engine as engine_module
 from onmt_lite.jobs import worker as worker_module
 from onmt_lite.jobs import workers as workers_module
 from onmt_lite.jobs.dispatcher import MAX_DEATHS, MAX_OPEN_TASKS, READ_AHEAD
+from onmt_lite.jobs.fingerprint import compute_fingerprint
 from onmt_lite.jobs.inputs import choose_bucket_lines, scan_inputs
-from onmt_lite.jobs.store import compute_fingerprint
 from onmt_lite.jobs.tasks import Bucket, BucketResult, InProcessEngine, Task
 from onmt_lite.jobs.worker import build_pipeline, load_shared, make_picklable
 from onmt_lite.jobs.workers import Workers

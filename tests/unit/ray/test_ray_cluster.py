@@ -148,7 +148,7 @@ class TestSameAsTranslatePy:
         code, err = job.end()
         assert code == 0, err
         assert read(here) == expected("-src", "all", *options)
-        assert "lines 1, 28, 55 and 82: the input is blank" in err
+        assert "lines 1, 28, 55 and 82: the input line is empty" in err
         assert not (here / "out.parts").exists()
 
     def test_objects(self, here, start, expected):
@@ -219,7 +219,7 @@ class TestDeaths:
         assert n_lines < 400
         code, err = Job("-src", "a.txt", "-output", "out", *SLOW, "-resume", cwd=here).end()
         assert (code, read(here)) == (0, wanted), err
-        assert f"going on; {n_lines} of 400 lines are done" in err
+        assert f"resuming: {n_lines} of 400 lines are done" in err
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
     def test_a_signal(self, here, wanted, name):
@@ -273,7 +273,7 @@ def test_a_job_that_is_begun_here_goes_on_there(here, start, expected, first):
     n_lines = 40 * len(parts(here))
     assert n_lines < 400 and not (here / "out").exists()
     code, err = begin("workers" if first == "ray" else "ray", "-resume").end()
-    assert code == 0 and f"going on; {n_lines} of 400 lines are done" in err, err
+    assert code == 0 and f"resuming: {n_lines} of 400 lines are done" in err, err
     assert (read(here), (here / "notes").read_bytes()) == wanted
     assert not list(here.glob("*.parts"))
 
@@ -293,7 +293,7 @@ def test_only_with_the_same_job(here, start):
     assert start(*given).end()[0] == 0
     before = os.stat(here / "out")
     code, err = start(*given, "-resume").end()
-    assert code == 0 and "is complete; nothing is left to do" in err
+    assert code == 0 and "is already complete" in err
     assert os.stat(here / "out").st_ino == before.st_ino
 
 
