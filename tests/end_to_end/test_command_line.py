@@ -82,7 +82,7 @@ def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
         out = (tmp_path / "out.txt").read_bytes()
         assert out.endswith(b"\n")
         assert len(out.decode("utf-8").splitlines()) == out.count(b"\n") == 2 * len(lines)
-        assert "\nline 7: some bytes are not UTF-8" in f"\n{done.err}"
+        assert "\nline 7: invalid UTF-8 bytes" in f"\n{done.err}"
         assert "lines 2, 3 and 8: the input line is empty" in done.err
 
 
@@ -277,7 +277,7 @@ def test_directory_without_permission_is_named(main, src, tmp_path):
 def test_outputs_that_cannot_be_written(main, src, tmp_path):
     (tmp_path / "folder").mkdir()
     for output, reason in [
-        ("none/", "it names a directory; give the path of a file"),
+        ("none/", "it is a directory; use the path of a file"),
         ("src.txt/out", "Not a directory; check the path: a part of it is a file, not a directory"),
         ("x" * 300, "File name too long; choose a shorter name"),
     ]:

@@ -301,7 +301,7 @@ class TestJsonl:
         done.failed(3, f"tgt a.jsonl: no line contains text; line 1 {has}")
         done = main("-src", "a.jsonl", "-text_field", "body")
         assert done.code == 3 and "line 1 has no field 'body' (fields: id, sentence); " in done.err
-        blank = "3 lines could not be translated (1, 2 and 3); they are blank in the output, which"
+        blank = "3 lines could not be translated (1, 2 and 3); they are empty in the output, which"
         done = main("-input_format", "jsonl", stdin=data)
         assert (done.code, done.out) == (7, b"\n\n\n")
         assert f"{blank} is complete; line 1 {has}" in done.err
@@ -336,7 +336,7 @@ class TestJsonl:
     def test_half_characters_are_no_matter_of_encoding(self, main, tiny_checkpoint):
         argv = ["-input_format", "jsonl", "-model", tiny_checkpoint, "-max_length", 3]
         done = main(*argv, stdin=b'{"text": "der \\ud83d hund"}\n')
-        assert "line 1: some bytes are not UTF-8" in done.err and "NOTE" not in done.err
+        assert "line 1: invalid UTF-8 bytes" in done.err and "NOTE" not in done.err
 
     def test_an_empty_name(self, main):
         main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
@@ -360,7 +360,7 @@ def test_lines_in_other_encodings_are_translated_and_noted(
     done = main("-model", tiny_checkpoint, "-max_length", 3, stdin=pack(data))
     assert (done.code, len(done.lines)) == (0, len(data.rstrip(b"\n").split(b"\n")))
     notes = [line for line in done.err.split("\n") if "invalid-utf8" in line]
-    assert len(notes) == 1 and notes[0].startswith(f"{lines}: some bytes are not UTF-8")
+    assert len(notes) == 1 and notes[0].startswith(f"{lines}: invalid UTF-8 bytes")
     assert "convert the input with iconv" in notes[0]
 
 

@@ -116,10 +116,10 @@ def test_what_changed_is_named(main, stop, lines, table, tmp_path):
         f"resume: tgt is new; {remedy}",
     )
     (tmp_path / "m.json").write_bytes(before["m.json"] + b" ")
-    main(*argv, "-resume").failed(2, f"resume: m.json of model was changed; {remedy}")
+    main(*argv, "-resume").failed(2, f"resume: m.json of model has changed; {remedy}")
     (tmp_path / "m.json").write_bytes(before["m.json"])
     (tmp_path / "src").write_bytes(LINES.replace(b"two", b"one", 1))
-    main(*argv, "-resume").failed(2, f"resume: src was changed; {remedy}")
+    main(*argv, "-resume").failed(2, f"resume: src has changed; {remedy}")
     (tmp_path / "src").write_bytes(LINES)
     assert state(tmp_path) == before
     (tmp_path / "src").rename(tmp_path / "moved")  # the same input under another name

@@ -82,7 +82,7 @@ def write(path, text):
     with Output(str(path)) as out:
         out.begin({}, [], {})
         out.append(BucketResult(0, 1, text, Summary()))
-        out.place()
+        out.publish()
 
 
 def refuse(number: int):

@@ -130,7 +130,7 @@ def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
     monkeypatch.setattr(module, "CONSOLE", Screen())
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    with JobProgress(200, quiet=False, typed=False) as meter:
+    with JobProgress(200, quiet=False, reads_terminal=False) as meter:
         for n_left in range(190, -1, -10):
             now[0] += 10.0
             meter.add(10, 20)
@@ -142,7 +142,7 @@ def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
 def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
     """The bar must not learn from the first batch to wait for another one of that size."""
     monkeypatch.setattr(module, "CONSOLE", Screen())
-    with JobProgress(400, quiet=False, typed=False) as meter:
+    with JobProgress(400, quiet=False, reads_terminal=False) as meter:
         meter.bar.mininterval = 0
         for n, done in [(300, 300), (1, 301), (9, 310), (90, 400)]:
             meter.add(n, 10)

@@ -19,7 +19,7 @@ def heed_signals():
 @contextlib.contextmanager
 def stopped_before_part(n, error=None):
     """Within, a job of one process is stopped when n of its parts are written."""
-    put, written = ResultParts.put, []
+    write, written = ResultParts.write, []
 
     def until(self, *given):
         if len(written) == n:
@@ -28,5 +28,5 @@ def stopped_before_part(n, error=None):
         written.append(given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResultParts, "put", until)
+        patch.setattr(ResultParts, "write", until)
         yield

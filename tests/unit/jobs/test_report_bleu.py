@@ -100,7 +100,7 @@ def test_without_the_package_a_line_says_so(run, tmp_path, monkeypatch, version)
     code, said = run()
     assert code == 0 and (tmp_path / "out").read_text() == expected
     (line,) = said
-    assert "sacrebleu 2 or newer is not installed" in line and "pip install sacrebleu" in line
+    assert "no supported sacrebleu is installed" in line and "pip install sacrebleu" in line
 
 
 @pytest.mark.parametrize("name", SACREBLEU_METHODS)
@@ -108,7 +108,7 @@ def test_report_bleu_with_a_sacrebleu_without_statistics_scores_nothing(run, mon
     for metric in (sacrebleu.metrics.base.Metric, sacrebleu.BLEU, sacrebleu.CHRF):
         monkeypatch.delattr(metric, name, raising=False)
     code, (line,) = run()
-    assert code == 0 and "one that is too new, and nothing is scored; run: pip install" in line
+    assert code == 0 and "so nothing is scored; run: pip install" in line
 
 
 def test_nothing_is_imported_that_nobody_asks_for(tiny_checkpoint, tmp_path):

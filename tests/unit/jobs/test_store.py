@@ -68,7 +68,7 @@ def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=No
                 out.parts.write(done)
             out.append(done)
         out.join()
-        out.place()
+        out.publish()
     return out
 
 
@@ -392,7 +392,7 @@ def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
                 out.parts.write(done)
             os.unlink(folder / "out.parts" / "000001")
             out.join()
-    assert out.keeps(caught.value) and found(folder)["out"] == OLDER
+    assert out.can_resume_after(caught.value) and found(folder)["out"] == OLDER
     with Output(str(folder / "out"), None, True) as out:
         assert not out.is_complete(JOB, RANGES) and out.todo == [RANGES[1]]
 
@@ -412,7 +412,7 @@ def test_what_changed_is_refused_by_name(tmp_path, quick, job, machine, said):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
     before = found(folder)
-    with pytest.raises(OptionError, match=f"^resume: {said}; give what it was"):
+    with pytest.raises(OptionError, match=f"^resume: {said}; restore it"):
         run(folder, resume=True, job=job, machine=machine)
     assert found(folder) == before
     run(folder, job=job, machine=machine)  # without -resume, it begins anew
@@ -454,12 +454,12 @@ def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
     except OSError:
         pytest.skip("this file system has no extended attributes")
     before = os.stat(folder / "out")
-    assert not run(folder, resume=True).begun
+    assert not run(folder, resume=True).is_started
     assert os.stat(folder / "out").st_ino == before.st_ino and is_done(folder)
     other = {**JOB, "options": {"beam_size": 4}}
-    assert run(folder, resume=True, job=other).begun
+    assert run(folder, resume=True, job=other).is_started
     (folder / "out").write_bytes(GOLD["out"].replace(b"2", b"3"))  # written to afterwards
-    assert run(folder, resume=True, job=other).begun
+    assert run(folder, resume=True, job=other).is_started
     assert is_done(folder)
 
 
@@ -472,7 +472,7 @@ def test_without_labels_a_job_is_done_again(tmp_path, monkeypatch, quick):
     monkeypatch.setattr(os, "setxattr", refuse, raising=False)
     monkeypatch.setattr(os, "getxattr", refuse, raising=False)
     run(folder)
-    assert run(folder, resume=True).begun
+    assert run(folder, resume=True).is_started
     assert is_done(folder)
 
 
@@ -487,7 +487,7 @@ def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
                     out.parts.write(done)
             raise error
         assert found(folder) == {"out": OLDER} and os.listdir(folder) == ["out"]
-        assert not out.keeps(error)
+        assert not out.can_resume_after(error)
 
 
 def test_a_job_that_cannot_go_on_leaves_nothing(tmp_path, quick):
