@@ -1,11 +1,11 @@
-"""Translation on many machines, by Ray: `python -m onmt_lite.ray`, and `translate_dataset`.
+"""Translation on a Ray cluster: `python -m onmt_lite.ray`, and `translate_dataset`.
 
-A job is that of `onmt_lite.jobs`, with another engine.  Ray's is where the actors run, and to
-notice when they die.  Files in the order of a job:
+A job is a job of `onmt_lite.jobs` with a different engine.  Ray decides where actors run and
+notices when they die.  Modules in the order of a job:
 
-    options.py   the options, most of them those of translate.py
+    options.py   options, most of them shared with translate.py
     job.py       the driver: one job from files to a file
-    cluster.py   the engine: actors, to which it hands out ranges
+    cluster.py   the engine: actors that run tasks
     dataset.py   translate_dataset: a Dataset instead of files
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """translate_dataset, whose import needs ray and pyarrow."""
+    """Import translate_dataset on first use, because it needs ray and pyarrow."""
     if name != "translate_dataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from onmt_lite.ray.dataset import translate_dataset

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of a job with these words, those of the command line by default."""
+    """Run a job and return its exit code; `argv` defaults to the command line."""
     prepare_environment("yaml")
-    # Imported late: what follows needs the package
+    # After the check that required packages are installed
     from onmt_lite.config.cli import run_program
     from onmt_lite.ray.options import PROGRAM
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def translate(options: RayOptions) -> None:
+    """Translate files on a cluster."""
     prepare_environment()
     from onmt_lite.ray.job import run_job
 

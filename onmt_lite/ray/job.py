@@ -1,4 +1,4 @@
-"""The driver: a job whose parts are made by the actors of Ray."""
+"""The driver of a Ray job."""
 
 import glob
 import os
@@ -33,9 +33,9 @@ def run_job(options: RayOptions) -> None:
     """Translate the inputs to -output.  Raises an OnmtLiteError, or Interrupted."""
     ray = find_ray()
     paths, data = find_files(options.src), options.translation.data
-    kind = detect_input_format(paths, data.input_format)
+    input_format = detect_input_format(paths, data.input_format)
     if data.output_format == "auto" and not format_from_path(data.output):
-        data = replace(data, output_format=kind)
+        data = replace(data, output_format=input_format)
     translation = replace(options.translation, data=replace(data, src=paths[0]))
     check_inputs(paths, translation)
 
@@ -48,26 +48,26 @@ def run_job(options: RayOptions) -> None:
 
 
 def find_ray() -> Any:
-    """The library.  OptionError if it is not installed."""
-    # Before the import.  What becomes of a worker that was killed is ours to tell
+    """Import ray.  Raises OptionError if it is not installed."""
+    # Before the import: the dispatcher reports dead workers itself
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no Ray is to begin while ours ends
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # do not start another Ray at exit
     try:
         import ray
     except ImportError as error:
-        what = f"the package ray is missing ({error})"
-        raise OptionError(f"{what}; run: pip install 'ray[data]'") from None
+        problem = f"the package ray is missing ({error})"
+        raise OptionError(f"{problem}; run: pip install 'ray[data]'") from None
     return ray
 
 
 def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
-    """Raise an OnmtLiteError if names or first bytes tell what cannot be read or written."""
-    read = [("src", path) for path in paths] + list(list_read_files(options))[1:]
-    check_distinct(read, list_written_files(options))
+    """Raise an OnmtLiteError if an input, a model or an output is known to be unusable."""
+    inputs = [("src", path) for path in paths] + list(list_read_files(options))[1:]
+    check_distinct(inputs, list_written_files(options))
     check_directories(list_written_files(options))
-    if why := find_resume_obstacle(options):
-        raise OptionError(why)
+    if obstacle := find_resume_obstacle(options):
+        raise OptionError(obstacle)
     for model in get_model_paths(map(download_config_files, options.model.model)):
         if not find_model(model).exists():
             raise CheckpointError(
@@ -76,69 +76,78 @@ def check_inputs(paths: Sequence[str], options: TranslateOptions) -> None:
     for path in paths:
         if is_gzip(path):
             remedy = f"unpack it first: gunzip {path}"
-            raise DataError(f"{path} is gzip data, which cannot be cut into buckets; {remedy}")
+            raise DataError(f"{path} is gzip data, which cannot be split into buckets; {remedy}")
 
 
-def find_files(words: Sequence[str]) -> list[str]:
+def find_files(arguments: Sequence[str]) -> list[str]:
     """Find the files that -src names.
 
     Args:
-        words: files, folders and patterns.
+        arguments: files, directories and glob patterns.
 
     Returns:
-        Absolute paths in the order of the words; those of a pattern are sorted, as are those of a
-        folder, without names that begin with a dot or an underscore.
+        Absolute paths in the order of the arguments.  The files of a pattern or directory are
+        sorted; names in a directory that begin with a dot or an underscore are skipped.
 
     Raises:
-        FileError: for what is not there or cannot be read.
-        OptionError: for what is no file.
+        FileError: if a path does not exist or cannot be read.
+        OptionError: if a path is not a regular file.
     """
-    return [os.path.abspath(path) for word in words for path in _expand(word)]
+    return [
+        os.path.abspath(path) for pattern_or_path in arguments for path in _expand(pattern_or_path)
+    ]
 
 
-def _expand(word: str) -> list[str]:
-    found = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))
-    if not found:
-        raise FileError(
-            f"src {word}: nothing has this name; {hint_for_path(word) or 'check the path'}"
-        )
-    # A pattern such as text/** finds folders besides the files in them
-    files = [path for path in found if not os.path.isdir(path)]
-    files = files or [file for folder in found for file in _list_directory(folder)]
+def _expand(pattern_or_path: str) -> list[str]:
+    matches = (
+        [pattern_or_path]
+        if os.path.lexists(pattern_or_path)
+        else sorted(glob.glob(pattern_or_path, recursive=True))
+    )
+    if not matches:
+        remedy = hint_for_path(pattern_or_path) or "check the path"
+        raise FileError(f"src {pattern_or_path}: no such file or directory; {remedy}")
+    # A pattern such as text/** also matches directories
+    files = [path for path in matches if not os.path.isdir(path)]
+    files = files or [file for directory in matches for file in _list_directory(directory)]
     for path in files:
         with wrap_os_errors(f"read {path}"):
             mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise OptionError(
-                f"src: {path} is no regular file, so that actors cannot share it; copy it to a file"
+                f"src: {path} is not a regular file, so actors cannot share it; copy it to a file"
             )
     return files
 
 
-def _list_directory(folder: str) -> list[str]:
-    with wrap_os_errors(f"read {folder}"):
-        names = sorted(os.listdir(folder))
-    paths = [os.path.join(folder, n) for n in names if n[0] not in "._"]
-    if inner := next(filter(os.path.isdir, paths), None):
-        pattern = os.path.join(folder, "**", "*")
+def _list_directory(directory: str) -> list[str]:
+    with wrap_os_errors(f"read {directory}"):
+        names = sorted(os.listdir(directory))
+    paths = [os.path.join(directory, n) for n in names if n[0] not in "._"]
+    if subdirectory := next(filter(os.path.isdir, paths), None):
+        pattern = os.path.join(directory, "**", "*")
         raise OptionError(
-            f"src: {inner} is a folder within a folder; name each folder, or give {pattern}"
+            f"src: {subdirectory} is a subdirectory; list each directory, or use {pattern}"
         )
     if not paths:
         raise FileError(
-            f"cannot read {folder}: there is no file in it; give a folder with text files"
+            f"cannot read {directory}: it contains no files; use a directory with text files"
         )
     return paths
 
 
-def detect_input_format(paths: Sequence[str], asked: Format | Literal["auto"]) -> Format:
-    """Return the kind that -input_format or all suffixes say.  OptionError if suffixes differ."""
-    if asked != "auto":
-        return asked
-    kinds: dict[Format, str] = {}  # the first file of each
+def detect_input_format(paths: Sequence[str], requested: Format | Literal["auto"]) -> Format:
+    """Return the format of -input_format or of all suffixes.  Raises OptionError if they differ."""
+    if requested != "auto":
+        return requested
+    paths_by_format: dict[Format, str] = {}  # first file of each format
     for path in paths:
-        kinds.setdefault("jsonl" if path.lower().endswith(".jsonl") else "text", path)
-    if len(kinds) > 1:
-        shown = ", ".join(f"{path} is {kind}" for kind, path in kinds.items())
-        raise OptionError(f"src: files of several kinds ({shown}); translate each kind by itself")
-    return next(iter(kinds))
+        paths_by_format.setdefault("jsonl" if path.lower().endswith(".jsonl") else "text", path)
+    if len(paths_by_format) > 1:
+        shown = ", ".join(
+            f"{path} is {input_format}" for input_format, path in paths_by_format.items()
+        )
+        raise OptionError(
+            f"src: files of different formats ({shown}); translate each format in a separate job"
+        )
+    return next(iter(paths_by_format))

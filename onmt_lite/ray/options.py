@@ -1,5 +1,4 @@
-"""Every option of `python -m onmt_lite.ray`: those of a cluster here, those of a translation from
-`translate.py`."""
+"""Options of `python -m onmt_lite.ray`: its cluster options, and options of translate.py."""
 
 import os
 from collections.abc import Mapping
@@ -24,19 +23,19 @@ from onmt_lite.config.text_options import ModelOptions, TextOptions
 T = TypeVar("T", ModelOptions, TextOptions)
 
 USAGE = """\
--src FILE|FOLDER|GLOB ... -output FILE [options]
+-src FILE|DIR|GLOB ... -output FILE [options]
 
-Translates files on the machines of a Ray cluster, or with a Ray of its own on this machine, to what
-translate.py makes of the files joined; either of them goes on with a job that the other has begun.
-Every machine must have this package, the files of the model, the inputs and the folder of the
-output under the same paths."""
+Translates files on a Ray cluster, or with a private Ray on this machine.  The output is the same
+as that of translate.py for the concatenated files, and each program can resume jobs of the other.
+The package, the model, the inputs and the output directory must have the same paths on every
+machine."""
 PAGE = "src output model config beam_size n_best output_format address actors".split()
 PAGE += "cpus_per_actor gpus_per_actor resume quiet".split()
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where it runs."""
+    """Options of the cluster."""
 
     title: ClassVar[str] = "Cluster"
 
@@ -48,7 +47,13 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """What is translated, where, and how; `translation` is what an actor's Translator takes."""
+    """Options of a Ray job.
+
+    Attributes:
+        src: files, directories and patterns.
+        cluster: options of the cluster.
+        translation: options of the Translator of each actor.
+    """
 
     src: tuple[str, ...]
     cluster: ClusterOptions
@@ -66,7 +71,7 @@ SHARED_GROUPS = (
 UNSUPPORTED = ("gpu", "workers", "shard")
 SHARED_NAMES = [f.name for g in SHARED_GROUPS for f in fields(g) if f.name not in UNSUPPORTED]
 FILES = ("output", "input_format", "output_format", "text_field")
-HELP = ("ray",)  # the section of help.yaml
+HELP = ("ray",)  # section of help.yaml
 OPTIONS: dict[str, Option] = {
     "src": replace(TRANSLATE["src"], sections=HELP, is_list=True, default=()),
     **{name: TRANSLATE[name] for name in FILES},
@@ -82,18 +87,22 @@ OPTIONS: dict[str, Option] = {
     ),
 }
 UNSUPPORTED_HINTS = {
-    **{name: "only translate.py has it; leave it out" for name in TRANSLATE if name not in OPTIONS},
-    "gpu": "Ray chooses the GPUs; give gpus_per_actor 1",
+    **{
+        name: "only supported by translate.py; remove it"
+        for name in TRANSLATE
+        if name not in OPTIONS
+    },
+    "gpu": "Ray assigns the GPUs; set gpus_per_actor 1",
     "workers": "use actors instead",
 }
 RULES = (
     require_paths("src", "output"),
-    reject_if(lambda v: "-" in v.src, "src -: actors cannot read standard input; give files"),
+    reject_if(lambda v: "-" in v.src, "src -: actors cannot read standard input; use files"),
     reject_if(
         lambda v: v.device not in ("auto", "cuda" if v.gpus_per_actor else "cpu"),
         lambda v: (
             f"device {v.device}: with gpus_per_actor {v.gpus_per_actor:g} actors run on "
-            f"{'cuda' if v.gpus_per_actor else 'cpu'}; give another gpus_per_actor"
+            f"{'cuda' if v.gpus_per_actor else 'cpu'}; change gpus_per_actor or device"
         ),
     ),
     reject_all(lambda v: find_translation_problems(build_translation_values(v))),
@@ -101,17 +110,19 @@ RULES = (
 
 
 def find_translation_problems(values: dict[str, Any]) -> list[str]:
+    """Return the problems of the translation options."""
     return [] if TRANSLATION.awaits_model(values) else find_errors(TRANSLATION.rules, values)
 
 
 def build_translation_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all options of translate.py: defaults for those that Ray lacks or has otherwise."""
+    """Return values for all options of translate.py; defaults where Ray has none."""
     shared = {name: values[name] for name in (*SHARED_NAMES, *FILES, "config")}
     shared["output_format"] = values["output_format"] or "auto"
     return {**{name: option.default for name, option in TRANSLATE.items()}, **shared}
 
 
 def build_ray_options(resolved: Resolved) -> RayOptions:
+    """Build RayOptions from resolved values."""
     cluster, values = resolved.build(ClusterOptions), build_translation_values(resolved.values)
     origins = {name: resolved.origins.get(name, "default") for name in TRANSLATE} | {
         "src": "default"
@@ -122,7 +133,7 @@ def build_ray_options(resolved: Resolved) -> RayOptions:
 
 
 def adapt_to_actors(options: TranslateOptions, cluster: ClusterOptions) -> TranslateOptions:
-    """On the device that an actor has, with paths that do not depend on where it runs."""
+    """Set the device of an actor, and make paths independent of its working directory."""
     speed = replace(
         options.speed,
         device="cuda" if cluster.gpus_per_actor else "cpu",
@@ -137,13 +148,13 @@ def adapt_to_actors(options: TranslateOptions, cluster: ClusterOptions) -> Trans
 
 
 def make_paths_absolute(group: T) -> T:
-    """With absolute paths."""
+    """Make the paths of an options group absolute."""
     paths = {name: v for name, v in vars(group).items() if TRANSLATE[name].is_path}
     return replace(group, **{name: to_absolute(v) for name, v in paths.items() if v})
 
 
 def to_absolute(paths: Any) -> Any:
-    """Absolute paths of what exists; other names may be those of shipped models or of the hub."""
+    """Return absolute paths if they exist; other names may be shipped or hub models."""
     if isinstance(paths, tuple):
         return tuple(map(to_absolute, paths))
     return os.path.abspath(paths) if os.path.lexists(paths) else paths

@@ -1,1 +1,1 @@
-"""The machine below the program: no model, no text, no options."""
+"""Access to the machine: files, processors, terminal, log.  Independent of models and options."""

@@ -1,4 +1,4 @@
-"""Files that are complete when they get their name: written aside, synced, renamed."""
+"""Files that appear under their name only when complete: write, sync, rename."""
 
 import contextlib
 import errno
@@ -13,69 +13,73 @@ from onmt_lite.errors import wrap_os_errors
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace all files, or none: no file gets its name before all are on the disk.
+def replace_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Replace all files or none: no file is renamed before all are on disk.
 
-    Raises FileError.
+    Args:
+        directory: directory of the files.
+        files: contents by file name.
+
+    Raises:
+        FileError: if a file cannot be written.
     """
-    asides: dict[str, str] = {}
+    temporaries: dict[str, str] = {}
     try:
         for name, data in files.items():
-            with wrap_os_errors(f"write {folder / name}"):
-                asides[name] = write_temporary(str(folder / name), data)
+            with wrap_os_errors(f"write {directory / name}"):
+                temporaries[name] = write_temporary(str(directory / name), data)
         for name in files:
-            with wrap_os_errors(f"write {folder / name}"):
-                rename_and_sync(asides[name], str(folder / name))
-                del asides[name]
+            with wrap_os_errors(f"write {directory / name}"):
+                rename_and_sync(temporaries[name], str(directory / name))
+                del temporaries[name]
     finally:
-        for aside in asides.values():
-            with contextlib.suppress(OSError):  # the error that led here counts
-                os.unlink(aside)
+        for temporary in temporaries.values():
+            with contextlib.suppress(OSError):  # keep the original error
+                os.unlink(temporary)
 
 
 def replace_file(target: str, data: bytes) -> None:
-    """Replace a file, or leave the old one; a link is replaced itself.  Raises OSError."""
-    aside = write_temporary(target, data)
-    with remove_on_error(aside):
-        rename_and_sync(aside, target)
+    """Replace a file, or leave the old one; a link itself is replaced.  Raises OSError."""
+    temporary = write_temporary(target, data)
+    with remove_on_error(temporary):
+        rename_and_sync(temporary, target)
 
 
 def write_temporary(target: str, data: bytes) -> str:
-    """Write the replacement of `target` to the disk; return its path.  Raises OSError."""
-    folder, name = os.path.split(target)
-    aside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
-    fd = create_temporary(aside, target)
+    """Write the replacement of `target` to disk; return its temporary path.  Raises OSError."""
+    directory, name = os.path.split(target)
+    temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
+    fd = create_temporary(temporary, target)
     try:
-        with remove_on_error(aside):
+        with remove_on_error(temporary):
             write_all(fd, data)
             copy_mode_and_sync(fd, target)
     finally:
         os.close(fd)
-    return aside
+    return temporary
 
 
-def create_temporary(aside: str, target: str) -> int:
-    """Open a new file that is to replace `target`, and is as private until then."""
-    return os.open(aside, NEW, 0o600 if os.path.exists(target) else 0o666)
+def create_temporary(temporary: str, target: str) -> int:
+    """Create a file that will replace `target`; until then it is at least as private."""
+    return os.open(temporary, NEW, 0o600 if os.path.exists(target) else 0o666)
 
 
 def copy_mode_and_sync(fd: int, target: str) -> None:
-    """Give a file the mode, owner and group of `target`, which it is to replace, if that is
-    permitted and the file system has them, and sync it to the disk."""
+    """Copy mode, owner and group of `target` if possible, and sync the file to disk."""
     with contextlib.suppress(FileNotFoundError):
         old = os.stat(target)
         for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
             with contextlib.suppress(OSError):
                 os.fchown(fd, uid, gid)
         with contextlib.suppress(OSError):
-            os.fchmod(fd, stat.S_IMODE(old.st_mode))  # after the owner, whose change clears bits
+            os.fchmod(fd, stat.S_IMODE(old.st_mode))  # last: changing the owner clears bits
     os.fsync(fd)
 
 
-def rename_and_sync(aside: str, target: str) -> None:
-    """Rename a file; the new name outlasts a power cut, if the file system can."""
-    os.replace(aside, target)
-    with contextlib.suppress(PermissionError):  # a folder to write, not to read
+def rename_and_sync(temporary: str, target: str) -> None:
+    """Rename a file and sync the directory, so that the new name survives a power failure."""
+    os.replace(temporary, target)
+    with contextlib.suppress(PermissionError):  # the directory is writable but not readable
         fd = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -87,12 +91,12 @@ def rename_and_sync(aside: str, target: str) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes.  Raises OSError; then some of them may be written."""
+    """Write all bytes.  Raises OSError, possibly after a part."""
     left = memoryview(data)
     while left:
         try:
             left = left[os.write(fd, left) :]
-        except BlockingIOError:  # of a pipe or terminal that another program has set so
+        except BlockingIOError:  # another program made the pipe or terminal non-blocking
             waiting = select.poll()
             waiting.register(fd, select.POLLOUT)
             waiting.poll()
@@ -100,10 +104,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def remove_on_error(path: str) -> Iterator[None]:
-    """Remove a file that is not in its place yet if an error comes."""
+    """Remove a temporary file if an error occurs."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # the error that led here counts
+        with contextlib.suppress(OSError):  # keep the original error
             os.unlink(path)
         raise

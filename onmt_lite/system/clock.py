@@ -1,4 +1,4 @@
-"""How a job spends its time."""
+"""Time spent in the phases of a job."""
 
 import contextlib
 import time
@@ -7,25 +7,26 @@ from collections.abc import Callable, Iterator
 
 
 class Clock:
-    """Adds up the seconds of a job's phases: tokenize, encode, decode, write.
+    """Adds up the seconds of the phases tokenize, encode, decode and write.
 
-    A phase within another one stops the outer one meanwhile: no second is counted twice.
+    An inner phase pauses the outer one, so no second is counted twice.
     """
 
     def __init__(self, wait: Callable[[], object] = lambda: None):
-        """`wait` is called before each reading: a GPU works on after a call returns."""
+        """`wait` is called before each reading: a GPU is still busy when a call returns."""
         self.wait = wait
         self.seconds: dict[str, float] = defaultdict(float)
         self._phase, self._since = "", 0.0
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count the time within as time of this phase."""
         outer = self._phase
-        self._go_over(name)
+        self._switch_to(name)
         try:
             yield
         finally:
-            self._go_over(outer)
+            self._switch_to(outer)
 
     def add(self, seconds: dict[str, float]) -> None:
         """Add the seconds of another clock."""
@@ -33,12 +34,12 @@ class Clock:
             self.seconds[name] += more
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call."""
+        """Return seconds by phase since the last call, and reset them."""
         taken, self.seconds = dict(self.seconds), defaultdict(float)
         return taken
 
-    def _go_over(self, phase: str) -> None:
-        """Give the time since the last call to the phase that has run; "" is none."""
+    def _switch_to(self, phase: str) -> None:
+        """Add the time since the last switch to the current phase; start a new one ("": none)."""
         self.wait()
         now = time.perf_counter()
         if self._phase:

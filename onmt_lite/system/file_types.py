@@ -1,4 +1,4 @@
-"""Types of input data that is not UTF-8 text, by its first bytes, and how to make text of it."""
+"""File types that are not UTF-8 text, detected from the first bytes, and how to convert them."""
 
 import codecs
 import re
@@ -10,28 +10,35 @@ import yaml
 
 DATA = Path(__file__).with_name("file_types.yaml")
 HEAD_BYTES = 4096  # bytes
-# Control characters that no text has
+# Control characters that do not occur in text
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 NO_CONTROLS = bytes(set(range(256)) - set(CONTROLS))
-MIN_CONTROL_KINDS = 6  # different control characters that binary data has at least
-FILTER_COMMAND = r"((?:iconv|zstd|xz|bzip2|lz4|lzip|lzop) [^:]*|zcat) {}$"  # reads a pipe, too
+MIN_DISTINCT_CONTROLS = 6  # distinct control characters in binary data
+FILTER_COMMAND = (
+    r"((?:iconv|zstd|xz|bzip2|lz4|lzip|lzop) [^:]*|zcat) {}$"  # commands that also read from a pipe
+)
 
 
 class FileType(NamedTuple):
-    """A type of data that is not text."""
+    """A file type that is not text; `{}` in `remedy` is the name of the file."""
 
     name: str
-    remedy: str  # with {} in the place of the file's name
+    remedy: str
 
     def remedy_for(self, name: str, packed: bool = False) -> str:
-        """Return how to make text of a file; `packed`: the file is gzip data that contains it."""
+        """Return the command that converts a file to text.
+
+        Args:
+            name: the file.
+            packed: whether the file is gzip data that contains this type.
+        """
         text = re.sub(FILTER_COMMAND, r"zcat {} | \1", self.remedy) if packed else self.remedy
         return text.replace("{}", name)
 
 
 @lru_cache
 def load_file_types() -> list[tuple[re.Pattern[bytes], FileType]]:
-    """Load the patterns of first bytes from file_types.yaml."""
+    """Load patterns of first bytes from file_types.yaml."""
     types = yaml.safe_load(DATA.read_bytes()).items()
     return [
         (re.compile(entry["starts"].encode(), re.DOTALL), FileType(name, entry["remedy"]))
@@ -40,11 +47,11 @@ def load_file_types() -> list[tuple[re.Pattern[bytes], FileType]]:
 
 
 def detect_file_type(head: bytes) -> FileType | None:
-    """Detect the type of an input by its first bytes; None for text in any 8-bit encoding.
+    """Detect the type of an input from its first bytes; None for text in any 8-bit encoding.
 
-    Text may contain single NUL bytes.  Binary data has four NULs in a row, or NULs and one control
-    character, which a NUL is too, in 32 bytes; or that many of several different ones and is not
-    UTF-8.
+    Text may contain single NUL bytes.  Data is binary if it has four NULs in a row, or NULs and at
+    least one control character (including NUL) per 32 bytes, or as many control characters of
+    several kinds without being UTF-8.
     """
     for pattern, file_type in load_file_types():
         if pattern.match(head):
@@ -52,33 +59,35 @@ def detect_file_type(head: bytes) -> FileType | None:
     controls = head.translate(None, NO_CONTROLS)
     has_many = len(controls) >= max(8, len(head) / 32)
     if b"\0" not in head:
-        # Fields of a text may be separated by a few control characters
-        if has_many and len({*controls}) >= MIN_CONTROL_KINDS and not is_utf8(head):
-            return FileType("binary data, with control characters", "give lines of text")
+        # Text may use a few control characters as separators
+        if has_many and len({*controls}) >= MIN_DISTINCT_CONTROLS and not is_utf8(head):
+            return FileType(
+                "binary data, with control characters", "use a text file with one sentence per line"
+            )
         return None
     encoding = detect_utf16(head)
     if encoding:
         name = "UTF-16" if encoding == "utf-16" else "UTF-16 without a byte order mark"
         return FileType(name, f"convert it: iconv -f {encoding} -t utf-8 {{}}")
     if b"\0\0\0\0" in head or has_many:
-        return FileType("binary data, with NUL bytes", "give lines of text")
+        return FileType("binary data, with NUL bytes", "use a text file with one sentence per line")
     return None
 
 
 def detect_utf16(head: bytes) -> str:
-    """Return the name of the encoding if data with NUL bytes is UTF-16, otherwise ""."""
+    """Return the encoding of data with NUL bytes if it is UTF-16, otherwise ""."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     for encoding, i in (("utf-16be", 0), ("utf-16le", 1)):
         high, low = head[i::2], head[1 - i :: 2]
-        # In Western text the high bytes are 0, and the low bytes are not
+        # In Western text, high bytes are 0 and low bytes are not
         if high.count(0) > 0.75 * len(high) and low and 0 not in low:
             return encoding
     return ""
 
 
 def is_utf8(head: bytes) -> bool:
-    """Return True for the beginning of UTF-8 text, which may end within a character."""
+    """Return True if bytes are the beginning of UTF-8 text, possibly cut inside a character."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The one logger of the program."""
+"""The logger of the program."""
 
 import logging
 

@@ -1,17 +1,17 @@
-"""What the processor has, as far as the choice of kernels depends on it.  No torch here."""
+"""Processor features that decide which kernels are used.  Does not import torch."""
 
 from functools import cache
 
-MIN_INT8_WIDTH = 128  # a narrower layer takes longer to quantise than to multiply
-# Maker and features of processors on which oneDNN's product of float32 beats `F.linear`: 320 rows
-# of 512 to 512 on one core.  AMD has avx_vnni from Zen 5 on, where oneDNN multiplies in 512 bits
-# and MKL in 256: 2.3 times.  Measured and left: an Intel Xeon and others, 1.0 to 1.2
+MIN_INT8_WIDTH = 128  # in narrower layers, quantization takes longer than the product
+# Vendor and features of processors where float32 products of oneDNN beat `F.linear` (320 rows, 512
+# to 512, one core).  AMD has avx_vnni since Zen 5, where oneDNN uses 512-bit registers and MKL
+# 256-bit: 2.3 times as fast.  Tried and left: an Intel Xeon and other processors, 1.0 to 1.2 times
 ONEDNN_PROCESSORS = ({"AuthenticAMD", "avx512f", "avx_vnni"},)
 
 
 @cache
 def read_cpu_flags() -> frozenset[str]:
-    """What Linux says about the processor, such as maker and features; else nothing."""
+    """Return the words of /proc/cpuinfo, such as vendor and features; empty outside Linux."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", newline="\n") as file:
             return frozenset(file.read(1 << 16).split())

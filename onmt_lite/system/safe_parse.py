@@ -1,11 +1,11 @@
-"""The one reader of YAML and JSON files that others wrote: plain values of limited depth."""
+"""Parsers for YAML and JSON files from outside: plain values with limited nesting."""
 
 import json
 from typing import Any
 
 import yaml
 
-# Raised by PyYAML for a value that is not of its tag, as in `!!bool 5`, or beyond all floats
+# Raised by PyYAML for a value that does not match its tag, as in `!!bool 5`, or overflows a float
 SCALAR_ERRORS = (ValueError, KeyError, IndexError, AttributeError, OverflowError)
 
 
@@ -13,15 +13,15 @@ def parse_json(data: bytes | str, unique: bool = True, max_depth: int = 0) -> An
     """Parse JSON.
 
     Args:
-        data: UTF-8, UTF-16 or UTF-32, or text.
-        unique: whether equal names in an object are refused; else the last one counts.
-        max_depth: how many lists and objects may be in one another; 0: as many as Python reads.
+        data: UTF-8, UTF-16 or UTF-32 bytes, or a string.
+        unique: whether duplicate names in an object are rejected; otherwise the last one counts.
+        max_depth: limit for nested arrays and objects; 0: as deep as Python allows.
 
     Returns:
         The value.
 
     Raises:
-        ValueError: for anything else, also for an integer of more than 4,300 digits.
+        ValueError: for invalid data, and for an integer of more than 4,300 digits.
     """
     try:
         value = json.loads(data, object_pairs_hook=_to_object if unique else None)
@@ -34,33 +34,35 @@ def parse_json(data: bytes | str, unique: bool = True, max_depth: int = 0) -> An
 
 
 def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse equal names, of which json keeps the last one silently."""
-    found: dict[str, Any] = {}
+    """Build an object; reject duplicate names, of which json silently keeps the last."""
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in result:
             raise ValueError(f"it has {name[:50]!r} twice")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def _depth(value: Any) -> int:
-    """Count how many lists and objects are in one another."""
+    """Return the nesting depth of arrays and objects."""
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def parse_yaml(data: bytes) -> Any:
-    """Parse YAML of plain values.  Raises ValueError for anything else."""
+    """Parse YAML with plain values.  Raises ValueError for anything else."""
     try:
         return PlainLoader(data).get_single_data()
     except (yaml.YAMLError, RecursionError, *SCALAR_ERRORS):
-        raise ValueError("not YAML that is understood") from None
+        raise ValueError("not valid YAML with plain values") from None
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Without deep nesting, and without merge keys: ten of them in a row make a table a thousand
-    times as large."""
+    """YAML loader that limits nesting and rejects merge keys.
+
+    Ten merge keys in a row can expand a mapping a thousandfold.
+    """
 
     depth, max_depth = 0, 100
 
@@ -76,5 +78,5 @@ class PlainLoader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise yaml.YAMLError("a merge key")
+            raise yaml.YAMLError("merge keys are not supported")
         super().flatten_mapping(node)

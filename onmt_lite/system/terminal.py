@@ -1,5 +1,8 @@
-"""The terminal and its signals: standard error that cannot fail, whether a person types the input,
-and an end in good order, in which files are closed and nothing half-written stays."""
+"""Terminal and signals.
+
+Writing to stderr never fails, typed input is recognized, and signals end the program cleanly: files
+are closed and nothing half-written remains.
+"""
 
 import contextlib
 import os
@@ -15,10 +18,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Console:
-    """Replaces sys.stderr: a full disk, or a reader that is gone, must not end a job whose output
-    is well."""
+    """Replaces sys.stderr: a full disk or a closed pipe must not end a job whose output is fine."""
 
-    encoding = "utf-8"  # tqdm asks
+    encoding = "utf-8"  # read by tqdm
 
     def write(self, text: str) -> None:
         if sys.stderr is None:  # closed by the shell: 2>&-
@@ -27,11 +29,11 @@ class Console:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            # The interpreter would fail at its end, at what is left in the buffer
+            # Otherwise the interpreter would fail at exit, when it flushes the buffer
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def flush(self) -> None:
-        """`write` has done that."""
+        """Do nothing: `write` flushes."""
 
     def isatty(self) -> bool:
         return sys.stderr is not None and sys.stderr.isatty()
@@ -41,15 +43,15 @@ CONSOLE = Console()
 
 
 def looks_like_text(words: Sequence[str]) -> bool:
-    """Return whether words of the command line read as text rather than as the name of a file."""
+    """Return True if arguments of the command line look like text instead of a file name."""
     text = " ".join(words)
-    named = any(map(os.path.lexists, (text, *words[:1])))
+    exists = any(map(os.path.lexists, (text, *words[:1])))
     is_name = " " not in text.strip() and re.search(r"[./\\]", text.rstrip("."))
-    return not named and not is_name and re.search(r"[^\W\d]", text) is not None
+    return not exists and not is_name and re.search(r"[^\W\d]", text) is not None
 
 
 def suggest_command(words: Sequence[str]) -> str:
-    """Return what to type to translate what was given to no option: text, or a file."""
+    """Return the command that translates arguments given without an option: text or a file."""
     if not looks_like_text(words):
         output = len(words) == 2 and not os.path.lexists(words[1])
         src = shlex.join([words[0], *(["-output", words[1]] if output else [])])
@@ -60,7 +62,7 @@ def suggest_command(words: Sequence[str]) -> str:
 
 
 def get_program_command() -> str:
-    """Return the words that started this program, up to its first argument, as they were typed."""
+    """Return the command that started this program as it was typed, without arguments."""
     path = Path(sys.argv[0])
     if path.name == "translate.py" or path.parent.name == "onmt_lite":
         return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
@@ -68,32 +70,39 @@ def get_program_command() -> str:
 
 
 def is_typed(src: str) -> bool:
-    """Return whether a person types the lines of `src` and sees standard error."""
+    """Return True if a person types the lines of `src` and sees standard error."""
     return src == "-" and sys.stdin is not None and sys.stdin.isatty() and CONSOLE.isatty()
 
 
 class Interrupted(BaseException):
-    """Raised when a signal arrives; no `except Exception` takes it for an error."""
+    """A signal has arrived.  Not an Exception, so `except Exception` does not catch it.
+
+    Attributes:
+        signal: signal.Signals, the signal.
+        exit_code: int, exit code of the command line.
+        status: str, how far the job was and what happened to its output.
+        can_resume: bool, whether the same command with -resume continues.
+    """
 
     def __init__(self, signum: int):
         super().__init__(signum)
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
-        self.status = ""  # how far the work was, and what is left of it
-        self.can_resume = False  # whether the same command with -resume goes on from there
+        self.status = ""
+        self.can_resume = False
 
 
-pending_signals: list[int] = []  # the signal that was raised and has not been answered yet
+pending_signals: list[int] = []  # the signal that was raised and not handled yet
 
 
 def stop_on_signals() -> None:
-    """Let SIGINT, SIGTERM and SIGHUP raise Interrupted from now on, unless they are ignored."""
-    arrived: list[int] = []
-    pending_signals.clear()  # of a program that ran in this process before
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP from now on, unless they are ignored."""
+    received: list[int] = []
+    pending_signals.clear()  # left by an earlier program in this process
 
     def stop(signum: int, frame: object) -> None:
-        arrived.append(signum)
-        if len(arrived) == 1:  # a second one must not break into the clean-up after the first
+        received.append(signum)
+        if len(received) == 1:  # a second signal must not interrupt the clean-up
             pending_signals.append(signum)
             raise Interrupted(signum)
 
@@ -101,44 +110,46 @@ def stop_on_signals() -> None:
 
 
 def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Handle the signals from now on, unless they are ignored: nohup means it.  Return the handlers
-    so far."""
+    """Install a handler for the signals that are not ignored (nohup ignores SIGHUP).
+
+    Returns:
+        The previous handlers.
+    """
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = {number: h for number, h in handlers.items() if h is not signal.SIG_IGN}
-    for number in taken:
+    handled = {number: h for number, h in handlers.items() if h is not signal.SIG_IGN}
+    for number in handled:
         signal.signal(number, handler)
-    return taken
+    return handled
 
 
 def raise_pending() -> None:
     """Raise Interrupted again if a signal has arrived and the program still runs.
 
-    Python drops what a handler raises while it happens to run a finalizer or a callback of the
-    import system ("Exception ignored in ..."); a loop that did not ask would run for ever.
+    Python drops exceptions of signal handlers that run inside a finalizer or an import callback
+    ("Exception ignored in ...").  A loop that does not check would then run forever.
     """
     if pending_signals:
         raise Interrupted(pending_signals[0])
 
 
 def ignore_signals() -> None:
-    """Ignore these signals from now on: only the end of the process is left, in which Python would
-    set the default back."""
+    """Ignore signals from now on: at exit, Python would restore the default handlers."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def stop_after_signal(note: Callable[[int], None]) -> Iterator[None]:
-    """Pass a first signal to `note`; a second one ends the process at once."""
-    arrived: list[int] = []
+def stop_after_signal(callback: Callable[[int], None]) -> Iterator[None]:
+    """Pass the first signal to `callback`; the second one ends the process at once."""
+    received: list[int] = []
 
-    def take(signum: int, frame: object) -> None:
-        if arrived:
+    def handle(signum: int, frame: object) -> None:
+        if received:
             os._exit(128 + signum)
-        arrived.append(signum)
-        note(signum)
+        received.append(signum)
+        callback(signum)
 
-    handlers = handle_signals(take)
+    handlers = handle_signals(handle)
     try:
         yield
     finally:

@@ -140,7 +140,7 @@ def iter_raw_lines(stream: ByteStream) -> Iterator[tuple[bytes | None, bool]]:
         pending += rest
         if len(pending) > MAX_LINE_BYTES + 1:  # plus one for a carriage return
             pending, is_truncated = pending[: MAX_LINE_BYTES + 1], True
-        if not stream.waits():
+        if not stream.is_ready():
             yield None, False
     if pending:
         yield truncate_line(pending, is_truncated)

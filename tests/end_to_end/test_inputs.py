@@ -42,8 +42,11 @@ def convert(encoding, mark=" without a byte order mark"):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (bytes(4096), "binary data, with NUL bytes; give lines of text"),
-        (b"\xff\xff\0\0" * 1024, "binary data, with NUL bytes; give lines of text"),
+        (bytes(4096), "binary data, with NUL bytes; use a text file with one sentence per line"),
+        (
+            b"\xff\xff\0\0" * 1024,
+            "binary data, with NUL bytes; use a text file with one sentence per line",
+        ),
         ("ein Haus\n".encode("utf-16be") * 99, convert("utf-16be")),
         ("ein\nzwei\n".encode("utf-16le"), convert("utf-16le")),
         ("\ufeffein\nzwei\n".encode("utf-16le"), convert("utf-16", "")),
@@ -115,8 +118,8 @@ def test_lines_of_gzip_files_are_counted(main, src, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda data: data[:-9], "it is cut off"),
-        (lambda data: data[:5], "it is cut off"),
+        (lambda data: data[:-9], "it is truncated"),
+        (lambda data: data[:5], "it is truncated"),
         (lambda data: data[:-6] + b"\0\0" + data[-4:], "it is damaged"),
         (lambda data: data[:20] + b"\xff\xff\xff" + data[23:], "it is damaged"),
         (lambda data: data + b"more", "it is damaged"),

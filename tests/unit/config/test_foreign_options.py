@@ -211,7 +211,7 @@ def load_ray(words):
         (load_options, "rnn_size", TRAINING_ONLY),
         (load_ray, "num_beams", "use beam_size instead"),
         (load_ray, "word-scores", NO_EQUIVALENT),  # token_scores is of translate.py alone
-        (load_ray, "tgt", "only translate.py has it; leave it out"),
+        (load_ray, "tgt", "only supported by translate.py; remove it"),
     ],
 )
 def test_no_name_gets_one_of_another_meaning_or_program(load, name, said):

@@ -78,7 +78,7 @@ class TestOptions:
             ("-gpus_per_actor 2", "between 0 and 1"),
             ("-actors 0", "between 1 and"),
             ("-workers 2", "use actors instead"),
-            ("-tgt c", "only translate.py has it"),
+            ("-tgt c", "only supported by translate.py"),
             ("-output_format moses", "one of text, jsonl, got"),
             ("-beam_size 2 -n_best 3", "n_best 3 is more than beam_size 2"),
             ("-beta 1 -search marian", "is not supported by -search marian"),
@@ -137,11 +137,11 @@ class TestWhichFiles:
 
     def test_nothing_is_left_out_without_a_word(self, here):
         write(here / "a" / "b" / "c.txt", b"x")
-        with pytest.raises(OptionError, match="folder within a folder"):
+        with pytest.raises(OptionError, match="is a subdirectory"):
             find_files(["a"])
         assert names(here, "a/**/*") == "a/b/c.txt"
         os.mkfifo(here / "pipe")
-        with pytest.raises(OptionError, match="no regular file"):
+        with pytest.raises(OptionError, match="not a regular file"):
             find_files(["pipe"])
 
     def test_kinds(self):

@@ -367,9 +367,9 @@ def test_columns_that_cannot_be():
 
     schema = pa.table({"text": ["katze"], "score": [1.0], "n": [1]}).schema
     for column, said in (
-        ("text", "has a column score already"),
-        ("body", r"no column of text body; its columns are text \(string\), score \(double\), n"),
-        ("n", r"no column of text n; its columns are text .*, n \(int64\)"),
+        ("text", "column score already exists"),
+        ("body", r"no text column body; its columns are text \(string\), score \(double\), n"),
+        ("n", r"no text column n; its columns are text .*, n \(int64\)"),
     ):
         with pytest.raises(OptionError, match=said):
             check_columns(schema, column)

@@ -83,7 +83,7 @@ KINDS = {
             ("lzop", "lzop data"),
             ("7z", "a 7z archive"),
             ("rar", "a rar archive"),
-            ("compress", "data of compress"),
+            ("compress", "compress data"),
         ]
     },
     "bzip2": (bz2.compress(TEXT.encode()), "bzip2 data"),
@@ -100,9 +100,9 @@ KINDS = {
     "safetensors": (struct.pack("<Q", 60) + b'{"a":{"dtype":"F32","shape":[1]}}', "a safetensors"),
     "doc": (bytes.fromhex("d0cf11e0a1b11ae1") + bytes(16), "an office document of the old kind"),
     "rtf": (b"{\\rtf1\\ansi\\deff0 Gut.}", "an RTF document"),
-    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a picture"),
-    "jpeg": (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "a picture"),
-    "gif": (b"GIF89a\x01\0\x01\0", "a picture"),
+    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "an image"),
+    "jpeg": (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "an image"),
+    "gif": (b"GIF89a\x01\0\x01\0", "an image"),
     "parquet": (b"PAR1\x15\x04\x15\x10", "a Parquet"),
     "noise without NULs": (
         Random(3).randbytes(400).replace(b"\0", b"x"),

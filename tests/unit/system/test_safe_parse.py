@@ -50,5 +50,5 @@ WRONG_YAML = {
 
 @pytest.mark.parametrize("name", WRONG_YAML)
 def test_yaml_that_is_refused_raises_value_error(name):
-    with pytest.raises(ValueError, match="not YAML that is understood"):
+    with pytest.raises(ValueError, match="not valid YAML with plain values"):
         parse_yaml(WRONG_YAML[name])

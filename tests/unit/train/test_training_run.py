@@ -102,7 +102,7 @@ def test_read_pairs_accepts_bom_crlf_gzip_and_extra_columns(tmp_path):
         (b"\n \n\t\n", "contains no pairs"),
         (b"", "contains no pairs"),
         (b"a\tb\n\tb\n", r"my\.tsv:2: the line is not"),
-        (gzip.compress(b"a\tb\n" * 99)[:-9], r"cannot unpack .*my\.tsv: it is cut off"),
+        (gzip.compress(b"a\tb\n" * 99)[:-9], r"cannot unpack .*my\.tsv: it is truncated"),
     ],
 )
 def test_read_pairs_rejects_file_without_pairs(tmp_path, content, problem):
