@@ -26,7 +26,7 @@ def log_softmax(logits, i):
     return logits[i] - math.log(sum(math.exp(x) for x in logits))
 
 
-def test_text_output_and_summary(main, src):
+def test_output_text_and_summary(main, src):
     done = main("-src", src)
     assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
     assert done.err == "line 3: the input line is empty, so the output line is empty [empty]\n"
@@ -35,7 +35,7 @@ def test_text_output_and_summary(main, src):
     assert done.lines[:6] == ["ein", "ü", "ü", "ein", "", ""]
 
 
-def test_jsonl_output(main, src):
+def test_output_format_jsonl(main, src):
     done = main("-src", src, "-output_format", "jsonl")
     records = [json.loads(line) for line in done.out.splitlines()]
     assert [r["id"] for r in records] == [0, 1, 2, 3]
@@ -51,7 +51,7 @@ def test_jsonl_output(main, src):
     assert hyp["score"] == pytest.approx(sum(expected) / 2, abs=1e-5)
 
 
-def test_gold_is_logged_and_leaves_the_output_alone(main, src, tmp_path):
+def test_tgt_reference_scores_are_logged_and_output_is_unchanged(main, src, tmp_path):
     (tmp_path / "tgt.txt").write_bytes("ü\nein b\nb\nein\n".encode())
     plain, gold = main("-src", src), main("-src", src, "-tgt", "tgt.txt")
     assert gold.out == plain.out
@@ -70,7 +70,7 @@ def test_gold_is_logged_and_leaves_the_output_alone(main, src, tmp_path):
     assert scores[2] is None
 
 
-def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
+def test_src_with_invalid_bytes_keeps_line_count(main, tiny_checkpoint, tmp_path):
     """n lines in, n * n_best lines out, whatever the lines hold."""
     lines = [b"\xef\xbb\xbfder hund", b"", b" \t", "a\u2028b\x85c".encode(), b"a\0b", b"a\rb"]
     lines += [b"\xff\xfe x", "\u00a0\u3000".encode(), b"</s> <unk>", "😀 \u202e".encode(), b"end"]
@@ -86,13 +86,13 @@ def test_odd_bytes_keep_their_line(main, tiny_checkpoint, tmp_path):
         assert "lines 2, 3 and 8: the input line is empty" in done.err
 
 
-def test_an_empty_file_gives_an_empty_file(main, tmp_path):
+def test_src_empty_file_gives_empty_output(main, tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     done = main("-src", "empty", "-output", "out", "-report_time")
     assert (done.code, (tmp_path / "out").read_bytes()) == (0, b"")
 
 
-def test_what_the_log_says(main, src, tmp_path):
+def test_log_file_contents(main, src, tmp_path):
     done = main("-src", src, "-verbose", "-report_time", "-log_file", "log.txt", "-n_best", 2)
     assert done.out.count(b"\n") == 8
     assert "SENT 1: ['one']\nPRED 1: ein\nPRED SCORE: -0." in done.err
@@ -114,7 +114,7 @@ def test_what_the_log_says(main, src, tmp_path):
     assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
 
 
-def test_averages_are_those_of_the_scores_in_the_output(main, src, tmp_path):
+def test_averages_match_scores_in_output(main, src, tmp_path):
     """Per token and per sentence; always in the log file, on stderr where they are asked for."""
     done = main("-src", src, "-output_format", "jsonl", "-log_file", "log.txt")
     assert "PRED" not in done.err
@@ -129,7 +129,7 @@ def test_averages_are_those_of_the_scores_in_the_output(main, src, tmp_path):
         assert f"\nPRED SCORE: {shown}" in main("-src", src, more).err
 
 
-def test_times_are_per_line_and_per_token():
+def test_report_time_per_line_and_token():
     total, *averages = format_times(2.5, 10, 400)
     assert total == "Total translation time (s): 2.5"
     assert averages == ["Average translation time (ms): 250.0", "Tokens per second: 160.0"]
@@ -139,7 +139,7 @@ def test_times_are_per_line_and_per_token():
     ]
 
 
-def test_where_the_time_goes(main, src, monkeypatch):
+def test_report_time_lists_phases(main, src, monkeypatch):
     """On a clock that only the work of each phase moves."""
     now = [0.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -166,7 +166,7 @@ def test_where_the_time_goes(main, src, monkeypatch):
     assert int(re.search(phases + " to write\n", done.err)[1]) >= 2
 
 
-def test_quiet_says_nothing_but_errors_and_logs_to_the_file(main, src, tmp_path):
+def test_quiet_prints_only_errors_and_logs_to_file(main, src, tmp_path):
     done = main("-src", src, "-quiet", "-report_time", "-log_file", "log.txt")
     assert (done.code, done.err) == (0, "")
     assert "TIME: " in (tmp_path / "log.txt").read_text(encoding="utf-8")
@@ -186,7 +186,7 @@ def test_print_config(main, tmp_path):
     assert "alpha: 0.5  # command line" in done.lines
 
 
-def test_bad_options_are_told_before_the_model_or_a_file_is_looked_at(main):
+def test_invalid_options_are_reported_before_files_are_read(main):
     argv = ["-model", "no/such", "-src", "no/such", "-output", "no/such/out"]
     argv += ["-n_best", "6", "-beam_siez", "3", "-alpha", "x"]
     main(*argv).failed(
@@ -197,7 +197,7 @@ def test_bad_options_are_told_before_the_model_or_a_file_is_looked_at(main):
     )
 
 
-def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
+def test_gpu_missing_is_reported_before_model_is_loaded(main, src):
     given = [("gpu", number) for number in (63, 300, 99999999999)]
     given += [("device", f"cuda:{number}") for number in ("63", "007", "99999999999")]
     for name, value in given:
@@ -214,7 +214,7 @@ def test_a_missing_gpu_is_told_before_the_model_is_loaded(main, src):
             assert (done.code, done.err.count("\n")) == (2, 1) and said in done.err
 
 
-def test_an_option_that_needs_the_model_to_be_judged(main, src):
+def test_option_that_depends_on_model_is_rejected_after_loading(main, src):
     done = main("-src", src, "-output", "out", "-tokenizer", "sentencepiece")
     assert (done.code, done.out) == (2, b"")
     assert done.err.count("\n") == 1 and "space" in done.err
@@ -230,7 +230,7 @@ def test_an_option_that_needs_the_model_to_be_judged(main, src):
         ("src.txt/x", "Not a directory"),
     ],
 )
-def test_unreadable_inputs(main, src, path, reason):
+def test_src_unreadable_is_an_error(main, src, path, reason):
     for option, words in (("src", ["-src", path]), ("tgt", ["-src", src, "-tgt", path])):
         done = main(*words, "-model", "no/such")
         assert (done.code, done.out, done.err.count("\n")) == (5, b"", 1)
@@ -238,20 +238,20 @@ def test_unreadable_inputs(main, src, path, reason):
         assert done.err.startswith(said)
 
 
-def test_an_input_that_opens_but_cannot_be_read(main, src):
+def test_src_read_error_is_an_error(main, src):
     expected = "cannot read /proc/self/mem: Input/output error; check the disk and the path"
     main("-src", "/proc/self/mem", "-model", "no/such").failed(5, expected)
     main("-src", src, "-tgt", "/proc/self/mem", "-model", "no/such").failed(5, expected)
 
 
-def test_bytes_that_only_begin_like_utf_16_are_lines(main, tiny_checkpoint, tmp_path):
+def test_src_with_utf16_like_start_is_text(main, tiny_checkpoint, tmp_path):
     (tmp_path / "garbage").write_bytes(b"\xff\xfe\x01\n\xfe\n")
     done = main("-src", "garbage", "-model", tiny_checkpoint, "-max_length", "3")
     assert (done.code, len(done.lines)) == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["x.parts", "link.parts"])
-def test_an_input_named_as_the_unfinished_output_survives(main, src, tmp_path, name):
+def test_src_inside_parts_directory_is_preserved(main, src, tmp_path, name):
     """-output x works in x.parts: a source of that name must not be emptied."""
     if name == "x.parts":
         src.rename(tmp_path / name)
@@ -268,13 +268,13 @@ WRITTEN["save_config"] = "job.yaml"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_directory_without_permission_is_named(main, src, tmp_path):
+def test_output_directory_without_permission_is_named(main, src, tmp_path):
     (tmp_path / "folder").mkdir(mode=0o500)
     done = main("-src", src, "-output", "folder/out")
     assert done.code == 5 and "the directory folder is not writable; change" in done.err
 
 
-def test_outputs_that_cannot_be_written(main, src, tmp_path):
+def test_output_unwritable_is_an_error(main, src, tmp_path):
     (tmp_path / "folder").mkdir()
     for output, reason in [
         ("none/", "it is a directory; use the path of a file"),
@@ -296,7 +296,7 @@ def test_outputs_that_cannot_be_written(main, src, tmp_path):
     assert names(tmp_path) == ["folder", "src.txt"]
 
 
-def test_a_full_disk(main, src):
+def test_output_on_full_disk_is_an_error(main, src):
     reason = "No space left on device; free some space or choose another disk"
     full = f"cannot write /dev/full: {reason}"
     main("-src", src, "-quiet", "-output", "/dev/full").failed(5, full)
@@ -305,7 +305,7 @@ def test_a_full_disk(main, src):
     assert done.code == 5 and done.err.endswith(f"onmt_lite: error: {full}\n")
 
 
-def test_a_failed_run_leaves_the_older_output(main, tmp_path):
+def test_output_of_failed_run_is_unchanged(main, tmp_path):
     (tmp_path / "src").write_bytes(b"one\nzz\n")
     (tmp_path / "out").write_bytes(b"older\n")
     done = main("-src", "src", "-output", "out")
@@ -315,7 +315,7 @@ def test_a_failed_run_leaves_the_older_output(main, tmp_path):
     assert names(tmp_path) == ["out", "src"]
 
 
-def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
+def test_tgt_unknown_token_is_located(main, src, tmp_path):
     (tmp_path / "tgt").write_bytes(b"ein\nzz\n\n\n")
     done = main("-src", src, "-tgt", "tgt")
     assert (done.code, done.out) == (3, b"")
@@ -335,7 +335,7 @@ def test_an_unknown_token_of_the_reference_is_located(main, src, tmp_path):
         (b'{"a":' + b"[" * 100_000, "not a table model"),
     ],
 )
-def test_models_that_are_none(main, src, tmp_path, model, word):
+def test_model_invalid_is_rejected(main, src, tmp_path, model, word):
     if model is not None:
         (tmp_path / "model").write_bytes(model)
     done = main("-src", src, "-output", "out", "-model", "model")
@@ -345,7 +345,7 @@ def test_models_that_are_none(main, src, tmp_path, model, word):
     assert not [name for name in names(tmp_path) if name.startswith("out")]
 
 
-def test_an_impossible_reference_does_not_break_the_output(main, src, table, tmp_path):
+def test_tgt_impossible_reference_keeps_output(main, src, table, tmp_path):
     """In a table -Infinity is probability 0; JSON has no word for its logarithm."""
     (tmp_path / "never.json").write_text(table.read_text().replace("1.0", "-Infinity"))
     (tmp_path / "tgt").write_bytes("ü\n\n\n\n".encode())
@@ -355,7 +355,7 @@ def test_an_impossible_reference_does_not_break_the_output(main, src, table, tmp
     assert "Infinity" not in done.out.decode("utf-8")
 
 
-def test_a_line_for_which_nothing_is_possible(main, src, table, tmp_path):
+def test_src_line_without_possible_translation(main, src, table, tmp_path):
     """Every token is impossible or not allowed yet: a blank line, not a missing one."""
     end, *others = json.loads(table.read_text())["vocab"]
     row = [0.0] + [-math.inf] * len(others)
@@ -367,7 +367,7 @@ def test_a_line_for_which_nothing_is_possible(main, src, table, tmp_path):
 
 
 @pytest.mark.parametrize("n_tgt", [0, 3, 5])
-def test_src_and_tgt_of_different_length(main, src, tmp_path, n_tgt):
+def test_tgt_with_different_line_count_is_rejected(main, src, tmp_path, n_tgt):
     (tmp_path / "tgt").write_bytes(b"ein\n" * n_tgt)
     argv = ["-tgt", "tgt", "-output", "out"]
     done = main("-src", src, *argv, "-model", "no/such")
@@ -378,13 +378,13 @@ def test_src_and_tgt_of_different_length(main, src, tmp_path, n_tgt):
     assert not [name for name in names(tmp_path) if name.startswith("out")]
 
 
-def test_src_and_tgt_of_equal_length_from_a_stream(main, src, tmp_path):
+def test_tgt_with_equal_line_count_from_stream(main, src, tmp_path):
     (tmp_path / "tgt").write_bytes(b"ein\nein\n\nein")
     done = main("-tgt", "tgt", stdin=src.read_bytes())
     assert (done.code, done.lines) == (0, ["ein", "ü", "", "x y z"])
 
 
-def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
+def test_output_locked_by_another_job_is_an_error(main, src, tmp_path):
     (tmp_path / "out").write_bytes(b"older\n")
     with Output(str(tmp_path / "out")):
         done = main("-src", src, "-output", "out", "-model", "no/such")
@@ -398,7 +398,7 @@ def test_two_jobs_cannot_write_one_output(main, src, tmp_path):
     assert names(tmp_path) == ["out", "src.txt"]
 
 
-def test_a_link_as_output_stays_a_link(main, src, tmp_path):
+def test_output_symbolic_link_is_kept(main, src, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "real").write_bytes(b"older\n")
     os.symlink("there/real", tmp_path / "out")
@@ -410,7 +410,7 @@ def test_a_link_as_output_stays_a_link(main, src, tmp_path):
     assert names(tmp_path / "there") == ["new", "real"]
 
 
-def test_messages_stay_on_one_line(main, tmp_path):
+def test_errors_are_single_lines(main, tmp_path):
     """A file name may hold what ends a line."""
     done = main("-src", "a\nb\u2028c")
     assert done.code == 5
@@ -419,7 +419,7 @@ def test_messages_stay_on_one_line(main, tmp_path):
     assert done.code == 5
 
 
-def test_a_translation_that_ends_at_once(main, tmp_path):
+def test_empty_translation(main, tmp_path):
     """The end token is the most probable first one: no token, and no division by their number."""
     first = [5.0, 0.0]
     write_table(tmp_path / "ends.json", ["</s>", "x"], {"one": first})

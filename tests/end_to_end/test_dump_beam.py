@@ -19,7 +19,7 @@ def many(tmp_path):
 
 
 @pytest.mark.parametrize("more", mark_sweeps(WAYS, WAYS[::2]))
-def test_the_first_hundred_lines(main, many, tmp_path, more):
+def test_dump_beam_contains_first_hundred_lines(main, many, tmp_path, more):
     done = main("-src", many, "-output", "out", "-dump_beam", "beam.json", *more)
     assert done.code == 0
     dumped = json.loads((tmp_path / "beam.json").read_text("utf-8"))
@@ -30,14 +30,14 @@ def test_the_first_hundred_lines(main, many, tmp_path, more):
     assert (tmp_path / "out").read_bytes() == with_it
 
 
-def test_another_ending_and_another_error(main, src, tmp_path):
+def test_dump_beam_with_unknown_extension_is_rejected(main, src, tmp_path):
     done = main("-src", src, "-dump_beam", "beam.txt")
     assert done.code == 2 and "must be a file name that ends in .json or .html" in done.err
     main("-src", src, "-output", "out", "-dump_beam", "beam.json", "-tgt", "no/such")
     assert not [p for p in tmp_path.iterdir() if "beam" in p.name]
 
 
-def test_a_pipe_stays_one(shell, src, tmp_path):
+def test_dump_beam_pipe_is_not_replaced(shell, src, tmp_path):
     os.mkfifo(tmp_path / "beam.json")
     argv = ["-src", src, "-output", "out", "-dump_beam", "beam.json"]
     done = shell("", *argv, first="cat beam.json & exec")
@@ -46,7 +46,7 @@ def test_a_pipe_stays_one(shell, src, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["no/such.json", "folder.json", "no/such.html"])
-def test_a_file_that_cannot_be_written_ends_the_job_before_its_work(main, src, tmp_path, path):
+def test_dump_beam_unwritable_file_is_reported_before_translation(main, src, tmp_path, path):
     (tmp_path / "folder.json").mkdir()
     done = main("-src", src, "-output", "out", "-dump_beam", path)
     assert done.code == 5 and f"cannot write {path}" in done.err

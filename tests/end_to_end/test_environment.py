@@ -58,12 +58,12 @@ def said(missing, command):
 
 
 @pytest.mark.parametrize("words", PROGRAMS, ids=" ".join)
-def test_missing_packages_are_named_with_the_command_that_installs_them(checkout, words):
+def test_missing_packages_error_contains_install_command(checkout, words):
     packages = "torch sentencepiece PyYAML tqdm"
     assert start(checkout, *words) == said(ALL, f"{sys.executable} -m pip install {packages}")
 
 
-def test_an_installed_copy_asks_for_the_packages_alone(tmp_path):
+def test_missing_packages_of_installed_copy(tmp_path):
     (tmp_path / "onmt_lite").symlink_to(ROOT / "onmt_lite")
     for name in ("torch", "yaml"):
         (tmp_path / f"{name}.py").touch()
@@ -72,7 +72,7 @@ def test_an_installed_copy_asks_for_the_packages_alone(tmp_path):
 
 
 @pytest.mark.parametrize("code", ["runpy.run_path('translate.py', run_name='__main__')", *IMPORTS])
-def test_old_python_is_refused_in_one_line(checkout, code):
+def test_old_python_is_rejected_in_one_line(checkout, code):
     version = "import sys, runpy; sys.version_info = (3, 9, 18, 'final', 0); "
     problem = f"Python 3.9 is too old ({sys.executable}); onmt_lite needs Python 3.10 or newer"
     assert start(checkout, "-c", version + code) == (2, f"onmt_lite: error: {problem}\n")
@@ -85,7 +85,7 @@ def has(name):
 
 
 @pytest.mark.parametrize("name", OLD_PYTHONS)
-def test_installed_old_python_is_refused_in_one_line(checkout, name):
+def test_old_python_with_installed_copy_is_rejected_in_one_line(checkout, name):
     if not has(name):
         pytest.skip("not installed")
     version = f"Python {name.removeprefix('python')} is too old"
@@ -119,7 +119,7 @@ def python(code, env):
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=str,
 )
-def test_threads_that_wait_spin_shortly_unless_told_otherwise(given, expected):
+def test_idle_threads_spin_briefly_by_default(given, expected):
     """libgomp reads it when torch is imported."""
     env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     code = "import os; from onmt_lite.system.resources import prepare_environment as p; p();"
@@ -146,7 +146,7 @@ print(found)
 """
 
 
-def test_products_depend_on_neither_threads_nor_rows():
+def test_matrix_products_do_not_depend_on_threads_or_rows():
     """On processors where that costs nothing; JSONL of any number of workers is the same there."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     if not {"GenuineIntel", "avx512f", "avx512bw"} <= flags:
@@ -156,7 +156,7 @@ def test_products_depend_on_neither_threads_nor_rows():
 
 
 @pytest.mark.parametrize("error", [None, ImportError])
-def test_no_garbage_is_looked_for_while_modules_are_imported(error):
+def test_garbage_collection_is_disabled_during_imports(error):
     """Nor among them, later; what is made then is collected as ever."""
     gc.collect()
     try:
@@ -185,7 +185,7 @@ def test_no_garbage_is_looked_for_while_modules_are_imported(error):
         ("win32", "", 1 << 40, {}),
     ],
 )
-def test_freed_memory_is_kept_unless_the_user_has_a_say(monkeypatch, platform, given, most, taken):
+def test_freed_memory_is_kept_unless_user_sets_malloc(monkeypatch, platform, given, most, taken):
     """most: what this C library takes as the least size of memory that is mapped."""
     settings = {}
 
@@ -233,7 +233,7 @@ print(pages())
     ],
     ids=["workers", "Python"],
 )
-def test_memory_that_a_step_has_freed_is_kept(start, given):
+def test_freed_memory_of_decoding_step_is_kept(start, given):
     """20 MB are 5,120 pages."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     assert (int(python(start + "\n" + FAULTS, {**env, **given})) < 1000) == (not given)

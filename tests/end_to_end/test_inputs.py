@@ -54,7 +54,7 @@ def convert(encoding, mark=" without a byte order mark"):
         (docx(), "a Word document (docx); save it as plain text (UTF-8), or convert it: pandoc"),
     ],
 )
-def test_kinds_are_told_by_their_first_bytes(main, src, tmp_path, data, said, pack):
+def test_src_file_type_is_detected_by_first_bytes(main, src, tmp_path, data, said, pack):
     (tmp_path / "x").write_bytes(pack(data))
     if pack is gzip.compress:
         said = re.sub(r": (iconv .*) x$", r": zcat x | \1", said)
@@ -77,7 +77,7 @@ def test_kinds_are_told_by_their_first_bytes(main, src, tmp_path, data, said, pa
         (b"\x04\x22\x4d\x18\x64\x40\xa7one\n", "lz4 data; unpack it first: lz4 -dc x"),
     ],
 )
-def test_compressed_input_is_refused_with_its_command(main, src, tmp_path, data, said):
+def test_src_compressed_is_rejected_with_command(main, src, tmp_path, data, said):
     """Whichever option names it, and under any name."""
     (tmp_path / "x").write_bytes(data)
     by_line = ["-src", src, "-force_words", "x"], ["-src", src, "-ban_words", "x"]
@@ -89,7 +89,7 @@ def test_compressed_input_is_refused_with_its_command(main, src, tmp_path, data,
     assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
 
 
-def test_gzip_is_unpacked_whatever_its_name(main, tmp_path):
+def test_src_gzip_is_unpacked_regardless_of_name(main, tmp_path):
     # As pigz and `cat a.gz b.gz` make them: several members, zeros behind the last
     packed = gzip.compress(LINES[:5]) + gzip.compress(b"") + gzip.compress(LINES[5:]) + bytes(64)
     for name in ("src.gz", "src"):
@@ -107,7 +107,7 @@ def test_gzip_is_unpacked_whatever_its_name(main, tmp_path):
     main("-src", "my twice.gz").failed(3, f"my twice.gz is {within}")
 
 
-def test_lines_of_gzip_files_are_counted(main, src, tmp_path):
+def test_src_gzip_lines_are_counted(main, src, tmp_path):
     (tmp_path / "tgt.gz").write_bytes(gzip.compress(b"ein\n" * 4))
     assert main("-src", src, "-tgt", "tgt.gz").err.count("GOLD SCORE") == 3 + 1
     (tmp_path / "tgt.gz").write_bytes(gzip.compress(b"ein\n" * 5))
@@ -125,7 +125,7 @@ def test_lines_of_gzip_files_are_counted(main, src, tmp_path):
         (lambda data: data + b"more", "it is damaged"),
     ],
 )
-def test_damaged_gzip_data(main, tmp_path, damage, reason):
+def test_src_damaged_gzip_is_rejected(main, tmp_path, damage, reason):
     data = damage(gzip.compress(LINES * 3000))
     (tmp_path / "src.gz").write_bytes(data)
     argv = ["-output", "out"]
@@ -136,7 +136,7 @@ def test_damaged_gzip_data(main, tmp_path, damage, reason):
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
 
 
-def test_lines_of_gzip_data_are_answered_as_they_come(process):
+def test_src_gzip_stream_is_translated_line_by_line(process):
     """What the other side has flushed is translated, though the file is not at its end."""
     job = process(stdin=-1)
     with gzip.GzipFile(fileobj=job.stdin, mode="wb") as packing:
@@ -192,7 +192,7 @@ def meanwhile(monkeypatch):
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["src", "tgt"])
-def test_an_input_that_changes_while_it_is_read(job, tmp_path, name, change):
+def test_src_changed_while_reading_is_an_error(job, tmp_path, name, change):
     """The job ends with the first bucket, not the last."""
     calls = []
 
@@ -204,7 +204,7 @@ def test_an_input_that_changes_while_it_is_read(job, tmp_path, name, change):
     assert calls == [2]
 
 
-def test_an_input_that_changes_before_it_is_read(main, job, tmp_path, meanwhile):
+def test_src_changed_before_reading_is_an_error(main, job, tmp_path, meanwhile):
     def both():
         CHANGES["grows"](tmp_path / "src")
         CHANGES["grows"](tmp_path / "tgt")
@@ -218,7 +218,7 @@ def test_an_input_that_changes_before_it_is_read(main, job, tmp_path, meanwhile)
     )
 
 
-def test_an_input_that_is_removed_is_still_open(main, src, meanwhile):
+def test_src_removed_while_open_is_translated(main, src, meanwhile):
     meanwhile(job_module.Output, "append", src.unlink)
     assert main("-src", src).out == OUT
 
@@ -261,7 +261,7 @@ class TestJsonl:
     @pytest.mark.parametrize(
         ("name", "data"), [("a.jsonl", JSONL), ("a.JSONL.gz", gzip.compress(JSONL))]
     )
-    def test_a_record_has_the_other_fields(self, main, tmp_path, name, data):
+    def test_input_format_jsonl_passes_other_fields_through(self, main, tmp_path, name, data):
         (tmp_path / name).write_bytes(data)
         done = main("-src", name, "-output_format", "jsonl")
         records = [json.loads(line) for line in done.out.decode("utf-8").splitlines()]
@@ -274,24 +274,24 @@ class TestJsonl:
         assert "the input is not a JSON object with text; the output line is empty" in done.err
         assert "NOTE: line" not in done.err
 
-    def test_text_output_has_one_line_each(self, main, tmp_path):
+    def test_input_format_jsonl_text_output_has_one_line_each(self, main, tmp_path):
         (tmp_path / "a").write_bytes(JSONL)
         main("-src", "a", "-input_format", "jsonl", "-output", "out")
         lines = (tmp_path / "out").read_bytes().decode("utf-8").splitlines()
         assert lines == [" ".join(text.split()) for _, (_, text, _, _) in OBJECTS]
 
-    def test_standard_input_is_text_unless_told(self, main):
+    def test_input_format_of_stdin_is_text_by_default(self, main):
         data = b'{"text": "one", "de": "two"}\n'
         assert main("-input_format", "jsonl", stdin=data).out == b"ein\n"
         done = main("-input_format", "jsonl", "-text_field", "de", stdin=data)
         assert done.out == "ü\n".encode()
         assert main(stdin=data).code == 3  # a word that the table does not know
 
-    def test_a_name_does_not_win_over_the_option(self, main, tmp_path):
+    def test_input_format_option_overrides_file_name(self, main, tmp_path):
         (tmp_path / "a.jsonl").write_bytes(LINES)
         assert main("-src", "a.jsonl", "-input_format", "text").out == OUT
 
-    def test_file_whose_objects_all_lack_the_field_is_refused(self, main, src, tmp_path):
+    def test_text_field_missing_in_all_lines_is_rejected(self, main, src, tmp_path):
         """And a file of which any object has it, or standard input, is translated."""
         data = b'{"id": 1, "sentence": "one"}\nx\n{"n": 2}\n'
         has = "has no field 'text' (fields: id, sentence); set -text_field"
@@ -316,7 +316,7 @@ class TestJsonl:
         assert done.code == 7 and [record["notes"] for record in records] == notes
         assert records[0]["fields"] == {"id": 1, "sentence": "one"}
 
-    def test_references(self, main, src, tmp_path):
+    def test_input_format_jsonl_with_references(self, main, src, tmp_path):
         """They are objects where their own file is named so."""
         (tmp_path / "tgt").write_bytes(b"ein\n" * 3)
         (tmp_path / "tgt.jsonl").write_bytes(b'{"text": "ein"}\n' * 2 + b'{"text": 1}\n')
@@ -336,12 +336,12 @@ class TestJsonl:
         begun = main("-src", "src", "-tgt", "tgt.jsonl", "-tgt_file_prefix")
         assert begun.out == b"ein\nein\nein\n"
 
-    def test_half_characters_are_no_matter_of_encoding(self, main, tiny_checkpoint):
+    def test_input_format_jsonl_lone_surrogates(self, main, tiny_checkpoint):
         argv = ["-input_format", "jsonl", "-model", tiny_checkpoint, "-max_length", 3]
         done = main(*argv, stdin=b'{"text": "der \\ud83d hund"}\n')
         assert "line 1: invalid UTF-8 bytes" in done.err and "NOTE" not in done.err
 
-    def test_an_empty_name(self, main):
+    def test_text_field_empty_name(self, main):
         main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
 
 
@@ -357,9 +357,7 @@ ENCODED = [  # lines, and how the summary begins to name those that are not UTF-
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "in gzip"])
 @pytest.mark.parametrize(("data", "lines"), ENCODED)
-def test_lines_in_other_encodings_are_translated_and_noted(
-    main, tiny_checkpoint, data, lines, pack
-):
+def test_src_lines_in_other_encodings_get_warning(main, tiny_checkpoint, data, lines, pack):
     done = main("-model", tiny_checkpoint, "-max_length", 3, stdin=pack(data))
     assert (done.code, len(done.lines)) == (0, len(data.rstrip(b"\n").split(b"\n")))
     notes = [line for line in done.err.split("\n") if "invalid-utf8" in line]
@@ -372,7 +370,7 @@ def marian(tmp_path):
     return shutil.copytree(DATA / "hf" / "marian", tmp_path / "marian")
 
 
-def test_a_marian_directory_without_its_sentencepiece_models(main, marian, tmp_path):
+def test_model_marian_without_sentencepiece_is_rejected(main, marian, tmp_path):
     (tmp_path / "raw").write_bytes(b"w37 w3 w90 w24\n")
     expected = main("-src", "raw", "-model", "marian").out
     (marian / "source.spm").unlink()
@@ -391,7 +389,7 @@ def test_a_marian_directory_without_its_sentencepiece_models(main, marian, tmp_p
     assert done.out.decode().replace(" ", "").replace("▁", " ").strip() == expected.decode().strip()
 
 
-def test_raw_text_for_a_model_of_tokens(main, marian, tmp_path):
+def test_raw_text_for_token_model_logs_notice(main, marian, tmp_path):
     note = (
         "NOTE: {} of the first {} words are not in the vocabulary, and this model expects tokens "
         "separated by spaces; to translate raw text, set -src_subword_model with -tokenizer bpe or "
@@ -406,7 +404,7 @@ def test_raw_text_for_a_model_of_tokens(main, marian, tmp_path):
     assert "NOTE" not in main("-model", "marian", stdin=b"Guten Morgen\n").err
 
 
-def test_only_the_first_lines_are_looked_at(main, marian, tmp_path):
+def test_raw_text_notice_only_considers_first_lines(main, marian, tmp_path):
     """Once, not at every window."""
     argv = ["-model", "marian", "-tokenizer", "space", "-max_length", 2, "-beam_size", 1]
     argv += ["-bucket_lines", 1024, "-workers", 1]
@@ -414,7 +412,7 @@ def test_only_the_first_lines_are_looked_at(main, marian, tmp_path):
     assert done.err.count("NOTE") == 1 and "2048 of the first 2048 words" in done.err
 
 
-def test_the_shipped_table_takes_tokens_without_a_note(main, src):
+def test_raw_text_notice_is_not_logged_for_table_model(main, src):
     records = main("-src", src, "-output_format", "jsonl")
     assert "NOTE" not in records.err
     assert [json.loads(line)["src"] for line in records.lines] == ["one", "two", "", "odd"]

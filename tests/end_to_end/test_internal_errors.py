@@ -33,7 +33,7 @@ def broken(request, monkeypatch):
 
 
 @pytest.mark.parametrize("output", ["-", "out", "/dev/null"])
-def test_an_error_of_the_translation_stays_itself(main, src, tmp_path, broken, output, capfdbinary):
+def test_translation_error_is_not_masked(main, src, tmp_path, broken, output, capfdbinary):
     (tmp_path / "out").write_bytes(b"older\n")
     with pytest.raises(type(broken)) as caught:
         main("-src", src, "-output", output, "-quiet")
@@ -53,7 +53,7 @@ def test_an_error_of_the_translation_stays_itself(main, src, tmp_path, broken, o
     assert (tmp_path / "out").read_bytes() == b"older\n"
 
 
-def test_a_defect_ends_in_its_traceback_and_exit_code_1(table, tmp_path, env):
+def test_internal_error_prints_traceback_and_exits_1(table, tmp_path, env):
     program = (
         "import sys; from onmt_lite.__main__ import main\n"
         "from onmt_lite.inference.pipeline import Pipeline\n"
@@ -77,7 +77,7 @@ def test_a_defect_ends_in_its_traceback_and_exit_code_1(table, tmp_path, env):
 
 
 @pytest.mark.parametrize("name", ["out", "pipe"])
-def test_an_error_inside_counts_more_than_one_of_closing(tmp_path, name):
+def test_error_is_not_masked_by_error_while_closing(tmp_path, name):
     """What was written before may fail only when the file is closed."""
     path = tmp_path / name
     if name == "pipe":
@@ -94,7 +94,7 @@ def test_an_error_inside_counts_more_than_one_of_closing(tmp_path, name):
     assert os.listdir(tmp_path) in ([], ["pipe"])
 
 
-def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path, env):
+def test_disk_full_during_job_is_an_output_error(process, tmp_path, env):
     """A file that may not grow beyond 4,096 bytes stands for the disk."""
     (tmp_path / "src.txt").write_bytes(b"two\n" * 4000)
     (tmp_path / "out").write_bytes(b"older\n")
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_is_an_error_of_the_output(process, tmp_path, env):
     assert sorted(os.listdir(tmp_path)) == ["out", "src.txt"]
 
 
-def test_a_defect_in_a_message_is_not_called_an_error_of_the_log_file(tmp_path):
+def test_internal_error_in_log_message_is_not_a_log_file_error(tmp_path):
     handler = StrictFileHandler(tmp_path / "log")
     record = logging.LogRecord("", logging.INFO, "", 0, "no place for it", ("an argument",), None)
     with contextlib.closing(handler), pytest.raises(TypeError, match="not all arguments"):

@@ -38,7 +38,7 @@ def state():
 
 
 @pytest.mark.parametrize("words", JOBS.values(), ids=JOBS)
-def test_a_job_leaves_the_log_as_it_was(main, src, tmp_path, words):
+def test_job_restores_logging(main, src, tmp_path, words):
     (tmp_path / "odd.txt").write_bytes(b"zz\n")
     before = state()
     for name in ("log", "log", "other"):
@@ -48,7 +48,7 @@ def test_a_job_leaves_the_log_as_it_was(main, src, tmp_path, words):
     assert (tmp_path / "log").exists() == ("-log_file" not in words)
 
 
-def test_each_job_says_its_lines_once(main, src, tmp_path):
+def test_each_job_logs_its_lines_once(main, src, tmp_path):
     """Handlers of an earlier job would say them again."""
     for _ in range(3):
         done = main("-src", src, "-log_file", "log")
@@ -56,7 +56,7 @@ def test_each_job_says_its_lines_once(main, src, tmp_path):
     assert (tmp_path / "log").read_text("utf-8").count("line 3: the input line is empty") == 3
 
 
-def test_runs_in_one_file_are_told_apart(process, src, tmp_path):
+def test_log_file_separates_runs(process, src, tmp_path):
     """Two at once, then one more: the lines of each have a number of its own, and begin with the
     command, which names the output."""
     both = [process("-src", src, "-output", name, "-log_file", "log") for name in "ab"]
@@ -74,7 +74,7 @@ def test_runs_in_one_file_are_told_apart(process, src, tmp_path):
         assert end.startswith(f"4 lines -> {words[words.index('-output') + 1]} (")
 
 
-def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
+def test_log_of_calling_program_is_unchanged(tmp_path):
     records, handler = [], logging.Handler()
     handler.emit = records.append
     LOG.addHandler(handler)
@@ -91,7 +91,7 @@ def test_the_log_of_a_program_that_calls_is_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("log_file", mark_sweeps(["log", "/dev/full", "/dev/stderr"], ["log"]))
-def test_no_file_is_left_to_the_interpreter(table, src, tmp_path, env, log_file):
+def test_log_file_is_closed(table, src, tmp_path, env, log_file):
     words = ["-src", src, "-model", table, "-output", "out", "-log_file", log_file, "-quiet"]
     command = [sys.executable, "-W", "always::ResourceWarning", SCRIPT, *words]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, env=env, capture_output=True)
@@ -105,7 +105,7 @@ def say_nothing_first(patch):
         patch.setattr(f"onmt_lite.jobs.job.{name}", lambda *args: None)
 
 
-def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
+def test_log_file_write_error_leaves_no_output(main, src, tmp_path):
     argv = ["-src", src, "-output", "out", "-log_file"]
     for more in ([], ["-resume"]):
         for full_later in (False, True):
@@ -120,7 +120,7 @@ def test_a_log_that_cannot_be_written_leaves_no_output(main, src, tmp_path):
     assert (tmp_path / "out").read_text("utf-8") == "ein\nü\n\nx y z\n"
 
 
-def test_log_that_is_full_for_its_last_line_leaves_no_output(main, src, tmp_path):
+def test_log_file_full_at_last_line_leaves_no_output(main, src, tmp_path):
     """Nor does one that is full when nothing is left to do harm what is complete."""
     argv = ["-src", src, "-output", "out", "-log_file"]
     with pytest.MonkeyPatch.context() as patch:

@@ -32,7 +32,7 @@ def notes_of(main, *options):
     return [record["notes"] for record in records], done.err
 
 
-def test_notes_and_summary(main, table, tmp_path, monkeypatch):
+def test_numbers_warning_in_output_and_summary(main, table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("src").write_text("2\n5\n\n899,00\nja\n2\n", "utf-8")
     notes, log = notes_of(main, "-model", table, "-src", "src", "-n_best", "2")
@@ -40,7 +40,7 @@ def test_notes_and_summary(main, table, tmp_path, monkeypatch):
     assert "lines 1, 4 and 6: the numbers differ from the source [numbers]\n" in log
 
 
-def test_lines_are_judged_whole(main, table, tmp_path, monkeypatch):
+def test_numbers_warning_considers_whole_lines(main, table, tmp_path, monkeypatch):
     """Each of two sentences says the other's number, so that the line says the same ones."""
     monkeypatch.chdir(tmp_path)
     Path("src").write_text("A7! B8!\nA7!\n", "utf-8")

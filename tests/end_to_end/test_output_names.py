@@ -39,7 +39,7 @@ def read_as(format, text):
     ("name", "format"),
     [("o.jsonl", "jsonl"), ("O.JSONL", "jsonl"), ("o.tsv", "tsv"), ("o.en", "text"), ("o", "text")],
 )
-def test_output_format_follows_the_name(main, tmp_path, name, format, gz):
+def test_output_format_follows_file_name(main, tmp_path, name, format, gz):
     (tmp_path / "in.jsonl").write_bytes(OBJECTS)
     done = main("-src", "in.jsonl", "-output", name + gz)
     assert (done.code, done.err) == (0, "")
@@ -47,7 +47,7 @@ def test_output_format_follows_the_name(main, tmp_path, name, format, gz):
     assert sorted(os.listdir(tmp_path)) == sorted(["in.jsonl", name + gz])
 
 
-def test_output_format_without_a_name_is_text(main):
+def test_output_format_without_name_is_text(main):
     assert main("-input_format", "jsonl", stdin=OBJECTS).lines == TEXTS
 
 
@@ -61,7 +61,7 @@ def test_output_format_without_a_name_is_text(main):
         *(("o.jsonl", format, None) for format in ("auto", "jsonl")),
     ],
 )
-def test_format_that_contradicts_the_name_gets_one_note(main, tmp_path, name, format, meant):
+def test_output_format_contradicting_name_logs_notice(main, tmp_path, name, format, meant):
     done = main("-output", name, "-output_format", format, stdin=b"one\n")
     shown = "text" if format == "auto" else format
     note = (
@@ -72,7 +72,7 @@ def test_format_that_contradicts_the_name_gets_one_note(main, tmp_path, name, fo
 
 
 @pytest.mark.parametrize("ending", [".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z"])
-def test_other_compressed_output_is_refused_with_a_remedy(main, tmp_path, ending):
+def test_output_other_compression_is_rejected(main, tmp_path, ending):
     name = f"my out{ending}"
     said = f"{name}: {ending} files are not supported; use a name"
     main("-output", name, stdin=b"one\n").failed(2, f"output {said} that ends in .gz")
@@ -89,7 +89,7 @@ def test_other_compressed_output_is_refused_with_a_remedy(main, tmp_path, ending
     assert os.listdir(tmp_path) == ["stdin"]
 
 
-def test_gzip_output_has_the_same_bytes_however_it_is_made(main, src, process, tmp_path):
+def test_output_gzip_bytes_do_not_depend_on_workers_or_resume(main, src, process, tmp_path):
     """In one run, by workers, after a stop, of a stream, through Python."""
     argv = ["-bucket_lines", "1", "-report", "notes.gz"]
     assert main("-src", src, "-output", "a.gz", *argv).code == 0
@@ -110,7 +110,7 @@ def test_gzip_output_has_the_same_bytes_however_it_is_made(main, src, process, t
         assert (tmp_path / f"{name}.gz").read_bytes() == a, name
 
 
-def test_gzip_output_of_shards_joins_to_the_whole(main, src, tmp_path):
+def test_output_gzip_of_shards_concatenates(main, src, tmp_path):
     for i in (1, 2, 3):
         argv = ["-shard", f"{i}/3", "-bucket_lines", "2", "-output", f"{i}.jsonl.gz"]
         assert main("-src", src, *argv).code == 0
@@ -119,7 +119,7 @@ def test_gzip_output_of_shards_joins_to_the_whole(main, src, tmp_path):
     assert [record["id"] for record in records] == [0, 1, 2, 3]
 
 
-def test_gzip_pipe_gets_each_line_at_once(process, tmp_path):
+def test_output_gzip_pipe_receives_each_line_at_once(process, tmp_path):
     os.mkfifo(tmp_path / "pipe.gz")
     job = process("-output", "pipe.gz", stdin=subprocess.PIPE)
     unpacked = zlib.decompressobj(wbits=31)
@@ -134,7 +134,7 @@ def test_gzip_pipe_gets_each_line_at_once(process, tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [[], [1], [GZIP_CHUNK], [3] * 50_000, [400_000, 5]])
-def test_packer_writes_the_same_bytes_however_data_is_cut(sizes):
+def test_gzip_compressor_bytes_do_not_depend_on_chunks(sizes):
     data = os.urandom(300) * 400 + b"a" * sum(sizes)
     whole, cut = GzipCompressor(), GzipCompressor()
     expected = whole.compress(data) + whole.finish()
@@ -145,7 +145,7 @@ def test_packer_writes_the_same_bytes_however_data_is_cut(sizes):
     assert b"".join([*parts, cut.finish()]) == expected and gzip.decompress(expected) == data
 
 
-def test_resume_compares_the_format_that_is_written(main, src, tmp_path):
+def test_resume_compares_resolved_output_format(main, src, tmp_path):
     argv = ["-src", src, "-output", "o.jsonl", "-bucket_lines", "1"]
     with stopped_before_part(1):
         assert main(*argv).code == 128 + signal.SIGTERM
@@ -155,7 +155,7 @@ def test_resume_compares_the_format_that_is_written(main, src, tmp_path):
     assert done.code == 0 and "resuming: 1 of 4 lines" in done.err
 
 
-def test_saved_configuration_names_the_format_and_gives_the_same_job(main, tmp_path):
+def test_save_config_contains_output_format(main, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(OBJECTS)
     assert main("-src", "in.jsonl", "-output", "o.jsonl", "-save_config", "job.yaml").code == 0
     saved = (tmp_path / "job.yaml").read_text("utf-8")
@@ -165,7 +165,7 @@ def test_saved_configuration_names_the_format_and_gives_the_same_job(main, tmp_p
     assert read_as("jsonl", written(tmp_path / "o.jsonl")) == TEXTS
 
 
-def test_scores_are_written_as_the_name_says(main, src, tmp_path):
+def test_score_only_output_format_follows_name(main, src, tmp_path):
     (tmp_path / "tgt").write_text("ein\nü\n\nb\n", "utf-8")
     argv = ["-src", src, "-tgt", "tgt", "-score_only"]
     for name in ("plain", "scores.tsv"):  # both with tabs
@@ -179,7 +179,7 @@ def test_scores_are_written_as_the_name_says(main, src, tmp_path):
     assert found == columns
 
 
-def test_python_files_follow_their_names(table, tmp_path):
+def test_translate_file_output_format_follows_name(table, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(OBJECTS)
     translator = Translator.from_pretrained(table)
     for name, format in [("o.jsonl.gz", "jsonl"), ("o.tsv", "tsv"), ("o.en", "text")]:

@@ -72,14 +72,14 @@ READ = [  # what a job reads, a path to that file, and what it is called
 
 
 @pytest.mark.parametrize(("reads", "path", "name"), READ)
-def test_no_file_that_is_read_is_written_to(main, files, reads, path, name):
+def test_output_that_is_an_input_is_rejected(main, files, reads, path, name):
     words = ["-src", "src.txt"] if "-src " not in reads else []
     for writes in ("output", "log_file", "report", "save_config"):
         done = main(*words, *reads.split(), f"-{writes}", path)
         done.failed(2, f"{writes} {path} is the same file as {name}; choose another path")
 
 
-def test_no_file_is_written_twice(main, files, tmp_path):
+def test_output_paths_must_differ(main, files, tmp_path):
     for words, said in [
         ("-log_file log -report log", "report log is the same file as log_file log"),
         ("-output out -report out", "report out is the same file as output out"),
@@ -94,7 +94,7 @@ def test_no_file_is_written_twice(main, files, tmp_path):
         done.failed(2, f"report {path} is in {store}; choose another path")
 
 
-def test_the_shipped_model_is_not_written_to(process, tmp_path):
+def test_output_inside_shipped_model_is_rejected(process, tmp_path):
     """It is there without -model; a link leads to it, in case the test fails."""
     os.symlink(Path(__file__).parents[2] / "data" / "de-en" / "model.json", tmp_path / "link")
     before = (tmp_path / "link").read_bytes()
@@ -103,7 +103,7 @@ def test_the_shipped_model_is_not_written_to(process, tmp_path):
     assert (tmp_path / "link").read_bytes() == before
 
 
-def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatch):
+def test_save_config_is_atomic(main, tmp_path, monkeypatch):
     (tmp_path / "saved.yaml").write_text("older")
     os.chmod("saved.yaml", 0o600)
 
@@ -124,7 +124,7 @@ def test_a_configuration_is_saved_whole_or_not_at_all(main, tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["saved.yaml"]
 
 
-def test_a_configuration_may_go_to_a_stream(shell, tmp_path):
+def test_save_config_to_stream(shell, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     said = shell("", "-print_config").out
     assert shell("", "-save_config", "/dev/stdout").out == said
@@ -136,7 +136,7 @@ def test_a_configuration_may_go_to_a_stream(shell, tmp_path):
     )
 
 
-def test_streams_of_the_shell_are_files_too(shell, src):
+def test_output_redirected_by_shell_that_is_an_input_is_rejected(shell, src):
     """Reading what is just written would never end."""
     before = src.read_bytes()
     done = shell(f">> {src}", "-src", src)
@@ -147,7 +147,7 @@ def test_streams_of_the_shell_are_files_too(shell, src):
 
 
 @pytest.mark.parametrize("old", [0o600, 0o644, 0o660, 0o444, 0o755, None])
-def test_a_replaced_file_keeps_its_mode_and_a_new_one_follows_the_umask(main, src, tmp_path, old):
+def test_output_keeps_mode_and_new_file_follows_umask(main, src, tmp_path, old):
     if old is not None:
         for name in ("out", "beam.json"):
             (tmp_path / name).write_bytes(b"older\n")
@@ -162,7 +162,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_new_one_follows_the_umask(main, sr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_a_replaced_file_keeps_its_owner(main, src, tmp_path):
+def test_output_keeps_owner(main, src, tmp_path):
     (tmp_path / "out").write_bytes(b"older\n")
     os.chown("out", 1234, 4321)
     assert main("-src", src, "-output", "out").code == 0
@@ -170,7 +170,7 @@ def test_a_replaced_file_keeps_its_owner(main, src, tmp_path):
     assert (found.st_uid, found.st_gid) == (1234, 4321)
 
 
-def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path, until):
+def test_output_unfinished_file_is_private(process, tmp_path, until):
     (tmp_path / "out").write_bytes(b"older\n")
     os.chmod(tmp_path / "out", 0o600)
     job = process("-output", "out", stdin=-1)
@@ -185,7 +185,7 @@ def test_an_unfinished_file_is_as_private_as_what_it_replaces(process, tmp_path,
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
-def test_standard_output_by_name_is_appended_to_as_the_shell_does(main, src, tmp_path, path):
+def test_output_dev_stdout_is_appended_to(main, src, tmp_path, path):
     os.symlink("/dev/stdout", tmp_path / "link")
     (tmp_path / "all").write_bytes(b"earlier\n")
     with redirected(1, "all", os.O_APPEND):
@@ -200,7 +200,7 @@ def test_standard_output_by_name_is_appended_to_as_the_shell_does(main, src, tmp
     assert sorted(os.listdir(tmp_path)) == ["all", "link", "src.txt"]
 
 
-def test_what_another_process_has_open_is_written_through(main, src, tmp_path):
+def test_output_proc_path_is_written_in_place(main, src, tmp_path):
     """A path under /proc is never renamed onto, and what the file holds stays."""
     (tmp_path / "all").write_bytes(b"earlier\n")
     with (
@@ -220,7 +220,7 @@ def test_what_another_process_has_open_is_written_through(main, src, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_devices_by_name(tmp_path):
+def test_output_to_devices(tmp_path):
     os.symlink("/dev/fd/7", tmp_path / "link")
     os.symlink(tmp_path / "link", tmp_path / "second")
     for path in ("/dev/null", "/dev/stdout", "/proc/self/fd/1", "/dev/none", "/proc/none"):
@@ -233,7 +233,7 @@ def test_devices_by_name(tmp_path):
     assert find_descriptor(str(tmp_path / "a")) is None
 
 
-def test_other_descriptors_by_name(main, src, tmp_path):
+def test_output_to_descriptor_path(main, src, tmp_path):
     with open(tmp_path / "other", "wb") as other:
         assert main("-src", src, "-output", f"/dev/fd/{other.fileno()}").code == 0
     assert (tmp_path / "other").read_bytes() == OUT
@@ -244,7 +244,7 @@ def test_other_descriptors_by_name(main, src, tmp_path):
     done.failed(5, "cannot write /dev/fd/997: Bad file descriptor; check the path")
 
 
-def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):
+def test_log_file_to_descriptor_path(main, src, tmp_path):
     """Opened by name, a log would be written over what else goes to that file."""
     (tmp_path / "said").write_bytes(b"earlier\n")
     with redirected(2, "said", os.O_APPEND):
@@ -255,7 +255,7 @@ def test_the_log_goes_to_a_descriptor_too(main, src, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
-def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where):
+def test_stderr_write_error_is_ignored(shell, src, tmp_path, where):
     os.mkfifo(tmp_path / "pipe")
     gone = "sh -c 'exec < pipe' &"  # a reader that leaves at once
     argv = ["-src", src, "-output", "out", "-report_time", "-verbose", "-log_file", "log"]
@@ -264,12 +264,12 @@ def test_a_stderr_that_takes_nothing_does_not_matter(shell, src, tmp_path, where
     assert "line 3: the input line is empty" in (tmp_path / "log").read_text("utf-8")
 
 
-def test_an_error_keeps_its_code_where_stderr_is_full(shell):
+def test_exit_code_is_kept_if_stderr_is_full(shell):
     assert shell("2> /dev/full", "-nope").code == 2
     assert shell("2> /dev/full", "-src", "none").code == 5
 
 
-def test_a_job_may_write_into_the_folder_of_its_model(main, src, table, tmp_path, monkeypatch):
+def test_output_inside_model_directory_is_allowed(main, src, table, tmp_path, monkeypatch):
     """Going on, again, and with what the shell has made for `>`."""
     model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
     monkeypatch.chdir(model)

@@ -58,14 +58,14 @@ CASES = [(signal.SIGTERM, False), (signal.SIGHUP, True), (signal.SIGTERM, True)]
 
 
 @pytest.mark.parametrize(("number", "older"), mark_sweeps(CASES, CASES[::2]))
-def test_a_signal_ends_the_job_and_leaves_nothing(running, tmp_path, number, older):
+def test_stop_signal_ends_job_and_leaves_no_files(running, tmp_path, number, older):
     # The tests themselves may run under nohup
     job = running(older=older, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     job.send_signal(number)
     stopped(number, job, 1, tmp_path, older)
 
 
-def test_an_ignored_hangup_stays_ignored_and_ctrl_c_works(running, until, tmp_path):
+def test_ignored_sighup_stays_ignored_and_ctrl_c_works(running, until, tmp_path):
     """nohup starts its command with SIGHUP ignored."""
     job = running(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     job.send_signal(signal.SIGHUP)
@@ -79,7 +79,7 @@ def test_an_ignored_hangup_stays_ignored_and_ctrl_c_works(running, until, tmp_pa
     stopped(signal.SIGINT, job, 2, tmp_path)
 
 
-def test_two_signals_at_once(running, tmp_path):
+def test_two_stop_signals_at_once(running, tmp_path):
     """Both wait when the process goes on: the second must not break the work of the first."""
     job = running()
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
@@ -108,7 +108,7 @@ def run_program(tmp_path, env, table):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_signal_that_python_drops_ends_the_job_all_the_same(run_program, tmp_path, workers):
+def test_stop_signal_dropped_by_python_ends_job(run_program, tmp_path, workers):
     """What a handler raises while a finalizer runs is dropped, as in callbacks of imports."""
     lines = (
         "from onmt_lite.jobs.output import Output\n"
@@ -122,7 +122,7 @@ def test_a_signal_that_python_drops_ends_the_job_all_the_same(run_program, tmp_p
     assert done.returncode == 143 and not (tmp_path / "out").exists()
 
 
-def test_a_signal_at_the_very_end_changes_nothing(run_program, tmp_path):
+def test_stop_signal_after_publishing_changes_nothing(run_program, tmp_path):
     """The process ends, which takes a moment with torch; its work is done."""
     lines = (
         "import atexit, signal\n"
@@ -137,7 +137,7 @@ def test_a_signal_at_the_very_end_changes_nothing(run_program, tmp_path):
     assert (tmp_path / "out").read_bytes() == b"ein\n"
 
 
-def test_lines_are_answered_at_once_and_a_closed_reader_ends_it(process):
+def test_stdout_lines_appear_at_once_and_sigpipe_ends_job(process):
     """As in `translate.py | head -1`: silent, and the exit code of SIGPIPE."""
     job = process(stdin=subprocess.PIPE)
     for line, answer in [(b"one\n", b"ein\n"), (b"two\none\n", "ü\n".encode())]:
@@ -152,7 +152,7 @@ def test_lines_are_answered_at_once_and_a_closed_reader_ends_it(process):
     assert job.stderr.read() == b""
 
 
-def test_a_pipe_as_output_whose_reader_leaves(process, tmp_path, until):
+def test_output_pipe_without_reader_ends_job(process, tmp_path, until):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     job = process("-output", "pipe", stdin=subprocess.PIPE)
@@ -171,20 +171,20 @@ def test_a_pipe_as_output_whose_reader_leaves(process, tmp_path, until):
     assert finish(job) == (141, b"", "")
 
 
-def test_a_full_standard_output(shell):
+def test_stdout_full_is_an_error(shell):
     done = shell("> /dev/full", input=b"one\n")
     reason = "No space left on device; free some space or choose another disk"
     done.failed(5, f"cannot write standard output: {reason}")
 
 
-def test_a_closed_standard_output_or_input(shell, src):
+def test_closed_stdout_or_stdin_is_an_error(shell, src):
     done = shell(">&-", "-src", src)
     done.failed(5, "cannot write standard output: it is closed; open it or use -output FILE")
     done = shell("<&-")
     done.failed(5, "cannot read standard input: it is closed; open it or set -src FILE")
 
 
-def test_a_closed_stderr_does_not_matter(shell):
+def test_closed_stderr_is_ignored(shell):
     done = shell("2>&-", "-output", "/dev/stdout", input=b"one\n\n")
     assert (done.code, done.out) == (0, b"ein\n\n")
     done = shell("2>&-", "-nope")  # nor does the error go to standard output
@@ -192,7 +192,7 @@ def test_a_closed_stderr_does_not_matter(shell):
 
 
 @pytest.mark.parametrize("words", ["-help", "-help search", "-print_config"])
-def test_help_and_configuration_to_a_broken_standard_output(shell, process, words):
+def test_help_and_print_config_with_broken_stdout(shell, process, words):
     done = shell("> /dev/full", *words.split())
     assert done.code == 5
     assert re.fullmatch(r"onmt_lite: error: .*No space left on device; free some .*\n", done.err)
@@ -204,7 +204,7 @@ def test_help_and_configuration_to_a_broken_standard_output(shell, process, word
     assert (job.returncode, err) == (141, b"")
 
 
-def test_the_environment_does_not_change_a_byte(shell, env, tmp_path, table):
+def test_output_does_not_depend_on_environment(shell, env, tmp_path, table):
     """An ASCII locale, no UTF-8 mode, no HOME, another folder; names that are not ASCII."""
     names = ["quelle-ü.txt", "ziel-ü.txt", "log-ü.txt"]
     (tmp_path / "sub").mkdir()
@@ -220,13 +220,13 @@ def test_the_environment_does_not_change_a_byte(shell, env, tmp_path, table):
     assert sorted(os.listdir(tmp_path)) == ["sub"]
 
 
-def test_few_open_files(shell, src):
+def test_job_with_few_file_descriptors(shell, src):
     done = shell("", "-src", src, "-output", "out", first="ulimit -n 32; exec")
     assert done.code == 0
     assert (src.parent / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()
 
 
-def test_a_limit_of_memory_that_torch_does_not_fit_into(shell, src):
+def test_memory_limit_too_low_for_torch_is_an_error(shell, src):
     done = shell("", "-src", src, "-output", "out", first="ulimit -v 400000; exec")
     assert (done.code, names(src.parent)) == (6, ["src.txt"])
     assert re.fullmatch(r"onmt_lite: error: out of memory: .* 390 MiB \(ulimit -v\).*\n", done.err)

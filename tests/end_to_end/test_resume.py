@@ -60,7 +60,7 @@ def stop(main):
     return run
 
 
-def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
+def test_resume_continues_stopped_job(main, stop, lines, tmp_path):
     argv = ["-src", "src", "-output", "out", "-report", "rep", *BUCKETS]
     (tmp_path / "out").write_bytes(b"older\n")
     for n in (0, 2, 4):
@@ -91,7 +91,7 @@ def test_a_stopped_job_goes_on(main, stop, lines, tmp_path):
     assert (done.code, done.out, (tmp_path / "out").read_bytes()) == (0, b"", GOLD)
 
 
-def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_path):
+def test_job_without_resume_starts_over_with_notice(main, stop, lines, tmp_path):
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(3, *argv)
     done = main(*argv, "-beam_size", 2)
@@ -101,7 +101,7 @@ def test_without_resume_a_job_begins_anew_and_says_so(main, stop, lines, tmp_pat
     assert names(tmp_path) == ["out", "src"]
 
 
-def test_what_changed_is_named(main, stop, lines, table, tmp_path):
+def test_resume_names_changes(main, stop, lines, table, tmp_path):
     shutil.copy(table, tmp_path / "m.json")
     (tmp_path / "tgt").write_bytes(LINES)
     argv = ["-src", "src", "-output", "out", "-model", "m.json", *BUCKETS]
@@ -147,7 +147,7 @@ def test_resume_needs_files(main, lines, tmp_path):
     assert done.code == 5 and "error: src none: the file does not exist; " in done.err
 
 
-def test_refused_jobs_leave_what_an_earlier_one_wrote(main, stop, lines, tmp_path):
+def test_rejected_job_keeps_store_of_earlier_job(main, stop, lines, tmp_path):
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(2, *argv)
     before = state(tmp_path)
@@ -158,7 +158,7 @@ def test_refused_jobs_leave_what_an_earlier_one_wrote(main, stop, lines, tmp_pat
     assert (tmp_path / "out").read_bytes() == GOLD
 
 
-def test_a_report_beside_standard_output(main, lines, tmp_path):
+def test_report_with_stdout_output(main, lines, tmp_path):
     done = main("-src", "src", "-report", "rep")
     assert (done.code, done.out) == (0, GOLD)
     assert [json.loads(line) for line in (tmp_path / "rep").read_text().splitlines()] == REPORT
@@ -172,7 +172,7 @@ def test_a_report_beside_standard_output(main, lines, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
-def test_a_defect_keeps_what_is_written(main, stop, lines, tmp_path, error, capfdbinary):
+def test_resume_after_internal_error(main, stop, lines, tmp_path, error, capfdbinary):
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     with pytest.raises(type(error)):
         stop(2, *argv, error=error)
@@ -184,7 +184,7 @@ def test_a_defect_keeps_what_is_written(main, stop, lines, tmp_path, error, capf
 
 
 @pytest.mark.parametrize("shard", ["1/2", "2/2"])
-def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
+def test_resume_shard_of_gzip_input(main, stop, tmp_path, shard):
     (tmp_path / "src.gz").write_bytes(gzip.compress(LINES))
     argv = ["-src", "src.gz", "-shard", shard, "-output_format", "jsonl", "-bucket_lines", 4]
     assert main(*argv, "-output", "whole").code == 0
@@ -195,7 +195,7 @@ def test_a_shard_of_gzip_data_goes_on(main, stop, tmp_path, shard):
 
 
 @pytest.mark.parametrize("again", [[], ["-resume"], ["--resume"], ["--resume=true"]])
-def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
+def test_resume_command_is_quoted_for_shell(again, capfd):
     words = ["-X", "utf8", "-m", "onmt_lite", "-src", "it's a file", "-output", "$HOME/ü", *again]
     stop = Interrupted(signal.SIGTERM)
     print_resume_command(stop, words)
@@ -210,7 +210,7 @@ def test_the_command_that_goes_on_is_for_a_shell(again, capfd):
 @pytest.mark.parametrize(
     "off", [["-resume", "false"], ["--resume=false"], ["-resume", "-resume", "false"]]
 )
-def test_a_command_that_began_anew_goes_on(main, stop, lines, tmp_path, off):
+def test_resume_command_of_job_that_started_over(main, stop, lines, tmp_path, off):
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     *_, command = stop(2, *argv, *off).err.splitlines()
     words = shlex.split(command)
@@ -235,7 +235,7 @@ sys.exit(__main__.main())
 """
 
 
-def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env):
+def test_resume_after_sigkill_and_sigterm(lines, table, tmp_path, env):
     """SIGKILL, then SIGTERM, then the command that the second has printed, by a shell."""
     shutil.copy(table, tmp_path / "a model's.json")
     (tmp_path / "slow.py").write_text(SLOW)
@@ -267,7 +267,7 @@ def test_processes_that_are_killed_or_asked_to_stop(lines, table, tmp_path, env)
     assert names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
 
 
-def test_a_stop_while_modules_or_the_model_are_loaded(main, lines, tmp_path, monkeypatch):
+def test_stop_signal_while_loading_can_resume(main, lines, tmp_path, monkeypatch):
     def stops(*args):
         raise Interrupted(signal.SIGINT)
 
@@ -299,14 +299,14 @@ def test_a_stop_while_modules_or_the_model_are_loaded(main, lines, tmp_path, mon
 # -- the fingerprint ------------------------------------------------------------------------------
 
 
-def test_every_option_is_compared_or_exempt_for_a_reason():
+def test_resume_compares_or_ignores_every_option():
     options = TranslateOptions.of()
     compared = compute_fingerprint(options, {})["options"]
     assert set(compared).isdisjoint(IGNORED_OPTIONS) and all(IGNORED_OPTIONS.values())
     assert set(compared) | set(IGNORED_OPTIONS) == set(OPTIONS) - set(META_NAMES)
 
 
-def test_each_option_that_is_compared_makes_another_job():
+def test_resume_compared_option_changes_fingerprint():
     """Whatever the value: options are set without the checks that combinations have."""
     options = TranslateOptions.of()
     job = {**compute_fingerprint(options, {}), "files": {}}
@@ -322,7 +322,7 @@ def test_each_option_that_is_compared_makes_another_job():
             assert all(text.startswith(f"{field.name} was ") for text in found)
 
 
-def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
+def test_resume_compares_all_model_files(tmp_path):
     (tmp_path / "model").mkdir()
     folder = ("config.json", "weights.bin", "source.spm")
     for name in (*folder, ".hidden"):
@@ -344,7 +344,7 @@ def test_all_files_that_a_model_consists_of_are_compared(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_is_not_read_to_compare(main, tmp_path):
+def test_resume_does_not_read_pipes(main, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(LINES,), daemon=True)
     writer.start()
@@ -353,7 +353,7 @@ def test_a_pipe_is_not_read_to_compare(main, tmp_path):
     assert names(tmp_path) == ["out", "pipe"]
 
 
-def test_a_job_that_goes_on_shows_no_search(main, stop, lines, tmp_path):
+def test_resume_with_dump_beam_logs_notice(main, stop, lines, tmp_path):
     argv = ["-src", "src", "-output", "out", "-dump_beam", "beam.json", *BUCKETS]
     *_, command = stop(2, *argv).err.splitlines()
     assert "-dump_beam" in shlex.split(command)
@@ -366,7 +366,7 @@ def test_a_job_that_goes_on_shows_no_search(main, stop, lines, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_job_with_words_from_a_pipe_does_not_go_on(main, lines, tmp_path):
+def test_resume_with_phrases_from_pipe_is_rejected(main, lines, tmp_path):
     """Nobody could compare what stood in it."""
     os.mkfifo(tmp_path / "pipe")
     for more in ([], ["-resume"]):

@@ -26,7 +26,7 @@ TEXT = "".join(f"line {i} ü\n" for i in range(50_000))
 
 @pytest.mark.timeout(JOB_LIMIT)
 @pytest.mark.parametrize("buffering", [-1, 0], ids=["stdout", "device"])
-def test_a_pipe_that_does_not_wait_gets_all_of_it(buffering):
+def test_nonblocking_output_pipe_receives_everything(buffering):
     """As a terminal or a pipe is that another program has set to O_NONBLOCK."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -53,7 +53,7 @@ def texts(fd: int) -> list[str]:
 
 
 @pytest.mark.timeout(JOB_LIMIT)
-def test_an_input_that_does_not_wait_is_waited_for():
+def test_nonblocking_input_is_polled():
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     later = threading.Timer(0.2, lambda: (os.write(writing, b"one\n"), os.close(writing)))
@@ -62,7 +62,7 @@ def test_an_input_that_does_not_wait_is_waited_for():
     os.close(reading)
 
 
-def test_an_input_with_a_large_number(tmp_path):
+def test_input_with_large_descriptor_number(tmp_path):
     """A program may have thousands of files open."""
     (tmp_path / "src").write_bytes(b"one\ntwo\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -93,7 +93,7 @@ def refuse(number: int):
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypatch, number):
+def test_output_on_file_system_without_modes(tmp_path, monkeypatch, number):
     """The mode of the file that is replaced comes last, when all the work is done."""
     path = tmp_path / "out"
     path.write_bytes(b"older\n")
@@ -117,7 +117,7 @@ def test_a_file_system_without_modes_does_not_cost_the_output(tmp_path, monkeypa
         ),
     ],
 )
-def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, number, said):
+def test_lock_failure_is_an_error(tmp_path, monkeypatch, number, said):
     monkeypatch.setattr(fcntl, "flock", refuse(number))
     with pytest.raises(FileError, match=f"cannot write .*out: {said}"):
         with Output(str(tmp_path / "out")):
@@ -126,7 +126,7 @@ def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, number, said):
     assert os.listdir(tmp_path) == left
 
 
-def test_a_store_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
+def test_store_removed_by_another_job_is_created_again(tmp_path, monkeypatch):
     """It was removed by the job that has just finished with it."""
     store, flock = tmp_path / "out.parts", fcntl.flock
     times = []
@@ -142,7 +142,7 @@ def test_a_store_that_another_job_takes_away_meanwhile(tmp_path, monkeypatch):
     assert (tmp_path / "out").read_bytes() == b"new\n" and len(times) == 2
 
 
-def test_a_log_takes_any_name(tmp_path):
+def test_log_file_with_unusual_name(tmp_path):
     """A path may hold bytes that are no text."""
     handler = StrictFileHandler(tmp_path / "log")
     handler.emit(logging.makeLogRecord({"msg": "cannot read caf\udce9"}))
@@ -151,7 +151,7 @@ def test_a_log_takes_any_name(tmp_path):
 
 
 @pytest.mark.timeout(JOB_LIMIT)
-def test_a_model_that_is_a_pipe(main, src, tmp_path):
+def test_model_from_pipe_is_rejected(main, src, tmp_path):
     """Nobody writes to it: opening it would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     done = main("-src", src, "-model", "pipe")

@@ -79,7 +79,7 @@ def shown_on(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [80, 20, 0])
-def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown_on, src, columns):
+def test_bar_fits_terminal_and_last_line_names_output(main, terminal, shown_on, src, columns):
     screen = terminal(columns)
     shown_on(screen, "stderr")
     done = main("-src", src, "-output", "out")
@@ -97,7 +97,7 @@ def test_the_bar_fits_and_the_end_says_where_the_output_is(main, terminal, shown
     assert re.fullmatch(END.format("out"), end + "\n")
 
 
-def test_the_bar_moves_before_the_end(process, terminal, until):
+def test_bar_moves_before_the_end(process, terminal, until):
     screen = terminal()
     job = process("-output", "out", stdin=-1, stderr=screen.theirs)
     for n, text in enumerate(["1 lines", "2 lines", "3 lines"], 1):
@@ -124,7 +124,7 @@ class Screen:
         return True
 
 
-def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
+def test_bar_remaining_time_at_constant_speed(monkeypatch):
     """A line each second, in batches of ten: the rate that a terminal and a log show are known."""
     now = [1000.0]
     monkeypatch.setattr(module, "CONSOLE", Screen())
@@ -139,7 +139,7 @@ def test_time_left_of_batches_at_an_even_pace_is_that_of_the_rest(monkeypatch):
             assert f"<{n_left // 60:02}:{n_left % 60:02}," in shown.rsplit("\r", 1)[-1]
 
 
-def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
+def test_bar_moves_for_small_batch_after_large_one(monkeypatch):
     """The bar must not learn from the first batch to wait for another one of that size."""
     monkeypatch.setattr(module, "CONSOLE", Screen())
     with JobProgress(400, quiet=False, reads_terminal=False) as meter:
@@ -149,7 +149,7 @@ def test_a_small_batch_moves_the_bar_after_a_large_one(monkeypatch):
             assert f"{done}/400" in module.CONSOLE.shown
 
 
-def test_output_on_the_same_terminal_is_not_mixed_with_the_bar(main, terminal, shown_on, src):
+def test_bar_does_not_mix_with_output_on_same_terminal(main, terminal, shown_on, src):
     screen = terminal()
     shown_on(screen, "stdout", "stderr")
     done = main("-src", src)
@@ -157,7 +157,7 @@ def test_output_on_the_same_terminal_is_not_mixed_with_the_bar(main, terminal, s
     assert screen.lines()[:4] == ["ein", "ü", "", "x y z"]
 
 
-def test_no_bar_on_a_terminal_with_quiet(main, terminal, shown_on, src):
+def test_quiet_shows_no_bar_on_terminal(main, terminal, shown_on, src):
     screen = terminal()
     shown_on(screen, "stderr")
     done = main("-src", src, "-quiet")
@@ -167,7 +167,7 @@ def test_no_bar_on_a_terminal_with_quiet(main, terminal, shown_on, src):
 class TestWithoutATerminal:
     LINE = r"\d of 4 lines, \d+ tokens/s, \d\d:\d\d left\n"
 
-    def test_little_is_said_about_a_short_job(self, main, src):
+    def test_short_job_logs_no_progress(self, main, src):
         said = main("-src", src, "-output", "out").err
         assert said == "line 3: the input line is empty, so the output line is empty [empty]\n"
         assert [format_line_count(n) for n in (0, 1, 12345)] == [
@@ -176,7 +176,7 @@ class TestWithoutATerminal:
             "12,345 lines",
         ]
 
-    def test_lines_from_time_to_time(self, main, src, tmp_path, monkeypatch):
+    def test_long_job_logs_progress_periodically(self, main, src, tmp_path, monkeypatch):
         """At every batch, as no time passes between two lines."""
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
@@ -189,7 +189,7 @@ class TestWithoutATerminal:
         details = "onmt_lite|precision|PRED"
         assert re.sub(f"(?m)^({details}).*\n", "", logged) == done.err
 
-    def test_of_an_unknown_number_of_lines(self, main, monkeypatch):
+    def test_progress_with_unknown_line_count(self, main, monkeypatch):
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         ours, theirs = os.pipe()
         os.write(theirs, b"one\n")
@@ -200,14 +200,14 @@ class TestWithoutATerminal:
         assert re.match(r"1 line, \d+ tokens/s\n", done.err.split("\n", 1)[-1])
         assert done.err.split("\n")[-2].startswith("1 line -> out (")
 
-    def test_of_a_file_that_the_shell_has_opened(self, shell, src, terminal):
+    def test_progress_of_file_opened_by_shell(self, shell, src, terminal):
         """Lines behind what another program has read already."""
         screen = terminal()
         done = shell("; } < src.txt", first="{ read line;", stderr=screen.theirs)
         assert (done.code, done.out) == (0, OUT.removeprefix(b"ein\n"))
         assert "3/3" in screen.read()
 
-    def test_quiet_keeps_them_to_the_log_file(self, main, src, tmp_path, monkeypatch):
+    def test_quiet_logs_progress_only_to_file(self, main, src, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         done = main("-src", src, "-quiet", "-log_file", "log")
         assert (done.code, done.out, done.err) == (0, OUT, "")
@@ -215,7 +215,7 @@ class TestWithoutATerminal:
         assert "4 of 4 lines, " in logged and "4 lines -> standard output (" in logged
 
 
-class TestTyping:
+class TestTypedInput:
     @pytest.fixture
     def typed(self, process, terminal, until):
         """A job whose lines are typed, once it waits for them, and its terminal."""
@@ -226,7 +226,7 @@ class TestTyping:
         assert screen.lines() == ["loading the model ...", "type a line; Ctrl-D ends the input", ""]
         return job, screen
 
-    def test_each_line_is_answered_at_once(self, typed, until):
+    def test_typed_lines_are_translated_at_once(self, typed, until):
         job, screen = typed
         for line, answer in [("one", "ein"), ("two", "ü"), ("odd", "x y z")]:
             screen.type(f"{line}\n")
@@ -236,13 +236,13 @@ class TestTyping:
         assert screen.lines()[2:] == ["one", "ein", "two", "ü", "odd", "x y z", ""]
         assert "%" not in screen.shown and "tokens/s" not in screen.shown
 
-    def test_ctrl_d_at_once(self, typed):
+    def test_ctrl_d_without_lines(self, typed):
         job, screen = typed
         screen.type("\x04")
         assert job.wait(timeout=200) == 0
         assert screen.lines()[2:] == [""]
 
-    def test_ctrl_c_leaves_a_clean_line(self, typed, until):
+    def test_ctrl_c_leaves_clean_line(self, typed, until):
         job, screen = typed
         for n in (1, 2):
             screen.type("one\n")
@@ -255,7 +255,7 @@ class TestTyping:
         said = r"onmt_lite: stopped by SIGINT after (1 line|2 lines), written to standard output"
         assert re.fullmatch(said, stopped)
 
-    def test_nothing_is_said_with_quiet(self, process, terminal):
+    def test_quiet_prints_no_prompt(self, process, terminal):
         screen = terminal()
         job = process("-quiet", stdin=screen.theirs, stderr=screen.theirs)
         screen.type("one\n\x04")
@@ -263,7 +263,7 @@ class TestTyping:
         assert (job.returncode, out, screen.lines()) == (0, b"ein\n", ["one", ""])
 
 
-def test_a_bar_of_a_stopped_job_ends_with_its_line(process, terminal, until):
+def test_bar_of_stopped_job_ends_with_newline(process, terminal, until):
     screen = terminal()
     job = process("-output", "new", stdin=-1, stderr=screen.theirs)
     job.stdin.write(b"one\n")
@@ -277,7 +277,7 @@ def test_a_bar_of_a_stopped_job_ends_with_its_line(process, terminal, until):
     assert nothing == ""
 
 
-def test_ctrl_c_before_the_model_is_looked_at(process, terminal, until):
+def test_ctrl_c_before_model_is_loaded(process, terminal, until):
     """While torch is loaded, which takes seconds."""
     screen = terminal()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)

@@ -24,7 +24,7 @@ def nan_table(tmp_path):
     return path
 
 
-def test_the_output_is_complete(main, nan_table, tmp_path):
+def test_untranslated_lines_output_is_complete(main, nan_table, tmp_path):
     lines = ["a", "bad", "", "bad"] + ["a", "bad"] * 4
     (tmp_path / "src").write_text("\n".join(lines) + "\n", "utf-8")
     options = ("-model", nan_table, "-src", "src", "-output", "out")
@@ -47,7 +47,7 @@ def test_the_output_is_complete(main, nan_table, tmp_path):
     )
 
 
-def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch):
+def test_untranslated_lines_are_reported_again_on_resume(main, nan_table, tmp_path, monkeypatch):
     """Whether its output is in its place already or was about to be put there."""
     (tmp_path / "src").write_text("a\nbad\n" * 6, "utf-8")
     options = ("-model", nan_table, "-src", "src", "-output", "out", "-report", "notes")
@@ -64,7 +64,7 @@ def test_a_job_that_is_done_says_so_again(main, nan_table, tmp_path, monkeypatch
         assert said in done.err
 
 
-def test_one_line_and_other_notes(main, nan_table, tmp_path):
+def test_untranslated_single_line_with_other_warnings(main, nan_table, tmp_path):
     options = ("-model", nan_table, "-src", "src.jsonl", "-output", "out", "-quiet")
     (tmp_path / "src.jsonl").write_text('{"text": "a"}\n{"text": ""}\nx\n', "utf-8")
     done = main(*options)
@@ -79,7 +79,7 @@ def test_one_line_and_other_notes(main, nan_table, tmp_path):
     assert (main(*options).code, main(*options).err) == (0, "")
 
 
-def test_python_gets_the_summary(nan_table, tmp_path):
+def test_untranslated_lines_in_python_summary(nan_table, tmp_path):
     (tmp_path / "src").write_text("a\nbad\n", "utf-8")
     translator = Translator.from_pretrained(nan_table)
     summary = translator.translate_file(tmp_path / "src", tmp_path / "out")

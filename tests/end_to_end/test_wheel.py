@@ -82,7 +82,7 @@ def from_checkout(tmp_path, monkeypatch, capfdbinary):
     return run
 
 
-def test_wheel_installed_beside_opennmt_py_overwrites_nothing(environment):
+def test_wheel_installed_with_opennmt_py_overwrites_nothing(environment):
     (path,) = environment.parent.glob("*.whl")
     with zipfile.ZipFile(path) as wheel:
         packages = {name.split("/")[0] for name in wheel.namelist()}
@@ -96,7 +96,7 @@ def test_wheel_installed_beside_opennmt_py_overwrites_nothing(environment):
     assert all((environment / "bin" / command).exists() for command in commands)
 
 
-def test_the_shipped_model_translates(run, from_checkout, environment):
+def test_wheel_shipped_model_translates(run, from_checkout, environment):
     where = run("python", "-c", "import onmt_lite; print(onmt_lite.__file__)")
     assert Path(where).is_relative_to(environment)
     exact = "-precision", "fp32"
@@ -109,7 +109,7 @@ def test_the_shipped_model_translates(run, from_checkout, environment):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["nbest", "nbest.yaml", "configs/nbest.yaml"])
-def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
+def test_wheel_shipped_config_by_name(run, from_checkout, name):
     expected = from_checkout("-config", "configs/nbest.yaml", "-print_config")
     found = run("onmt_lite", "-config", name, "-print_config")
     values = [line.split("  # ")[0] for line in found.splitlines()]
@@ -125,7 +125,7 @@ def test_a_shipped_configuration_by_its_name(run, from_checkout, name):
     "command",
     [["onmt_lite"], ["python", "-m", "onmt_lite"], ["onmt_lite_train"], ["onmt_lite_export"]],
 )
-def test_version_and_help(run, command):
+def test_wheel_version_and_help(run, command):
     version = run(*command, "-version", err="")
     assert version.startswith(f"onmt_lite {onmt_lite.__version__} (")
     assert version.count("\n") == 1
@@ -133,7 +133,7 @@ def test_version_and_help(run, command):
 
 
 @pytest.mark.sweep
-def test_the_commands_train_and_export(run, tmp_path):
+def test_wheel_train_and_export_commands(run, tmp_path):
     assert run("onmt_lite_train", "-config", "train-small", "-print_config").startswith("train: ")
     run("onmt_lite_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
@@ -143,7 +143,7 @@ def test_the_commands_train_and_export(run, tmp_path):
 
 
 @pytest.mark.sweep
-def test_from_python(run):
+def test_wheel_from_python(run):
     code = (
         "import importlib.util; from onmt_lite import Translator; "
         "assert importlib.util.find_spec('tests') is None; "
@@ -225,7 +225,7 @@ MISTAKES = {
 
 
 @pytest.mark.sweep
-def test_a_type_checker_sees_types_and_mistakes(environment):
+def test_wheel_type_checker_finds_mistakes(environment):
     """What `mypy --strict` says of two scripts; the types of torch are left out, they take long."""
     folder = environment.parent
     wrong = ["import onmt_lite", "translator = onmt_lite.Translator.from_pretrained()"]

@@ -12,47 +12,47 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
-KIT = "test_kits.py::test_a_sample_finds_nothing"
+KIT = "test_kits.py::test_kits_sample_reports_nothing"
 
 # Number, what goes wrong, tests
 MATRIX = """\
 # A: input text
-1 bytes that are not UTF-8: test_command_line.py::test_odd_bytes_keep_their_line, kit
+1 bytes that are not UTF-8: test_command_line.py::test_src_with_invalid_bytes_keeps_line_count, kit
 2 a byte order mark: test_lines.py::test_a_file_has_the_lines_of_split
-3 UTF-16, with a mark and without: test_inputs.py::test_kinds_are_told_by_their_first_bytes,
-    test_file_types.py::test_a_quarter_of_nuls_is_no_text
+3 UTF-16, with a mark and without: test_inputs.py::test_src_file_type_is_detected_by_first_bytes,
+    test_file_types.py::test_file_types_many_nul_bytes_are_binary
 4 CRLF: test_lines.py::test_a_file_has_the_lines_of_split, kit
 5 a CR inside a line: test_lines.py::test_a_file_has_the_lines_of_split, kit
 6 other line separators inside a line:
     test_translator.py::test_line_separators_inside_a_line_are_spaces_to_the_model, kit
 7 line separators in a translation:
-    test_reports.py::test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl,
-    test_reports.py::test_nothing_in_a_hypothesis_ends_a_line
-8 a NUL inside a line: test_file_types.py::test_odd_text_is_text, kit
+    test_reports.py::test_line_breaks_become_spaces_in_text_and_escapes_in_jsonl,
+    test_reports.py::test_line_breaks_in_hypothesis_do_not_end_output_line
+8 a NUL inside a line: test_file_types.py::test_file_types_unusual_text_is_text, kit
 9 half a character, from JSON: test_lines.py::test_text_with_half_a_character_is_mended
 10 an empty line: test_translator.py::test_blank_lines_never_reach_the_model
 11 a blank line: test_translator.py::test_blank_lines_never_reach_the_model, kit
 12 no line feed at the end: test_lines.py::test_a_file_has_the_lines_of_split, kit
-13 an empty file: test_command_line.py::test_an_empty_file_gives_an_empty_file
+13 an empty file: test_command_line.py::test_src_empty_file_gives_empty_output
 14 a line of a megabyte: test_translator.py::test_a_line_that_is_too_long_is_cut_and_noted,
     test_lines.py::test_a_line_above_the_limit_is_cut_and_says_so
-15 millions of lines: test_kits.py::test_memory_does_not_grow_with_the_input,
+15 millions of lines: test_kits.py::test_memory_does_not_grow_with_input,
     test_lines.py::test_memory_is_bounded_by_bytes_too
-16 gzip, whole and damaged: test_inputs.py::test_gzip_is_unpacked_whatever_its_name,
-    test_inputs.py::test_damaged_gzip_data, kit
+16 gzip, whole and damaged: test_inputs.py::test_src_gzip_is_unpacked_regardless_of_name,
+    test_inputs.py::test_src_damaged_gzip_is_rejected, kit
 17 gzip that unpacks to gigabytes:
     test_lines.py::test_memory_does_not_grow_with_what_gzip_data_unpacks_to
-18 standard input, a FIFO: test_resume.py::test_a_pipe_is_not_read_to_compare,
-    test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
+18 standard input, a FIFO: test_resume.py::test_resume_does_not_read_pipes,
+    test_process.py::test_stdout_lines_appear_at_once_and_sigpipe_ends_job
 19 the writer of a FIFO dies:
     test_lines.py::test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut
-20 an input that cannot be read: test_command_line.py::test_unreadable_inputs
+20 an input that cannot be read: test_command_line.py::test_src_unreadable_is_an_error
 21 an input that changes meanwhile: test_lines.py::test_a_file_that_changes_while_it_is_read
 22 the output is an input, the model, a configuration:
-    test_output_paths.py::test_no_file_that_is_read_is_written_to, kit
+    test_output_paths.py::test_output_that_is_an_input_is_rejected, kit
 23 special tokens in the text: test_translator.py::test_of_a_line_never_become_control_ids
-24 files of different lengths: test_command_line.py::test_src_and_tgt_of_different_length,
-    test_tasks.py::test_targets_that_do_not_match
+24 files of different lengths: test_command_line.py::test_tgt_with_different_line_count_is_rejected,
+    test_tasks.py::test_tgt_with_different_line_count_is_rejected
 25 emoji, bidi controls, unassigned characters: kit
 # B: options and YAML
 26 an unknown key: test_sources.py::test_unknown_names_say_what_to_write, kit
@@ -77,10 +77,10 @@ MATRIX = """\
 37 command line against YAML: test_options.py::test_precedence_from_left_to_right
 38 options that do not go together, a GPU that is absent:
     test_options.py::test_every_refusal_says_what_to_do,
-    test_command_line.py::test_a_missing_gpu_is_told_before_the_model_is_loaded
+    test_command_line.py::test_gpu_missing_is_reported_before_model_is_loaded
 39 a configuration that cannot be read: test_sources.py::test_missing_file_and_directory,
     test_sources.py::test_files_that_are_no_text
-40 an output that cannot be written: test_command_line.py::test_outputs_that_cannot_be_written, kit
+40 an output that cannot be written: test_command_line.py::test_output_unwritable_is_an_error, kit
 41 variables of the environment: test_sources.py::test_yaml_values
 # C: models
 42 missing and unexpected weights:
@@ -107,11 +107,11 @@ MATRIX = """\
 53 an ensemble that does not fit:
     test_ensemble.py::test_incompatible_models_error_names_the_difference
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
-55 another model when a job goes on: test_store.py::test_what_changed_is_refused_by_name
+55 another model when a job goes on: test_store.py::test_resume_error_names_each_difference
 56 sizes that the weights do not have:
     test_loading.py::test_a_description_that_does_not_fit_though_its_checksum_does, kit
 # D: search
-57 nothing is possible: test_command_line.py::test_a_line_for_which_nothing_is_possible,
+57 nothing is possible: test_command_line.py::test_src_line_without_possible_translation,
     test_nan.py::test_reference_with_nan_has_warning_tgt_not_a_number
 58 a vocabulary smaller than twice the beam:
     test_brute_force.py::test_n_best_equals_reference_search,
@@ -119,9 +119,9 @@ MATRIX = """\
 59 min_length above max_length: test_options.py::test_every_refusal_says_what_to_do
 60 n-gram blocking leaves nothing:
     test_brute_force.py::test_ngram_block_keeps_best_row_when_all_blocked
-61 the end comes first: test_command_line.py::test_a_translation_that_ends_at_once
+61 the end comes first: test_command_line.py::test_empty_translation
 62 NaN from the model: test_nan.py::test_nan_in_every_search_leaves_other_sentences_unchanged,
-    test_untranslated_lines.py::test_the_output_is_complete
+    test_untranslated_lines.py::test_untranslated_lines_output_is_complete
 63 max_length 1: test_brute_force.py::test_max_length_limits_tokens_without_eos
 64 a prefix longer than the limit, an unknown word in one:
     test_tgt_file_prefix.py::test_prefix_beyond_limit_is_kept_with_warning,
@@ -129,49 +129,51 @@ MATRIX = """\
 65 some sentences are done, others not:
     test_brute_force.py::test_finished_sentence_is_unaffected_by_slow_sentence,
     test_brute_force.py::test_hypotheses_are_independent_of_batch
-66 fewer hypotheses than n_best: test_reports.py::test_text_has_n_best_lines_whatever_was_found,
-    test_reports.py::test_moses_has_n_best_lines_of_four_fields
+66 fewer hypotheses than n_best: test_reports.py::test_text_format_always_has_n_best_lines,
+    test_reports.py::test_moses_format_has_n_best_lines_with_four_fields
 67 ties:
     test_brute_force.py::test_tied_candidates_lower_row_then_lower_token_first,
     test_brute_force.py::test_n_best_equals_reference_search
 68 a hypothesis of no tokens:
     test_brute_force.py::test_score_of_worked_case_has_length_and_coverage_penalty,
-    test_command_line.py::test_a_translation_that_ends_at_once
+    test_command_line.py::test_empty_translation
 # E: resources and processes
 69 a batch that does not fit into memory:
     test_out_of_memory.py::test_nothing_is_lost_and_failures_are_few,
     test_out_of_memory.py::test_one_sentence_that_does_not_fit_is_named
-70 a worker that fails: test_workers.py::test_a_bucket_is_done_again
+70 a worker that fails: test_workers.py::test_workers_repeat_bucket_of_dead_worker
 71 memory of the CPU is out:
     test_out_of_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
-72 the kernel kills a process: test_workers.py::test_a_bucket_is_done_again, kit
-73 a full disk: test_command_line.py::test_a_full_disk, test_store.py::test_each_call_that_fails,
+72 the kernel kills a process: test_workers.py::test_workers_repeat_bucket_of_dead_worker, kit
+73 a full disk: test_command_line.py::test_output_on_full_disk_is_an_error,
+    test_store.py::test_store_failing_system_call_keeps_output_and_can_resume,
     kit
-74 Ctrl-C: test_process.py::test_two_signals_at_once, kit
-75 SIGTERM, SIGHUP: test_workers.py::test_signals_to_the_whole_group, kit
-76 SIGKILL, power cuts: test_store.py::test_each_call_before_which_the_job_is_killed,
-    test_store.py::test_a_power_cut_after_each_call, test_store.py::test_damaged_stores, kit
-77 the reader of a pipe leaves: test_process.py::test_a_pipe_as_output_whose_reader_leaves,
-    test_process.py::test_lines_are_answered_at_once_and_a_closed_reader_ends_it
-78 standard output is closed or full: test_process.py::test_a_closed_standard_output_or_input,
-    test_process.py::test_a_full_standard_output
-79 two jobs on one output: test_command_line.py::test_two_jobs_cannot_write_one_output, kit
-80 a worker dies or hangs: test_workers.py::test_a_bucket_is_done_again,
-    test_workers.py::test_idle_workers_and_the_fork_server_die
-81 the parent is killed: test_workers.py::test_no_process_outlives_the_parent
+74 Ctrl-C: test_process.py::test_two_stop_signals_at_once, kit
+75 SIGTERM, SIGHUP: test_workers.py::test_workers_signal_to_process_group, kit
+76 SIGKILL, power cuts: test_store.py::test_store_killed_before_any_system_call_can_resume,
+    test_store.py::test_store_power_failure_after_any_system_call_can_resume,
+    test_store.py::test_store_damaged_files_are_detected, kit
+77 the reader of a pipe leaves: test_process.py::test_output_pipe_without_reader_ends_job,
+    test_process.py::test_stdout_lines_appear_at_once_and_sigpipe_ends_job
+78 standard output is closed or full: test_process.py::test_closed_stdout_or_stdin_is_an_error,
+    test_process.py::test_stdout_full_is_an_error
+79 two jobs on one output: test_command_line.py::test_output_locked_by_another_job_is_an_error, kit
+80 a worker dies or hangs: test_workers.py::test_workers_repeat_bucket_of_dead_worker,
+    test_workers.py::test_workers_replace_dead_idle_workers_and_fork_server
+81 the parent is killed: test_workers.py::test_workers_end_with_parent
 82 the clock jumps: test_architecture.py::test_durations_do_not_look_at_the_calendar
-83 odd environments: test_process.py::test_the_environment_does_not_change_a_byte,
-    test_process.py::test_a_closed_stderr_does_not_matter
-84 no terminal: test_terminal.py::test_lines_from_time_to_time
-85 few open files, little memory: test_process.py::test_few_open_files,
-    test_process.py::test_a_limit_of_memory_that_torch_does_not_fit_into
+83 odd environments: test_process.py::test_output_does_not_depend_on_environment,
+    test_process.py::test_closed_stderr_is_ignored
+84 no terminal: test_terminal.py::test_long_job_logs_progress_periodically
+85 few open files, little memory: test_process.py::test_job_with_few_file_descriptors,
+    test_process.py::test_memory_limit_too_low_for_torch_is_an_error
 # F: the same again
 86 the same job again, and with kills:
     test_deterministic.py::test_deterministic_output_is_independent_of_batch_order_and_threads, kit
 87 other batches: test_translator.py::test_in_batches_of_any_size,
-    test_tasks.py::test_the_size_of_buckets_does_not_show_in_the_output
+    test_tasks.py::test_bucket_lines_does_not_change_output
 88 another order: test_translator.py::test_in_any_order
-89 shards: test_tasks.py::test_joined_shards_are_the_output_of_the_whole
+89 shards: test_tasks.py::test_shard_outputs_concatenate_to_full_output
 """
 ROWS = re.findall(r"^(\d+) ([^:]+):\s+((?:[^\s,]+(?:,\s+)?)+)$", MATRIX, re.M)
 
@@ -183,12 +185,12 @@ def named_in(file: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_row_is_there():
+def test_fault_matrix_is_complete():
     assert [int(number) for number, _, _ in ROWS] == list(range(1, 90))
 
 
 @pytest.mark.parametrize(("number", "what", "tests"), ROWS)
-def test_the_tests_of_a_row_exist(number, what, tests):
+def test_fault_matrix_tests_exist(number, what, tests):
     for test in re.split(r",\s+", tests):
         file, name = (KIT if test == "kit" else test).split("::")
         assert name.startswith("test_") and name in named_in(file), test

@@ -41,12 +41,12 @@ BROKEN = [(broken, *kit) for broken, kits in FOUND.items() for kit in kits]
 
 
 @pytest.mark.parametrize("kit, n", mark_sweeps(WHOLE, WHOLE[::4]))
-def test_nothing_is_found_in_a_toy_that_is_whole(kit, n, tmp_path):
+def test_kits_report_nothing_for_correct_toy(kit, n, tmp_path):
     assert problems(kit, toy(tmp_path), n) == []
 
 
 @pytest.mark.parametrize("broken, kit, n", mark_sweeps(BROKEN, BROKEN[::3]))
-def test_what_is_broken_is_found(broken, kit, n, tmp_path):
+def test_kits_find_each_injected_bug(broken, kit, n, tmp_path):
     """In one of some rounds: a kill may miss the moment at which the toy is broken."""
     rounds = range(1, 6)
     assert any(problems(kit, toy(tmp_path / f"{k}", "-break", broken), n, k) for k in rounds)
@@ -64,13 +64,13 @@ SAMPLE |= {"K11": 1, "faults": 5}
 
 
 @pytest.mark.parametrize("name", mark_sweeps(SAMPLE, ["K1", "K4", "K6", "K9"]))
-def test_a_sample_finds_nothing(name, warm, tmp_path):
+def test_kits_sample_reports_nothing(name, warm, tmp_path):
     kit, _, own_process = KITS[name]
     assert not own_process
     assert problems(kit, Bench(tmp_path, warm, n_lines=300), SAMPLE[name]) == []
 
 
 @pytest.mark.sweep
-def test_memory_does_not_grow_with_the_input(warm, tmp_path):
+def test_memory_does_not_grow_with_input(warm, tmp_path):
     """Over ten times as many lines, all of which come out right."""
     assert problems(texts.k15, Bench(tmp_path, warm, n_lines=300), 10_000) == []

@@ -58,7 +58,7 @@ def expected():
     return found * 4
 
 
-def test_a_job_that_goes_on(job, expected, monkeypatch):
+def test_resume_with_other_languages_is_rejected(job, expected, monkeypatch):
     translate, n_calls = Pipeline.translate_lines, []
 
     def stops(self, *args, **kwargs):
@@ -102,7 +102,7 @@ def pair(tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_model_of_one_pair_refuses_other_languages(pair, workers):
+def test_src_lang_bilingual_model_rejects_other_languages(pair, workers):
     """When it is loaded and in a call, which does not end the Translator."""
     given = dict(device="cpu", workers=workers)
     for languages in (dict(tgt_lang="fr"), dict(src_lang="en", tgt_lang="de")):
@@ -122,13 +122,13 @@ def test_a_model_of_one_pair_refuses_other_languages(pair, workers):
 
 
 @pytest.mark.parametrize("entry", ["de", ["de"], ["de", 5], ["de", "en", "fr"], {"de": "en"}, None])
-def test_a_description_whose_languages_are_no_pair(tiny_checkpoint, tmp_path, entry):
+def test_config_with_invalid_language_pair_is_rejected(tiny_checkpoint, tmp_path, entry):
     path = described(tiny_checkpoint, tmp_path / "other", languages=entry)
     with pytest.raises(CheckpointError, match="languages"):
         load_checkpoint(path)
 
 
-def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tmp_path):
+def test_calibration_keeps_language_pair(pair, tiny_checkpoint, tmp_path):
     assert load_checkpoint(tiny_checkpoint).language_pair == ("", "")
     native.update_manifest(pair, {}, UnknownPolicy(), None)
     assert load_checkpoint(pair).language_pair == ("de", "en")
@@ -142,7 +142,7 @@ def test_calibration_says_the_languages_and_keeps_them(pair, tiny_checkpoint, tm
             load_calibrate_options(["-model", "a", "-valid", "b", "-languages", *words])
 
 
-def test_other_toolkits_say_their_languages_too(tmp_path):
+def test_language_pair_is_read_from_other_toolkits(tmp_path):
     """fairseq's checkpoint; Marian's directory, unless its lines begin with a language."""
     fairseq = load_checkpoint(CHECKPOINTS / "switches" / "fairseq_pre_norm")
     assert fairseq.language_pair == ("xx", "aa")
@@ -159,6 +159,6 @@ def test_other_toolkits_say_their_languages_too(tmp_path):
     assert load_checkpoint(path).language_pair == ("", "")
 
 
-def test_an_ensemble_has_the_pair_of_all_its_models(pair, tiny_checkpoint):
+def test_ensemble_language_pair_is_shared_by_all_models(pair, tiny_checkpoint):
     assert load_checkpoints([pair, pair]).language_pair == ("de", "en")
     assert load_checkpoints([pair, tiny_checkpoint]).language_pair == ("", "")

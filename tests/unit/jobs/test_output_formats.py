@@ -43,7 +43,7 @@ def run(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("words", "scored"), [*product(OPTIONS, (False, True))])
-def test_formats_agree(run, words, scored):
+def test_output_formats_contain_the_same_translations(run, words, scored):
     n_best = int(words.split()[1]) if words else 1
     words += " -token_scores" * scored
     jsonl, _ = run(f"{words} -output_format jsonl")
@@ -77,7 +77,7 @@ def test_formats_agree(run, words, scored):
 
 
 @pytest.mark.parametrize("words", OPTIONS)
-def test_log_probs_add_up(run, words, tiny_checkpoint):
+def test_token_log_probs_sum_to_log_prob(run, words, tiny_checkpoint):
     for model in (TOY, tiny_checkpoint):
         lines, _ = run(f"{words} -token_scores -output_format jsonl", model)
         hyps = [hyp for line in lines for hyp in json.loads(line)["hyps"]]
@@ -95,7 +95,7 @@ def test_log_probs_add_up(run, words, tiny_checkpoint):
         assert any(hyp["token_log_probs"] for hyp in hyps)
 
 
-def test_what_a_limit_cuts_off_is_counted_and_marked(run):
+def test_max_length_unfinished_hypothesis_is_flagged_and_counted(run):
     lines, log = run("-max_length 1 -output_format jsonl")
     cut = [i for i, line in enumerate(lines, 1) if not json.loads(line)["hyps"][0]["ended"]]
     blank = [i for i, line in enumerate(LINES, 1) if not line.strip()]
@@ -104,18 +104,18 @@ def test_what_a_limit_cuts_off_is_counted_and_marked(run):
     assert f"lines {first} and {cut[-1]}: the translation was cut off at the length limit" in log
 
 
-def test_options_name_the_formats_that_there_are():
+def test_output_format_choices_match_implemented_formats():
     assert set(DECLARED["output_format"].choices) == {"auto", *reports.FORMATS}
     assert set(SCORE_FORMATS) == set(reports.REFERENCE_FORMATS)
 
 
-def test_tabs_and_line_ends_in_a_text_do_not_move_columns():
+def test_tsv_tabs_and_line_breaks_in_text_keep_columns():
     hyp = Hypothesis("a\tb\u2028c", ["a"], -0.5, -1.0, [-0.75, -0.25], True)
     write = build_writer(DataOptions(output_format="tsv", token_scores=True), 1)
     assert write(Translation(3, "x", [hyp])) == "3\t0\t-0.5000\t-1.0000\ta b c\t-0.7500 -0.2500\n"
 
 
-def test_impossible_tokens_can_be_read_back():
+def test_jsonl_impossible_tokens_can_be_parsed():
     """-Infinity of a table model."""
     hyp = Hypothesis("a", ["a"], -math.inf, -math.inf, [-math.inf, -0.5], True)
     for output_format in ("text", "moses", "tsv", "jsonl"):
@@ -127,7 +127,7 @@ def test_impossible_tokens_can_be_read_back():
             assert "-inf -0.5000" in said
 
 
-def test_a_job_with_workers_and_one_from_python_say_the_same(tmp_path, run):
+def test_output_with_workers_equals_output_from_python(tmp_path, run):
     words = "-token_scores -output_format jsonl -quiet"
     expected, _ = run(words)
     assert run(f"{words} -workers 2 -bucket_lines 2")[0] == expected
@@ -148,7 +148,7 @@ def score(tmp_path, run):
     return lambda words, *more: run(f"-tgt {tmp_path}/tgt {words}", *more)
 
 
-def test_score_only_equals_the_gold_scores_of_a_translation(score, tiny_checkpoint):
+def test_score_only_equals_gold_scores_of_translation(score, tiny_checkpoint):
     for model in (TOY, tiny_checkpoint):
         usual = [*map(json.loads, score("-output_format jsonl", model)[0])]
         records = [*map(json.loads, score("-score_only -output_format jsonl", model)[0])]
@@ -169,7 +169,7 @@ def test_score_only_equals_the_gold_scores_of_a_translation(score, tiny_checkpoi
             assert [*map(float, by_token.split())] == pytest.approx(tokens, abs=1e-4)
 
 
-def test_score_only_is_what_the_table_says(score):
+def test_score_only_equals_scores_of_table_model(score):
     """Of the target's tokens and the end token, from the table of the file."""
     table = json.loads(Path(TOY).read_text(encoding="utf-8"))
     source, expected = table["sources"]["katze"], []
@@ -181,7 +181,7 @@ def test_score_only_is_what_the_table_says(score):
     assert json.loads(first)["gold_token_log_probs"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_score_only_is_what_translations_cost(score, run, tmp_path, tiny_checkpoint):
+def test_score_only_equals_scores_of_translations(score, run, tmp_path, tiny_checkpoint):
     """The translations of a search, given back as references, have its log-probabilities."""
     lines, _ = run("-output_format jsonl", tiny_checkpoint)
     found = [json.loads(line)["hyps"][0] for line in lines]
@@ -196,7 +196,7 @@ def test_score_only_is_what_translations_cost(score, run, tmp_path, tiny_checkpo
     assert n > 0 and "GOLD AVG SCORE" in log
 
 
-def test_score_only_searches_nothing(score, monkeypatch):
+def test_score_only_runs_no_search(score, monkeypatch):
     def never(*args, **named):
         raise AssertionError("searched")
 
@@ -206,7 +206,7 @@ def test_score_only_searches_nothing(score, monkeypatch):
     assert "GOLD 1: the cat" in score("-score_only -verbose")[1]
 
 
-def test_perplexities_of_what_is_impossible_and_of_a_single_token():
+def test_score_only_perplexity_of_impossible_and_single_token():
     write = build_writer(DataOptions(score_only=True, tgt="a"), 1)
     for tokens, said in (
         ([-math.log(2)], "-0.6931\t1\t2.0000"),
@@ -220,7 +220,7 @@ def test_perplexities_of_what_is_impossible_and_of_a_single_token():
 
 
 @pytest.mark.sweep
-def test_score_only_with_workers_says_the_same(score):
+def test_score_only_with_workers_gives_same_output(score):
     words = "-score_only -output_format jsonl -quiet"
     assert score(words)[0] == score(f"{words} -workers 2 -bucket_lines 2")[0]
 
@@ -240,6 +240,6 @@ def test_score_only_with_workers_says_the_same(score):
         ),
     ],
 )
-def test_what_does_not_go_with_score_only(words, said, capsys):
+def test_score_only_rejects_incompatible_options(words, said, capsys):
     assert translate.main([*words.split(), "-model", TOY]) == 2
     assert said in capsys.readouterr().err

@@ -51,14 +51,14 @@ def lines_of(path):
 @pytest.mark.parametrize(
     "argv", [[], ["-bucket_lines", "2"], ["-bucket_lines", "2", "-workers", "2"], ["-verbose"]]
 )
-def test_as_sacrebleu_says_of_the_output(run, tmp_path, argv):
+def test_report_bleu_equals_sacrebleu_on_output(run, tmp_path, argv):
     code, said = run(*argv)
     assert code == 0 and said == said_of(lines_of(tmp_path / "out"), TARGETS)
     assert said[0].startswith("BLEU|nrefs:1|") and said[1].startswith("chrF2|nrefs:1|")
     assert len(set(re.findall(r" = ([\d.]+)", "\n".join(said)))) > 1
 
 
-def test_of_the_output_as_its_command_says(run, tmp_path):
+def test_report_bleu_equals_sacrebleu_command(run, tmp_path):
     _, said = run()
     command = [sys.executable, "-m", "sacrebleu", *"tgt -i out -m bleu chrf -w 2".split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
@@ -67,14 +67,14 @@ def test_of_the_output_as_its_command_says(run, tmp_path):
     assert [(float(score), signature) for signature, score in expected] == found
 
 
-def test_of_the_best_hypotheses_and_the_lines_of_a_shard(run, tmp_path):
+def test_report_bleu_scores_best_hypotheses_of_shard(run, tmp_path):
     plain = run()
     assert run("-output_format", "jsonl", "-n_best", "2") == plain == run("-n_best", "3")
     _, said = run("-bucket_lines", "3", "-shard", "2/3")
     assert said == said_of(lines_of(tmp_path / "out"), TARGETS[3:6])
 
 
-def test_of_the_whole_where_a_job_goes_on(run, tmp_path):
+def test_report_bleu_resumed_job_scores_all_lines(run, tmp_path):
     """It is stopped before its last buckets."""
     with stopped_before_part(2):
         code, said = run("-bucket_lines", "2")
@@ -84,7 +84,7 @@ def test_of_the_whole_where_a_job_goes_on(run, tmp_path):
 
 
 @pytest.mark.parametrize("version", [None, "1.5.1"])
-def test_without_the_package_a_line_says_so(run, tmp_path, monkeypatch, version):
+def test_report_bleu_without_sacrebleu_logs_notice(run, tmp_path, monkeypatch, version):
     run()
     expected, found = (tmp_path / "out").read_text(), metadata.version
 
@@ -111,7 +111,7 @@ def test_report_bleu_with_a_sacrebleu_without_statistics_scores_nothing(run, mon
     assert code == 0 and "so nothing is scored; run: pip install" in line
 
 
-def test_nothing_is_imported_that_nobody_asks_for(tiny_checkpoint, tmp_path):
+def test_report_bleu_off_does_not_import_sacrebleu(tiny_checkpoint, tmp_path):
     """A job without it, in a process of its own."""
     code = (
         "import sys, translate; translate.main(sys.argv[1:]); "

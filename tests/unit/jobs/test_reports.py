@@ -65,13 +65,13 @@ TWO = Translation(3, "x", [hyp("a b"), hyp("c", -1.23456, -2.34567)])
         ([hyp("")], 1, "\n", "\t-0.2500\n"),
     ],
 )
-def test_text_has_n_best_lines_whatever_was_found(hyps, n_best, plain, scored):
+def test_text_format_always_has_n_best_lines(hyps, n_best, plain, scored):
     """With scores a reader splits at the tab; a line without hypothesis has no score to give."""
     assert write(Translation(0, "x", hyps), n_best) == plain
     assert write(Translation(0, "x", hyps), n_best, with_score=True) == scored
 
 
-def test_moses_has_n_best_lines_of_four_fields():
+def test_moses_format_has_n_best_lines_with_four_fields():
     assert write(TWO, 2, output_format="moses") == (
         "3 ||| a b ||| log_prob= -0.7500 ||| -0.2500\n3 ||| c ||| log_prob= -2.3457 ||| -1.2346\n"
     )
@@ -85,7 +85,7 @@ def test_moses_has_n_best_lines_of_four_fields():
             float(score)
 
 
-def test_jsonl_record():
+def test_jsonl_format_of_translation():
     """The keys of the contract, in its order."""
     one = Hypothesis("Hi!", ["▁Hi", "!"], -0.21, -0.84, [-0.3, -0.3, -0.24], True)
     line = write(Translation(0, "Hé", [one], ("truncated",)), output_format="jsonl")
@@ -96,7 +96,7 @@ def test_jsonl_record():
     )
 
 
-def test_jsonl_gold():
+def test_jsonl_format_of_reference_scores():
     """The key is there with a reference and only then, null where nothing could be scored."""
 
     def refuse(name):
@@ -112,7 +112,7 @@ def test_jsonl_gold():
         assert record["notes"] == ["empty"]
 
 
-def test_jsonl_counts_unknown_tokens_where_there_are_any():
+def test_jsonl_format_counts_unknown_tokens():
     for n in (0, 3):
         record = json.loads(write(Translation(0, "a", [hyp()], n_unknown=n), output_format="jsonl"))
         assert record.get("n_unknown", 0) == n and ("n_unknown" in record) == (n > 0)
@@ -120,7 +120,7 @@ def test_jsonl_counts_unknown_tokens_where_there_are_any():
 
 @settings(max_examples=150)
 @given(st.lists(st.text(st.sampled_from(BREAKS + "ab|\t ü😀\0")), max_size=3), st.integers(0, 2))
-def test_nothing_in_a_hypothesis_ends_a_line(texts, extra):
+def test_line_breaks_in_hypothesis_do_not_end_output_line(texts, extra):
     hyps = [hyp(text, tokens=[text]) for text in texts]
     translation = Translation(5, "".join(texts), hyps)
     n_best = len(texts) + extra
@@ -135,7 +135,7 @@ def test_nothing_in_a_hypothesis_ends_a_line(texts, extra):
     assert [h["tokens"] for h in record["hyps"]] == [[text] for text in texts]
 
 
-def test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl():
+def test_line_breaks_become_spaces_in_text_and_escapes_in_jsonl():
     text = "a" + "b".join(BREAKS) + "c"
     expected = "a" + "b".join(" " for _ in BREAKS) + "c\n"
     translation = Translation(0, text, [hyp(text, tokens=[])])
@@ -145,7 +145,7 @@ def test_breaks_become_spaces_in_flat_output_and_escapes_in_jsonl():
         assert escape in line
 
 
-def test_verbose_log_in_opennmts_form():
+def test_verbose_log_matches_opennmt_format():
     translation = Translation(4, "x y", [hyp("a b", -0.25), hyp("c", -1.5)], (), -2.5, True)
     assert format_sentence_log(translation, "the reference", verbose=True) == [
         "",
@@ -173,17 +173,17 @@ def test_verbose_log_in_opennmts_form():
         (Translation(0, "x", [hyp()]), "a\r\nb", False, ["GOLD 1: a  b"]),
     ],
 )  # fmt: skip
-def test_log_of_one_hypothesis_and_of_references(translation, reference, verbose, log):
+def test_verbose_log_with_single_hypothesis_and_reference(translation, reference, verbose, log):
     assert format_sentence_log(translation, reference, verbose) == log
 
 
-def test_verbose_log_of_nothing():
+def test_verbose_log_without_hypotheses():
     log = format_sentence_log(Translation(0, "", [NOTHING]), None, verbose=True)
     assert log[:2] == ["", "SENT 1: []"]
     assert "BEST HYP:" not in log
 
 
-def test_summary_averages_over_sentences_and_words(log):
+def test_summary_averages_per_sentence_and_token(log):
     two, four = [hyp("a b", -1.0, -3.0), hyp("z", -9.0)], [hyp("a b c d", -2.0, -6.0)]
     translations = [
         Translation(0, "x", two, (), -4.0, True, n_gold_tokens=3),
@@ -201,7 +201,7 @@ def test_summary_averages_over_sentences_and_words(log):
     ]
 
 
-def test_averages_without_tokens_without_sentences_and_beyond_numbers():
+def test_averages_without_tokens_or_sentences_and_with_overflow():
     assert format_averages("PRED", 0.0, 0, 0) == []
     only = "PRED SCORE: -1.0000, PRED PPL: 2.72 NB SENTENCES: 1"
     assert format_averages("PRED", -1.0, 0, 1) == [only]
@@ -212,14 +212,14 @@ def test_averages_without_tokens_without_sentences_and_beyond_numbers():
         ]
 
 
-def test_summary_without_scores_and_of_nothing(log):
+def test_summary_without_scores_or_lines(log):
     Summary().log(scores=True)
     Summary.of([Translation(0, "", [NOTHING])]).log(scores=True)
     Summary.of([Translation(0, "x", [hyp()])]).log(scores=False)
     assert log == []
 
 
-def test_summary_names_the_first_five_lines_and_counts_tokens(log):
+def test_summary_lists_first_five_lines_and_counts_tokens(log):
     translations = []
     for i in range(20):
         unknown = i % 3 == 0
@@ -249,17 +249,17 @@ def test_summary_names_the_first_five_lines_and_counts_tokens(log):
         (1239, "lines 1, 2, 3, 4, 5 and 1,234 more: the translation repeats itself [repeats]"),
     ],
 )
-def test_summary_of_n_lines_shows_five_numbers_and_counts_the_rest(log, n_lines, expected):
+def test_summary_lists_five_line_numbers_and_counts_the_rest(log, n_lines, expected):
     Summary.of(Translation(i, "x", [hyp()], ("repeats",)) for i in range(n_lines)).log(scores=False)
     assert log == [expected]
 
 
-def test_summary_of_one_unknown_token_is_singular(log):
+def test_summary_single_unknown_token_is_singular(log):
     Summary.of([Translation(0, "x", [hyp()], ("unknown-tokens",), n_unknown=1)]).log(scores=False)
     assert log[0].endswith("(1 token) [unknown-tokens]")
 
 
-def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
+def test_summary_warnings_are_single_sentences(log):
     rows = re.findall(r"^  of .*: (.*)$", postprocess.__doc__ or "", re.M)
     notes = [note for row in rows for note in row.split(", ")]
     assert sorted(notes) == sorted(WARNING_TEXTS), "each note needs its sentence in warnings.yaml"
@@ -272,7 +272,7 @@ def test_summary_of_each_note_is_one_sentence_in_plain_words(log):
         assert len(line) <= 85, line
 
 
-def test_the_first_lines_that_could_not_be_translated_whatever_the_reason():
+def test_untranslated_lists_first_lines_of_all_warnings():
     notes = [("not-a-number",), ("invalid-json",), ("empty",), ("no-text-field",)] * 3
     lines = [Translation(i, "", [NOTHING], notes[i]) for i in range(len(notes))]
     found = Summary.of(lines).untranslated

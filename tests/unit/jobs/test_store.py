@@ -165,7 +165,9 @@ def killed(patch, fault, folder, **how):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EFBIG])
-def test_each_call_that_fails(tmp_path, monkeypatch, quick, number):
+def test_store_failing_system_call_keeps_output_and_can_resume(
+    tmp_path, monkeypatch, quick, number
+):
     """Then the error is one of files, and the job goes on to the same bytes."""
     for k in itertools.count(1):
         folder, system = fresh(tmp_path), Faulty(k, fails(number))
@@ -181,7 +183,7 @@ def test_each_call_that_fails(tmp_path, monkeypatch, quick, number):
     assert k > 100
 
 
-def test_each_call_before_which_the_job_is_killed(tmp_path, monkeypatch, quick):
+def test_store_killed_before_any_system_call_can_resume(tmp_path, monkeypatch, quick):
     for k in itertools.count(1):
         folder = fresh(tmp_path)
         code = killed(monkeypatch, Faulty(k, dies), folder)
@@ -271,7 +273,7 @@ def on_disk(log, folder):
             yield {path: data.get(i) for path, i in names.items()}
 
 
-def test_a_power_cut_after_each_call(tmp_path, monkeypatch, quick):
+def test_store_power_failure_after_any_system_call_can_resume(tmp_path, monkeypatch, quick):
     folder, recorder = fresh(tmp_path), Recorder()
     with monkeypatch.context() as patch:
         use(patch, recorder)
@@ -329,7 +331,7 @@ BITS, SIZES = st.integers(0, 7), st.integers(1, 4096)
 
 @given(st.data(), st.sampled_from([DIRECTORY_MODE, 0o755]))
 @settings(max_examples=300)
-def test_damaged_stores(halfway, data, mode):
+def test_store_damaged_files_are_detected(halfway, data, mode):
     """The output is the right one, whatever file of the store is damaged.  A store that was copied,
     whose folder is like any other, is known by its manifest."""
     assert len(halfway) == 6
@@ -353,7 +355,7 @@ def test_damaged_stores(halfway, data, mode):
 
 
 @pytest.mark.parametrize("n", range(4))
-def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick, n):
+def test_resume_continues_after_last_finished_bucket(tmp_path, quick, n):
     folder = fresh(tmp_path)
     if n < 3:
         stopped_after(folder, n)
@@ -368,7 +370,7 @@ def test_a_stopped_job_goes_on_behind_its_last_bucket(tmp_path, quick, n):
     assert done.summary == whole_summary()
 
 
-def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
+def test_resume_translates_only_damaged_partial_file_again(tmp_path, quick):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
     part = folder / "out.parts" / "000000"
@@ -380,7 +382,7 @@ def test_a_part_that_is_flipped_is_made_again_and_no_other(tmp_path, quick):
     assert is_done(folder)
 
 
-def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
+def test_partial_file_lost_before_the_end_is_an_error(tmp_path, quick):
     """And only that one is made again."""
     folder = fresh(tmp_path)
     with pytest.raises(
@@ -408,7 +410,7 @@ def test_a_part_that_is_lost_before_the_end_is_told(tmp_path, quick):
         (JOB, {"device": "cuda"}, "device was cpu, now cuda"),
     ],
 )
-def test_what_changed_is_refused_by_name(tmp_path, quick, job, machine, said):
+def test_resume_error_names_each_difference(tmp_path, quick, job, machine, said):
     folder = fresh(tmp_path)
     stopped_after(folder, 2)
     before = found(folder)
@@ -419,7 +421,7 @@ def test_what_changed_is_refused_by_name(tmp_path, quick, job, machine, said):
     assert is_done(folder)
 
 
-def test_parts_of_another_job_do_not_count(tmp_path, quick):
+def test_resume_ignores_partial_files_of_other_jobs(tmp_path, quick):
     """Somebody who was not told that another job has begun may write one late."""
     folder = fresh(tmp_path)
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
@@ -434,7 +436,7 @@ def test_parts_of_another_job_do_not_count(tmp_path, quick):
     assert is_done(folder)
 
 
-def test_a_machine_of_another_kind_does_not_join_in(tmp_path, quick):
+def test_claim_device_rejects_other_device_or_precision(tmp_path, quick):
     folder = fresh(tmp_path)
     with Output(str(folder / "out"), None, True) as out:
         out.begin(JOB, RANGES, None)  # who translates is not known yet
@@ -444,7 +446,7 @@ def test_a_machine_of_another_kind_does_not_join_in(tmp_path, quick):
             out.parts.claim_device({"device": "cpu", "precision": "fp32"})
 
 
-def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
+def test_label_identifies_complete_output(tmp_path, quick):
     folder = fresh(tmp_path)
     run(folder)
     if not hasattr(os, "getxattr"):
@@ -463,7 +465,7 @@ def test_a_complete_file_is_known_by_its_label(tmp_path, quick):
     assert is_done(folder)
 
 
-def test_without_labels_a_job_is_done_again(tmp_path, monkeypatch, quick):
+def test_complete_output_without_label_is_translated_again(tmp_path, monkeypatch, quick):
     folder = fresh(tmp_path)
 
     def refuse(*args):
@@ -477,7 +479,7 @@ def test_without_labels_a_job_is_done_again(tmp_path, monkeypatch, quick):
 
 
 @pytest.mark.parametrize("error", [DataError("line 3"), OptionError("no")])
-def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
+def test_rejected_job_leaves_no_store(tmp_path, quick, error):
     for n_done in (None, 0, 2):
         folder = fresh(tmp_path)
         with pytest.raises(type(error)), Output(str(folder / "out"), None, True) as out:
@@ -490,7 +492,7 @@ def test_a_refused_job_leaves_nothing(tmp_path, quick, error):
         assert not out.can_resume_after(error)
 
 
-def test_a_job_that_cannot_go_on_leaves_nothing(tmp_path, quick):
+def test_job_without_resume_leaves_no_store(tmp_path, quick):
     folder = fresh(tmp_path)
     with pytest.raises(Interrupted):
         run(folder, resumable=False, until=2)
@@ -539,7 +541,7 @@ def folder_with_files(path):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["out.parts", "rep.parts"])
 @pytest.mark.parametrize("make", FOREIGN)
-def test_what_is_not_ours_is_left_alone(tmp_path, quick, name, make):
+def test_store_leaves_foreign_files_untouched(tmp_path, quick, name, make):
     for n_before in (None, 1):
         folder = fresh(tmp_path)
         if n_before is not None:
@@ -562,7 +564,7 @@ def second_name(path):
 
 @pytest.mark.parametrize("make", [foreign_link, dangling_link, os.mkfifo, Path.mkdir, second_name])
 @pytest.mark.parametrize("name", ["000000", "000007", ".lock", "manifest.json", "output", "notes"])
-def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, quick, name, make):
+def test_store_follows_and_removes_no_foreign_links(tmp_path, quick, name, make):
     if make is second_name and name not in (".lock", "notes"):
         pytest.skip("all others are replaced, never written to")
     folder = fresh(tmp_path)
@@ -577,7 +579,7 @@ def test_nothing_in_the_store_is_followed_or_removed_that_is_not_ours(tmp_path, 
     assert found(folder) == before and os.path.lexists(place)
 
 
-def test_another_name_of_a_part_or_the_output_keeps_what_it_has(tmp_path, quick):
+def test_store_hard_links_keep_their_contents(tmp_path, quick):
     folder = fresh(tmp_path)
     os.link(folder / "out", folder / "hard")
     os.symlink("out", folder / "soft")
@@ -589,7 +591,7 @@ def test_another_name_of_a_part_or_the_output_keeps_what_it_has(tmp_path, quick)
     assert (folder / "hard").read_bytes() == OLDER and os.readlink(folder / "soft") == "out"
 
 
-def test_names_reach_the_disk_before_the_job_ends(tmp_path, monkeypatch, quick):
+def test_store_syncs_directory_before_job_ends(tmp_path, monkeypatch, quick):
     """A part is synced, and so is its name; the parts go when the output is there for good."""
     folder, recorder = fresh(tmp_path), Recorder()
     with monkeypatch.context() as patch:
@@ -608,7 +610,7 @@ def test_names_reach_the_disk_before_the_job_ends(tmp_path, monkeypatch, quick):
     assert calls[-4:-1] == last
 
 
-def test_the_store_is_for_its_owner_and_goes_if_nothing_is_in_it(tmp_path, quick):
+def test_store_is_private_and_removed_if_empty(tmp_path, quick):
     folder = fresh(tmp_path)
     with Store(str(folder / "out")):
         assert stat.S_IMODE(os.stat(folder / "out.parts").st_mode) & 0o777 == 0o700

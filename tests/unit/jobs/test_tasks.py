@@ -39,7 +39,7 @@ def read(path, bucket_lines, shard=None, tgt=None):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 9))
-def test_shards_are_runs_of_whole_buckets(tmp_path_factory, n_lines, bucket_lines, n_parts):
+def test_shard_contains_consecutive_whole_buckets(tmp_path_factory, n_lines, bucket_lines, n_parts):
     """Bucket B(I-1)/N to before BI/N, both rounded down, and the lines keep their numbers."""
     path = tmp_path_factory.mktemp("shards") / "src"
     path.write_text("".join(f"line {i}\n" for i in range(n_lines)))
@@ -61,7 +61,7 @@ def test_shards_are_runs_of_whole_buckets(tmp_path_factory, n_lines, bucket_line
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 30), st.integers(1, 7))
-def test_targets_are_cut_alike(tmp_path_factory, n_lines, bucket_lines):
+def test_tgt_is_split_like_src(tmp_path_factory, n_lines, bucket_lines):
     folder = tmp_path_factory.mktemp("targets")
     for name in ("src", "tgt"):
         (folder / name).write_text("".join(f"{name} {i}\n" for i in range(n_lines)))
@@ -74,7 +74,7 @@ def test_targets_are_cut_alike(tmp_path_factory, n_lines, bucket_lines):
 
 @pytest.mark.parametrize("n_tgt", [0, 7, 9, 11])
 @pytest.mark.parametrize("shard", [None, "1/3"])
-def test_targets_that_do_not_match(tmp_path, n_tgt, shard):
+def test_tgt_with_different_line_count_is_rejected(tmp_path, n_tgt, shard):
     (tmp_path / "src").write_text("a\n" * 10)
     (tmp_path / "tgt").write_text("b\n" * n_tgt)
     with pytest.raises(DataError, match=f"src has 10 lines, tgt has {n_tgt}"):
@@ -90,11 +90,11 @@ def lines_by_hand(data):
 TEXT = st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\n", b"\xff", "\u2028".encode(), b"bc"]))
 
 
-class TestCutting:
+class TestSplitSpans:
     @given(st.lists(TEXT), st.integers(1, 4))
     @example([], 1)
     @example([[b"\n"], [b"\n"]], 2)
-    def test_spans_hold_all_bytes_and_so_many_lines(self, chunks, bucket_lines):
+    def test_spans_contain_all_bytes_and_requested_lines(self, chunks, bucket_lines):
         chunks = [b"".join(chunk) for chunk in chunks]
         data = b"".join(chunks)
         spans = list(split_spans("a", chunks, repeat(bucket_lines)))
@@ -108,7 +108,9 @@ class TestCutting:
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
     @pytest.mark.parametrize("bucket_lines", [1, 3, 7, 1000])
-    def test_buckets_are_those_of_a_stream(self, tmp_path, bucket_lines, monkeypatch, pack):
+    def test_buckets_of_file_equal_buckets_of_stream(
+        self, tmp_path, bucket_lines, monkeypatch, pack
+    ):
         """Also of long lines, and of gzip data."""
         monkeypatch.setattr(of_lines, "MAX_WINDOW_BYTES", 500)
         monkeypatch.setattr(of_lines, "MAX_MEAN_BYTES", 50)
@@ -120,7 +122,7 @@ class TestCutting:
         found, _ = read(path, bucket_lines)
         assert [bucket.lines for bucket in found] == expected
 
-    def test_ids_count_over_all_files_and_no_bucket_spans_two(self, tmp_path):
+    def test_line_ids_continue_across_files_and_buckets_do_not(self, tmp_path):
         files = [b"\xef\xbb\xbfa\nb\nc", b"", b"\xef\xbb\xbfd\n", b"\n\n\n"]
         for i, data in enumerate(files):
             (tmp_path / str(i)).write_bytes(data)
@@ -135,7 +137,7 @@ class TestCutting:
             ]
         assert [(line.id, line.text) for line in lines] == list(enumerate([*"abcd", "", "", ""]))
 
-    def test_a_line_longer_than_memory_should_hold(self, tmp_path):
+    def test_overlong_line_is_truncated(self, tmp_path):
         (tmp_path / "a.txt").write_bytes(b"x" * (3 << 20) + b"\nshort\n")
         ((only,), _) = read(tmp_path / "a.txt", 9)
         long, short = only.lines
@@ -143,7 +145,7 @@ class TestCutting:
 
     @pytest.mark.parametrize("after", [b"a\nb\nX\nd\n", b"a\nb\n", b"a\nb\nc"])
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-    def test_a_file_that_is_changed_is_found_out(self, tmp_path, after, pack):
+    def test_changed_file_is_detected(self, tmp_path, after, pack):
         path = tmp_path / "a.txt"
         path.write_bytes(pack(b"a\nb\nc\nd\n"))
         options = TranslateOptions.of(src=str(path), bucket_lines=2)
@@ -154,7 +156,7 @@ class TestCutting:
                 reader.read_bucket(second, options.data)
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-    def test_size_and_sha256_of_the_text(self, tmp_path, pack):
+    def test_scan_file_returns_size_and_sha256(self, tmp_path, pack):
         data = b"some text\n" * 600_000
         (tmp_path / "a").write_bytes(pack(data))
         found = scan_file(str(tmp_path / "a"), repeat(5))
@@ -162,7 +164,7 @@ class TestCutting:
         assert (found.n_lines, len(found.spans)) == (600_000, 120_000)
 
 
-def test_what_is_packed_is_unpacked_once(tmp_path, monkeypatch):
+def test_gzip_file_is_unpacked_once(tmp_path, monkeypatch):
     """Ranges are read in order, as a rule; one that was lost is read again."""
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"0123456\n" * 100_000))
     options = TranslateOptions.of(src=str(tmp_path / "a.gz"), bucket_lines=1000)
@@ -198,7 +200,7 @@ def src(tmp_path):
     return path
 
 
-def test_joined_shards_are_the_output_of_the_whole(src, tmp_path, translated):
+def test_shard_outputs_concatenate_to_full_output(src, tmp_path, translated):
     (tmp_path / "tgt").write_text("the cat\n" * 25)
     for more in (
         ["-output_format", "jsonl"],
@@ -214,26 +216,26 @@ def test_joined_shards_are_the_output_of_the_whole(src, tmp_path, translated):
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "-1/2", "1/0", "1", "a/b", "1/2/3", "1.0/2", ""])
-def test_shards_that_do_not_exist(src, capsys, shard):
+def test_shard_number_out_of_range_is_rejected(src, capsys, shard):
     assert main(["-model", str(TOY), "-src", str(src), f"-shard={shard}"]) == 2
     assert "shard" in capsys.readouterr().err
 
 
-def test_streams_have_no_shards(tmp_path, capsys):
+def test_shard_of_stream_is_rejected(tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo")
     for words in ([], ["-src", str(tmp_path / "fifo")]):
         assert main(["-model", str(TOY), "-shard", "1/2", *words]) == 2
         assert "shard: the lines of" in capsys.readouterr().err
 
 
-def test_the_size_of_buckets_does_not_show_in_the_output(src, translated):
+def test_bucket_lines_does_not_change_output(src, translated):
     argv = ["-src", src, "-output_format", "jsonl"]
     outputs = {translated(*argv, "-bucket_lines", n) for n in (1, 2, 7, 1000)}
     (output,) = outputs
     assert [json.loads(line)["id"] for line in output.splitlines()] == list(range(25))
 
 
-def test_batches_come_from_one_bucket(src, tmp_path):
+def test_bucket_lines_limits_batches(src, tmp_path):
     """Progress is told after each batch, and no batch has lines of two buckets."""
     translator = Translator.from_pretrained(TOY, device="cpu", bucket_lines=4)
     seen = []
@@ -241,7 +243,7 @@ def test_batches_come_from_one_bucket(src, tmp_path):
     assert {*range(4, 25, 4), 25} <= set(seen)
 
 
-def test_what_reads_and_writes_needs_no_torch():
+def test_reading_and_writing_do_not_import_torch():
     """A parent of workers never loads torch."""
     code = "import sys, onmt_lite.jobs.job; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -38,7 +38,7 @@ TOY = str(ROOT / "data" / "toy.json")
 OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", verbose=True)
 
 
-class OwnDefect(Exception):
+class CustomError(Exception):
     """Of such a module too."""
 
 
@@ -127,7 +127,7 @@ def log(monkeypatch):
     return lines
 
 
-def test_results_are_those_of_one_process(shared):
+def test_workers_results_equal_single_process(shared):
     engine, _ = shared
     seen = []
     assert_done(run(engine, iter(make_tasks(0, 40)), seen), make_tasks(0, 40))
@@ -149,7 +149,7 @@ def test_results_are_those_of_one_process(shared):
         ("late", "was killed (SIGKILL)"),
     ],
 )
-def test_a_bucket_is_done_again(shared, log, deeds, says):
+def test_workers_repeat_bucket_of_dead_worker(shared, log, deeds, says):
     engine, folder = shared
     (folder / "202").write_text(deeds, "utf-8")
     buckets, seen = make_tasks(200, 8), []
@@ -158,7 +158,7 @@ def test_a_bucket_is_done_again(shared, log, deeds, says):
     assert says in log[-1] and len(log) == len(deeds.split())
 
 
-def test_idle_workers_and_the_fork_server_die(shared, log):
+def test_workers_replace_dead_idle_workers_and_fork_server(shared, log):
     """A worker that has nothing to do is replaced as well; a fork server is started again."""
     engine, _ = shared
     server = engine._server.process.pid
@@ -171,7 +171,7 @@ def test_idle_workers_and_the_fork_server_die(shared, log):
     assert engine._server.process.pid != server and log
 
 
-def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
+def test_dispatcher_slow_bucket_limits_open_tasks(shared):
     """While the first bucket is not done, few others are: what waits for it stays bounded."""
     engine, folder = shared
     (folder / "400").write_text("wait", "utf-8")
@@ -201,7 +201,7 @@ def test_a_slow_bucket_holds_up_what_is_handed_out(shared):
     assert done.index(400) >= most - 1 and sorted(done) == list(range(400, 460))
 
 
-def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
+def test_dispatcher_yields_results_while_waiting_for_input(shared):
     """Who types a line sees its translation before the next one; also before one that fails."""
     engine, _ = shared
     came, results = threading.Event(), []
@@ -229,7 +229,7 @@ def test_a_bucket_is_passed_on_while_the_next_one_is_awaited(shared):
         ("SIGKILL SIGSEGV SIGKILL", WorkerLost, r"3 workers died at lines 13 to 15 \(the last one"),
     ],
 )
-def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
+def test_workers_raise_error_after_earlier_buckets(tmp_path, deed, kind, text):
     """An error is the one of the worker; a bucket that kills three workers is one."""
     results = []
     with acting(tmp_path, {4: deed}) as engine:
@@ -252,10 +252,10 @@ def test_errors_are_raised_when_all_before_is_done(tmp_path, deed, kind, text):
         (MemoryExhausted("out of memory at line 3 alone"), MemoryExhausted),
         (WorkerLost("killed", by_memory=True), WorkerLost),
         (KeyError("seven"), KeyError),
-        (OwnDefect("seven"), RuntimeError),
+        (CustomError("seven"), RuntimeError),
     ],
 )
-def test_errors_travel(error, kind):
+def test_make_picklable_preserves_errors(error, kind):
     found, traceback = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(found) is kind and str(error) in str(found)
     assert bool(traceback) is (kind in (RuntimeError, KeyError))
@@ -271,20 +271,20 @@ MEMORY = MemoryExhausted.exit_code
 @pytest.mark.parametrize(
     ("deeds", "exit_code"), [("SIGKILL SIGSEGV SIGKILL", MEMORY), ("SIGKILL SIGKILL SIGSEGV", 1)]
 )
-def test_killed_workers_end_the_job_with_the_exit_code_of_memory(tmp_path, deeds, exit_code):
+def test_workers_killed_exit_code_is_out_of_memory(tmp_path, deeds, exit_code):
     with acting(tmp_path, {1: deeds}) as engine, pytest.raises(WorkerLost) as caught:
         run(engine, make_tasks(0, 4))
     assert caught.value.exit_code == exit_code
 
 
-def test_killed_fork_server_ends_loading_with_the_exit_code_of_memory(monkeypatch):
+def test_fork_server_killed_while_loading_exit_code_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(workers_module, "FORK_SERVER_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WorkerLost, match=r"was killed \(SIGKILL\), .*; free memory") as caught:
         Workers(OPTIONS, 2).__enter__()
     assert caught.value.exit_code == MEMORY
 
 
-def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_path):
+def test_fork_server_killed_repeatedly_exit_code_is_out_of_memory(tmp_path):
     with acting(tmp_path, {}) as engine:
         engine._server.n_starts = MAX_DEATHS  # the last try
         os.kill(engine._server.process.pid, signal.SIGKILL)
@@ -295,7 +295,7 @@ def test_fork_server_killed_again_ends_the_job_with_the_exit_code_of_memory(tmp_
     assert caught.value.exit_code == MEMORY
 
 
-def test_killed_search_for_gpus_ends_loading_with_the_exit_code_of_memory(monkeypatch):
+def test_gpu_detection_killed_exit_code_is_out_of_memory(monkeypatch):
     kill = lambda *args: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch.setattr(worker_module, "resolve_device", kill)
     with pytest.raises(WorkerLost, match="detects GPUs was killed") as caught:
@@ -328,7 +328,7 @@ def machine(monkeypatch, tmp_path):
     return asked
 
 
-def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
+def test_workers_use_no_gpu_before_fork(machine, tiny_checkpoint):
     """CUDA would not work in the workers.  The weights wait in main memory, in the type of GPUs."""
     for given, devices in (
         (dict(), ["cuda"] * 2),
@@ -345,7 +345,7 @@ def test_no_gpu_is_touched_before_the_fork(machine, tiny_checkpoint):
         load_shared(TranslateOptions.of(model=str(tiny_checkpoint), gpu=[0, 5]), 2)
 
 
-def test_weights_are_shared_and_cores_divided(machine, tiny_checkpoint):
+def test_workers_share_weights_and_divide_cores(machine, tiny_checkpoint):
     options = dict(model=str(tiny_checkpoint), device="cpu")
     for n, given, threads in ((2, {}, 4), (3, {}, 2), (20, {}, 1), (2, dict(threads=5), 5)):
         shared = load_shared(TranslateOptions.of(**options, **given), n)
@@ -400,7 +400,7 @@ def waiting(tmp_path):
     return ["-src", tmp_path / "src", "-bucket_lines", 2, "-output", tmp_path / "out"]
 
 
-def test_the_command_line(tmp_path, waiting):
+def test_workers_command_line(tmp_path, waiting):
     """Without torch in the parent."""
     (tmp_path / "1").write_text("SIGKILL", "utf-8")
     with started(tmp_path, *waiting, "-output_format", "jsonl") as job:
@@ -416,7 +416,7 @@ def test_the_command_line(tmp_path, waiting):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_no_process_outlives_the_parent(tmp_path, waiting, stopped):
+def test_workers_end_with_parent(tmp_path, waiting, stopped):
     with started(tmp_path, *waiting) as job:
         wait_until(lambda: (tmp_path / "1").read_text("utf-8") == "")  # a worker is at work
         wait_until(lambda: len(family(job.pid)) == 3)
@@ -430,7 +430,7 @@ def test_no_process_outlives_the_parent(tmp_path, waiting, stopped):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_to_the_whole_group(tmp_path, waiting, signum):
+def test_workers_signal_to_process_group(tmp_path, waiting, signum):
     """One line, as without workers; SIGHUP comes while the model is loaded."""
     with started(tmp_path, *waiting) as job:
         wait_until(lambda: len(family(job.pid)) == (1 if signum == signal.SIGHUP else 3))
@@ -442,7 +442,7 @@ def test_signals_to_the_whole_group(tmp_path, waiting, signum):
         wait_until(lambda: not any(map(alive, pids)), 5)
 
 
-def test_typed_lines_and_closed_descriptors(tmp_path):
+def test_workers_with_typed_lines_and_closed_descriptors(tmp_path):
     """Each line of a pipe is answered at once; a job needs none of the three streams."""
     with started(tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         for _ in range(3):
@@ -494,7 +494,7 @@ def eight_cores(monkeypatch):
         (dict(search="opennmt-2018"), 1024, 1),  # what shares a batch matters there
     ],
 )
-def test_workers_that_pay(eight_cores, tmp_path, given, n_lines, expected):
+def test_workers_default_count(eight_cores, tmp_path, given, n_lines, expected):
     (tmp_path / "src").write_text("katze\n" * (n_lines or 0), "utf-8")
     options = TranslateOptions.of(model=TOY, **{"src": str(tmp_path / "src"), **given})
     assert options.n_workers is None
@@ -507,7 +507,7 @@ def test_workers_that_pay(eight_cores, tmp_path, given, n_lines, expected):
 @pytest.mark.parametrize(
     "scarce", ["count_usable_cores", "count_workers_in_memory", "get_omp_threads"]
 )
-def test_what_is_scarce_limits_the_workers(eight_cores, scarce):
+def test_workers_default_is_limited_by_scarce_resource(eight_cores, scarce):
     options, on_cpu = TranslateOptions.of(model=TOY), TranslateOptions.of(model=TOY, device="cpu")
     for where, which, expected in (
         ({}, options, 3),
@@ -519,7 +519,7 @@ def test_what_is_scarce_limits_the_workers(eight_cores, scarce):
         assert engine_module.choose_worker_count(which, 10) == expected
 
 
-def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
+def test_workers_change_neither_buckets_nor_fingerprint(tmp_path):
     """So -resume goes on with other workers."""
     (tmp_path / "src").write_text("katze\n" * 500, "utf-8")
     src = str(tmp_path / "src")
@@ -531,7 +531,7 @@ def test_who_works_changes_neither_buckets_nor_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("n_lines", [500, 20_000])
-def test_shards_made_with_a_gpu_and_without_fit_together(tmp_path, n_lines):
+def test_shard_ranges_do_not_depend_on_gpu(tmp_path, n_lines):
     (tmp_path / "src").write_text("katze\n" * n_lines, "utf-8")
     src, joined = str(tmp_path / "src"), []
     for part, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
@@ -542,7 +542,7 @@ def test_shards_made_with_a_gpu_and_without_fit_together(tmp_path, n_lines):
 
 
 @pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])
-def test_small_files_have_buckets_for_several_workers(n_lines):
+def test_bucket_lines_small_file_is_split_for_workers(n_lines):
     """At least two of 32 lines or more; large ones those of always, and so has a stream."""
     size = choose_bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), n_lines)
     n = math.ceil(n_lines / size)
@@ -553,7 +553,7 @@ def test_small_files_have_buckets_for_several_workers(n_lines):
     assert choose_bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), None) == 1024
 
 
-def test_the_default(tmp_path):
+def test_workers_default_from_command_line(tmp_path):
     """A file of many lines: workers, if there are two cores, and the bytes of one process."""
     (tmp_path / "src").write_text("katze\n\n" * 100, "utf-8")
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -49,18 +49,18 @@ class TestOptions:
             ("-gpus_per_actor 1 -device cuda", "cuda", 1),
         ],
     )
-    def test_an_actor_computes_with_what_it_reserves(self, line, device, threads):
+    def test_actor_uses_its_reserved_cpus_and_gpus(self, line, device, threads):
         speed = load(line).translation.speed
         assert (speed.device, speed.threads) == (device, threads)
 
-    def test_options_of_a_translation_reach_it(self):
+    def test_translation_options_are_passed_on(self):
         found = load("-beam_size 7 -do_sample -seed 3 -batch_size 9 -tokenizer space -quiet")
         options = found.translation
         assert (options.search.beam_size, options.sampling.seed) == (7, 3)
         assert (options.speed.batch_size, options.text.tokenizer) == (9, "space")
         assert options.jobs.quiet
 
-    def test_files_are_named_so_that_every_actor_finds_them(self, here):
+    def test_paths_are_absolute(self, here):
         write(here / "codes.bpe", b"")
         found = load("-src_subword_model codes.bpe -tokenizer bpe -model de-en").translation
         assert found.text.src_subword_model == str(here / "codes.bpe")
@@ -84,11 +84,11 @@ class TestOptions:
             ("-beta 1 -search marian", "is not supported by -search marian"),
         ],
     )
-    def test_refusals(self, line, said):
+    def test_invalid_options_are_rejected(self, line, said):
         with pytest.raises(OptionError, match=said):
             load(line)
 
-    def test_help_errors_and_configurations_need_neither_ray_nor_torch(self, here):
+    def test_help_and_errors_import_neither_ray_nor_torch(self, here):
         """Each in a Python to which importing them is an error."""
         for name in ("torch", "ray", "pyarrow", "tqdm", "sentencepiece"):
             write(here / f"{name}.py", b"raise RuntimeError('imported')")
@@ -101,7 +101,7 @@ class TestOptions:
             )
             assert (done.returncode, done.stderr.count("\n")) == (code, code // 2), done.stderr
 
-    def test_without_ray_one_line_says_what_to_install(self, here, capfd, monkeypatch):
+    def test_missing_ray_error_names_package(self, here, capfd, monkeypatch):
         write(here / "a.txt", b"katze\n")
         monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
         assert main(["-src", "a.txt", "-output", "out"]) == 2
@@ -114,8 +114,8 @@ def names(here, *words):
     return " ".join(os.path.relpath(path, here) for path in find_files(words))
 
 
-class TestWhichFiles:
-    def test_order(self, here):
+class TestFindFiles:
+    def test_find_files_keeps_argument_order(self, here):
         for name in ("b/2.txt", "b/10.txt", "b/1.txt", "c.txt", "a.txt", "a[1].txt"):
             write(here / name, b"x")
         for name in ("_SUCCESS", ".lock", "part-000000.txt", "part-000001.txt"):
@@ -129,13 +129,13 @@ class TestWhichFiles:
         assert names(here, "a[1].txt") == "a[1].txt"
 
     @pytest.mark.parametrize("word", ["none.txt", "*.none", "empty", "gone"])
-    def test_nothing_there(self, here, word):
+    def test_find_files_missing_path_is_rejected(self, here, word):
         (here / "empty").mkdir()
         (here / "gone").symlink_to(here / "nowhere")
         with pytest.raises(FileError, match="(src|cannot read) .*; (check the path|give )"):
             find_files([word])
 
-    def test_nothing_is_left_out_without_a_word(self, here):
+    def test_find_files_unusable_paths_are_rejected(self, here):
         write(here / "a" / "b" / "c.txt", b"x")
         with pytest.raises(OptionError, match="is a subdirectory"):
             find_files(["a"])
@@ -144,7 +144,7 @@ class TestWhichFiles:
         with pytest.raises(OptionError, match="not a regular file"):
             find_files(["pipe"])
 
-    def test_kinds(self):
+    def test_detect_input_format(self):
         for files, asked, kind in (
             (["a.txt", "b.de", "c"], "auto", "text"),
             (["a.jsonl", "b.JSONL"], "auto", "jsonl"),
@@ -155,7 +155,7 @@ class TestWhichFiles:
             detect_input_format(["a.txt", "b.jsonl", "c.txt"], "auto")
 
 
-class TestRefusals:
+class TestRejectedJobs:
     """Of the command line, before Ray begins; it is enough that the library can be imported."""
 
     @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ class TestRefusals:
 
         return run
 
-    def test_inputs_and_outputs_that_cannot_be(self, here, refused):
+    def test_unusable_inputs_and_outputs_are_rejected(self, here, refused):
         write(here / "a.txt", b"katze\n")
         write(here / "a.txt.gz", gzip.compress(b"katze\n"))
         write(here / "b.txt", "katze\n".encode("utf-16"))
@@ -193,7 +193,7 @@ class TestRefusals:
         refused("-src a.txt -output -", 2, "output is standard output")
         refused("-src a.txt -output new -model gone.json", 4, "gone.json")
 
-    def test_another_job_that_was_stopped(self, here, refused, capfd):
+    def test_resume_of_different_job_is_rejected(self, here, refused, capfd):
         """By translate.py, say; what differs is named."""
         write(here / "a.txt", b"katze\n" * 9)
         words = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "3", "-output", "out"]

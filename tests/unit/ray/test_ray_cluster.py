@@ -135,7 +135,7 @@ def wait_for(condition, seconds=120):
 
 
 class TestSameAsTranslatePy:
-    def test_text_of_several_files(self, here, start, expected):
+    def test_ray_text_files_equal_translate_py(self, here, start, expected):
         every = lines(90)
         (here / "all").write_bytes(b"".join(every))
         every[24] = every[24].removesuffix(b"\n")
@@ -151,7 +151,7 @@ class TestSameAsTranslatePy:
         assert "lines 1, 28, 55 and 82: the input line is empty" in err
         assert not (here / "out.parts").exists()
 
-    def test_objects(self, here, start, expected):
+    def test_ray_jsonl_files_equal_translate_py(self, here, start, expected):
         texts = [line[:-1].decode("utf-8", "replace") for line in lines(30)]
         records = [json.dumps({"text": text, "n": i}) for i, text in enumerate(texts)]
         (here / "a.jsonl").write_text("\n".join([*records, "[]\n"]), encoding="utf-8")
@@ -162,7 +162,7 @@ class TestSameAsTranslatePy:
         assert read(here) == wanted
         assert "line 31: the input is not a JSON object" in err
 
-    def test_another_kind_of_output_and_nothing_to_translate(self, here, start, expected):
+    def test_ray_other_output_format_and_empty_input(self, here, start, expected):
         for data in (b"katze\nkatze\n\n", b""):
             (here / "a.txt").write_bytes(data)
             given = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "2"]
@@ -170,7 +170,7 @@ class TestSameAsTranslatePy:
             code, err = start(*given, "-output", "out").end()
             assert (code, (here / "out").read_bytes()) == (0, expected(*given)), err
 
-    def test_what_the_model_makes_of_options_is_said_once(self, here, start):
+    def test_ray_option_notices_are_logged_once(self, here, start):
         (here / "a.txt").write_bytes(b"katze\nkatze\n")
         given = ["-bucket_lines", "1", "-model", TOY, "-precision", "bf16", "-beta", "1"]
         given += ["-log_file", "log"]
@@ -183,13 +183,13 @@ class TestSameAsTranslatePy:
 SLOW = ["-beam_size", "8", "-bucket_lines", "40", "-actors", "2"]
 
 
-class TestDeaths:
+class TestFailures:
     @pytest.fixture
     def wanted(self, here, expected):
         (here / "a.txt").write_bytes(b"".join(lines(400)))
         return expected("-src", "a.txt", "-beam_size", "8")
 
-    def test_an_actor(self, here, start, wanted):
+    def test_ray_killed_actor_is_replaced(self, here, start, wanted):
         job = start("-src", "a.txt", "-output", "out", *SLOW)
         wait_for(lambda: parts(here))
         os.kill(actors()[0], signal.SIGKILL)
@@ -197,7 +197,7 @@ class TestDeaths:
         assert (code, read(here)) == (0, wanted), err
         assert "NOTE: an actor was lost, " in err and not (here / "out.parts").exists()
 
-    def test_a_node(self, here, start, wanted, cluster):
+    def test_ray_removed_node_is_tolerated(self, here, start, wanted, cluster):
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
         try:
             job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "3")
@@ -208,7 +208,7 @@ class TestDeaths:
         assert (code, read(here)) == (0, wanted), err
         assert not (here / "out.parts").exists()
 
-    def test_the_driver(self, here, wanted):
+    def test_ray_killed_driver_can_resume(self, here, wanted):
         """With a Ray of its own, which dies with it; what is there is not done again."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
         wait_for(lambda: len(parts(here)) > 2)
@@ -222,7 +222,7 @@ class TestDeaths:
         assert f"resuming: {n_lines} of 400 lines are done" in err
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-    def test_a_signal(self, here, wanted, name):
+    def test_ray_stop_signal_can_resume(self, here, wanted, name):
         """The command that it prints goes on; the Ray is gone."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
         wait_for(lambda: parts(here))
@@ -236,7 +236,7 @@ class TestDeaths:
         assert subprocess.run(["sh", "-c", command], cwd=here, env=env).returncode == 0
         assert read(here) == wanted
 
-    def test_a_bucket_that_no_actor_survives(self, here, start, wanted):
+    def test_ray_bucket_that_kills_actors_is_an_error(self, here, start, wanted):
         job = start("-src", "a.txt", "-output", "out", *SLOW, "-actors", "1")
         wait_for(lambda: parts(here))
         killed = set()
@@ -254,7 +254,7 @@ class TestDeaths:
 
 
 @pytest.mark.parametrize("first", ["ray", "workers"])
-def test_a_job_that_is_begun_here_goes_on_there(here, start, expected, first):
+def test_ray_resumes_jobs_of_translate_py_and_vice_versa(here, start, expected, first):
     (here / "a.txt").write_bytes(b"".join(lines(400)))
     words = ["-src", "a.txt", "-beam_size", "8", "-bucket_lines", "40", "-report", "notes"]
     wanted = expected(*words), (here / "notes").read_bytes()
@@ -278,7 +278,7 @@ def test_a_job_that_is_begun_here_goes_on_there(here, start, expected, first):
     assert not list(here.glob("*.parts"))
 
 
-def test_no_cluster_there(here):
+def test_ray_unreachable_cluster_is_an_error(here):
     (here / "a.txt").write_bytes(b"katze\n")
     job = Job("-src", "a.txt", "-output", "out", cwd=here, address="127.0.0.1:1")
     code, err = job.end()
@@ -287,7 +287,7 @@ def test_no_cluster_there(here):
     assert not (here / "out").exists()
 
 
-def test_only_with_the_same_job(here, start):
+def test_ray_resume_rejects_different_job(here, start):
     (here / "a.txt").write_bytes(b"katze\nkatze\n")
     given = ["-src", "a.txt", "-output", "out", "-model", TOY, "-bucket_lines", "1"]
     assert start(*given).end()[0] == 0
@@ -297,7 +297,7 @@ def test_only_with_the_same_job(here, start):
     assert os.stat(here / "out").st_ino == before.st_ino
 
 
-def test_a_model_that_actors_cannot_load(here, start):
+def test_ray_actor_with_different_model_is_an_error(here, start):
     (here / "a.txt").write_bytes(b"katze\n")
     (here / "m.json").write_bytes(b"{}")
     code, err = start("-src", "a.txt", "-output", "out", "-model", "m.json").end()
@@ -323,7 +323,7 @@ print(json.dumps(sorted(ds.take_all(), key=lambda row: row["n"])))
 """
 
 
-def test_a_dataset(here, cluster):
+def test_translate_dataset_on_cluster(here, cluster):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", DATASET, cluster.address, TOY]
     done = subprocess.run(words, cwd=here, env=env, capture_output=True, timeout=200)
@@ -343,7 +343,7 @@ def assert_translated(rows, texts, **options):
         assert row == {"translation": best.text, "notes": list(t.notes), "score": score}
 
 
-def test_rows_of_a_table():
+def test_translate_rows_adds_columns():
     """The columns as they were, of whatever type the texts are; and three more."""
     from onmt_lite.ray.dataset import TranslateRows
 
@@ -362,7 +362,7 @@ def test_rows_of_a_table():
     assert len(nothing) == 0
 
 
-def test_columns_that_cannot_be():
+def test_translate_dataset_invalid_columns_are_rejected():
     from onmt_lite.ray.dataset import check_columns
 
     schema = pa.table({"text": ["katze"], "score": [1.0], "n": [1]}).schema
@@ -375,7 +375,7 @@ def test_columns_that_cannot_be():
             check_columns(schema, column)
 
 
-def test_a_dataset_refuses_at_once():
+def test_translate_dataset_invalid_options_are_rejected():
     """Without a cluster."""
     from onmt_lite.ray import translate_dataset
 

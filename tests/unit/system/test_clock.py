@@ -16,7 +16,7 @@ def now(monkeypatch):
     return now
 
 
-def test_an_inner_phase_stops_the_outer_one(now):
+def test_clock_inner_phase_pauses_outer_phase(now):
     clock = Clock()
     now[0] += 5  # of no phase
     with clock.phase("decode"):
@@ -33,7 +33,7 @@ def test_an_inner_phase_stops_the_outer_one(now):
     assert clock.take() == {}
 
 
-def test_a_phase_that_fails_is_over(now):
+def test_clock_failed_phase_ends(now):
     clock = Clock()
     with pytest.raises(KeyError), clock.phase("decode"), clock.phase("encode"):
         now[0] += 4
@@ -44,7 +44,7 @@ def test_a_phase_that_fails_is_over(now):
     assert clock.take() == {"encode": 4, "decode": 0, "write": 1}
 
 
-def test_a_device_is_waited_for_before_each_reading(now):
+def test_clock_waits_for_device_before_reading(now):
     def work_on():
         now[0] += 1
 
@@ -54,7 +54,7 @@ def test_a_device_is_waited_for_before_each_reading(now):
     assert clock.take() == {"encode": 11}
 
 
-def test_a_translator_counts_its_phases(translator, now, monkeypatch):
+def test_clock_phases_of_translator(translator, now, monkeypatch):
     """Every phase takes as long as the work in it, on a clock that only that work moves."""
 
     def slowed(owner, name, seconds):

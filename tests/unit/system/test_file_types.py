@@ -128,7 +128,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_files_that_are_no_text(name):
+def test_file_types_are_detected(name):
     data, what = KINDS[name]
     found = detect_file_type(data[:HEAD_BYTES])
     assert found is not None and found.name.startswith(what)
@@ -146,18 +146,18 @@ def test_files_that_are_no_text(name):
         (KINDS["pdf"][0], "pdftotext F -", "pdftotext F -"),
     ],
 )
-def test_the_command_that_makes_text_of_it(data, plain, packed):
+def test_file_types_remedy_command_converts_file(data, plain, packed):
     kind = detect_file_type(data[:HEAD_BYTES])
     assert kind.remedy_for("F").endswith(f": {plain}")
     assert kind.remedy_for("F", packed=True).endswith(f": {packed}")
 
 
-def test_database_is_not_text(tmp_path):
+def test_file_types_sqlite_database_is_detected(tmp_path):
     assert detect_file_type(database(tmp_path / "db")[:HEAD_BYTES]).name == "an SQLite database"
 
 
 @pytest.mark.parametrize("command", ["zstd", "xz", "bzip2", "lz4", "xz --format=lzma"])
-def test_command_of_the_remedy_unpacks_what_the_program_packs(tmp_path, command):
+def test_file_types_remedy_command_unpacks_file(tmp_path, command):
     if shutil.which(command.split()[0]) is None:
         pytest.skip("not installed")
     (tmp_path / "text").write_text(TEXT, "utf-8")
@@ -187,7 +187,7 @@ SAMPLES = {
 @pytest.mark.parametrize("order", ["le", "be"])
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("end", [HEAD_BYTES, 101])
-def test_wide_characters(name, order, end):
+def test_file_types_utf16_is_detected(name, order, end):
     """With a byte order mark; Western text without one too.  Cut through a character."""
     encoding = f"utf-16{order}"
     found = detect_file_type(("\ufeff" + SAMPLES[name]).encode(encoding)[:end])
@@ -199,7 +199,7 @@ def test_wide_characters(name, order, end):
 
 
 @given(st.integers(32, HEAD_BYTES), st.randoms(use_true_random=False))
-def test_a_quarter_of_nuls_is_no_text(size, random):
+def test_file_types_many_nul_bytes_are_binary(size, random):
     nuls = set(random.sample(range(size), -(-size // 4)))
     data = bytes(0 if i in nuls else random.choice(b"aeiou \n\xfc") for i in range(size))
     assert detect_file_type(data) is not None
@@ -216,14 +216,14 @@ Não há razão para ações.""".split("\n")
 
 
 @pytest.mark.parametrize("sample", ENCODED.split(","))
-def test_text_in_other_encodings_is_text(sample):
+def test_file_types_text_in_other_encodings_is_text(sample):
     name, encoding = sample.split()
     data = SAMPLES[name].encode(encoding)
     assert detect_file_type(data[:HEAD_BYTES]) is None
 
 
 @pytest.mark.parametrize("text", WESTERN)
-def test_western_text_in_other_encodings_is_text(text):
+def test_file_types_western_encodings_are_text(text):
     for encoding in ("latin1", "windows-1252", "cp850"):
         assert detect_file_type(text.encode(encoding)) is None
 
@@ -256,11 +256,11 @@ ODD = [
 
 
 @pytest.mark.parametrize("data", ODD, ids=range(len(ODD)))
-def test_odd_text_is_text(data):
+def test_file_types_unusual_text_is_text(data):
     assert detect_file_type(data[:HEAD_BYTES]) is None
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))).map("\n".join))
-def test_nothing_without_nul_is_taken_for_wide_characters(text):
+def test_file_types_data_without_nul_is_not_utf16(text):
     found = detect_file_type(text.encode("utf-8")[:HEAD_BYTES])
     assert found is None or "UTF" not in found.name

@@ -50,7 +50,7 @@ def machine(tmp_path, monkeypatch):
         ("0::/\n", {"cpu.max": "1\n"}, 8),
     ],
 )
-def test_a_quota_limits_the_cores(machine, groups, files, expected):
+def test_usable_cores_are_limited_by_quota(machine, groups, files, expected):
     assert count_usable_cores(machine(files | ({"groups": groups} if groups else {}))) == expected
 
 
@@ -62,7 +62,7 @@ def test_a_quota_limits_the_cores(machine, groups, files, expected):
         ("0::/\n", 99 << 30, {"memory.max": f"{1100 * MIB}\n"}, 2),
     ],
 )
-def test_memory_limits_the_workers(machine, groups, available, limit, expected):
+def test_workers_are_limited_by_memory(machine, groups, available, limit, expected):
     meminfo = f"MemTotal: 1 kB\nMemAvailable:  {available >> 10} kB\nSwapFree: 0 kB\n"
     assert (
         count_workers_in_memory(machine(limit | {"groups": groups, "meminfo": meminfo})) == expected
@@ -90,15 +90,15 @@ GROUP = {
         ("3:cpu:/x\n0::/a\n", 300 * MIB),
     ],
 )
-def test_what_the_machine_and_the_groups_have_left(machine, groups, expected):
+def test_free_memory_of_machine_and_control_groups(machine, groups, expected):
     assert get_free_memory(machine(GROUP | {"groups": groups})) == expected
 
 
-def test_memory_that_nobody_knows(machine):
+def test_free_memory_unknown(machine):
     assert get_free_memory(machine({})) is None and count_workers_in_memory(machine({})) == 1
 
 
-def test_the_affinity_of_this_process():
+def test_usable_cores_are_limited_by_affinity():
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("a system without")
     assert 1 <= count_usable_cores() <= len(os.sched_getaffinity(0))
@@ -107,6 +107,6 @@ def test_the_affinity_of_this_process():
 @pytest.mark.parametrize(
     ("text", "expected"), [("3", 3), ("4,2", 4), ("0", 1), ("", float("inf")), ("x", float("inf"))]
 )
-def test_threads_that_the_environment_wants(monkeypatch, text, expected):
+def test_omp_threads_are_parsed(monkeypatch, text, expected):
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert get_omp_threads() == expected

@@ -24,12 +24,12 @@ WRONG_JSON = {
 
 
 @pytest.mark.parametrize("name", WRONG_JSON)
-def test_json_that_is_refused_raises_value_error(name):
+def test_invalid_json_raises_value_error(name):
     with pytest.raises(ValueError):
         parse_json(WRONG_JSON[name])
 
 
-def test_json_depth_is_limited_if_asked_and_names_may_repeat_if_allowed():
+def test_json_max_depth_and_duplicate_names():
     assert parse_json("[[[]]]", max_depth=3) == [[[]]]
     with pytest.raises(ValueError, match="deep"):
         parse_json("[[[[]]]]", max_depth=3)
@@ -49,6 +49,6 @@ WRONG_YAML = {
 
 
 @pytest.mark.parametrize("name", WRONG_YAML)
-def test_yaml_that_is_refused_raises_value_error(name):
+def test_invalid_yaml_raises_value_error(name):
     with pytest.raises(ValueError, match="not valid YAML with plain values"):
         parse_yaml(WRONG_YAML[name])
