@@ -176,7 +176,9 @@ class Trainer:
         self.clocks = read_clocks()
         last_valid = self.clocks[0]
         quiet = not CONSOLE.isatty()
-        with tqdm(total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=get_bar_width()) as bar:
+        with tqdm(
+            total=100, bar_format=BAR, file=CONSOLE, disable=quiet, ncols=get_bar_width()
+        ) as bar:
             for batch in self.iterate_batches():
                 progress, seconds = self.progress, self.seconds
                 loss = self.step(batch)
