@@ -154,8 +154,11 @@ class BeamBatch:
         """Process logits, rank all continuations and choose K new rows per sentence.
 
         Args:
-            logits: (R, V) of the next token; overwritten.
+            logits: (R, V) of any float dtype, for the next token; overwritten if float32.
             attn: (R, S) attention of the newest token.
+
+        Returns:
+            The new rows (B, K) and all candidates (B, N), still on the device.
         """
         context = make_step_context(self.rows, self.n_steps + 1, attn, self.constraints)
         logits = logits.float()  # (R, V)
@@ -188,8 +191,7 @@ class BeamBatch:
 
         Returns:
             The processed scores (`model_scores` itself if only masks applied), and the block maxima
-            (R, blocks) from the output layer's kernel, or None if columns other than those of
-            `TopK` may have changed.
+            (R, blocks) of the output layer's kernel, or None if they are no longer valid.
         """
         stats, token_scores = self.rows.state.logit_stats, model_scores
         block_max = stats.block_max if stats else None

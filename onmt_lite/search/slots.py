@@ -23,9 +23,9 @@ REFILL_SHARE = 8  # admit waiting sentences when 1/8 of the slots are free
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence to search."""
+    """A source sentence, its limits and its phrase constraints."""
 
-    src: list[int]
+    src: list[int]  # token IDs
     limits: SentenceLimits
     # Copy models: target ID of each source token; IDs from V on are source words outside the
     # vocabulary
@@ -60,17 +60,18 @@ class Slot:
 class SlotTable:
     """Running sentences on the device, one entry per slot."""
 
-    tokens: Tensor  # (B, K) newest token of each row
-    scores: Tensor  # (B, K) scores of the rows; -inf: the row is not expanded
-    parents: Tensor  # (B, K) back-pointers, as rows of the batch
-    start_step: Tensor  # (B, 1), see `Slot`
-    max_steps: Tensor  # (B, 1), see `SentenceLimits`
-    min_eos_step: Tensor  # (B, 1)
-    seed: Tensor  # (B, 1)
-    src_length: Tensor  # (B, 1) in tokens
-    n_prefix: Tensor  # (B, 1) number of prefix tokens
-    forced: Tensor  # (B, G) start tokens and prefix, padded with NO_TOKEN
-    source: Tensor | None = None  # (B, S) padded with NO_TOKEN; None if no processor needs it
+    tokens: Tensor  # (B, K) int64, newest token of each row
+    scores: Tensor  # (B, K) float32, scores of the rows; -inf: the row is not expanded
+    parents: Tensor  # (B, K) int64, back-pointers as rows of the batch
+    start_step: Tensor  # (B, 1) int64, see `Slot`
+    max_steps: Tensor  # (B, 1) int64, see `SentenceLimits`
+    min_eos_step: Tensor  # (B, 1) int64
+    seed: Tensor  # (B, 1) int64
+    src_length: Tensor  # (B, 1) int64, in tokens
+    n_prefix: Tensor  # (B, 1) int64, number of prefix tokens
+    forced: Tensor  # (B, G) int64, start tokens and prefix, padded with NO_TOKEN
+    # (B, S) int64, padded with NO_TOKEN; None if no processor needs it
+    source: Tensor | None = None
 
     def select(self, selection: Selection, fresh: "SlotTable | None" = None) -> "SlotTable":
         """Keep, move and add sentences.
@@ -133,9 +134,8 @@ class Scheduler:
         self.clock, self.make_beam = clock, make_beam_factory(spec)
         words = [max(s.copy_ids) + 1 for s in sentences if s.copy_ids]
         self.n_words = max([model.vocab_size, *words])  # V + X
-        self.first_scores = upload(
-            torch.tensor([spec.get_initial_scores()]), model.device
-        )  # (1, K)
+        first_scores = torch.tensor([spec.get_initial_scores()])
+        self.first_scores = upload(first_scores, model.device)  # (1, K)
         self.encoded: EncodedSentences | None = None
         self.n_encoded = 0
 
@@ -171,9 +171,8 @@ class Scheduler:
         longest = max(len(s.src) for s in chosen)
         multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
         longest = max(longest, min(-longest % multiple + longest, self.model.max_positions))
-        src = upload(
-            pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id), device
-        )  # (B, S)
+        src = pad_lists([s.src for s in chosen], longest, self.spec.src_pad_id)
+        src = upload(src, device)  # (B, S)
         table, ids, width = self._make_table(chosen), None, None
         if chosen[0].copy_ids is not None:
             copied = pad_lists([s.copy_ids or [] for s in chosen], longest)
@@ -208,10 +207,10 @@ class Rows:
     slots     sentences on the host
     table     sentences on the device
     state     decoder state of the R rows
-    history   tokens of the rows (R, T), newest last, padded with NO_TOKEN on the left; None if no
-              processor needs them
-    coverage  sum of attention (R, S) that each source token has received from a row; None without a
-              coverage penalty
+    history   (R, T) int64, tokens of the rows, newest last, padded with NO_TOKEN on the left; None
+              if no processor needs them
+    coverage  (R, S) float32, sum of attention that each source token has received from a row; None
+              without a coverage penalty
 
     Args:
         spec: settings shared by all sentences.
@@ -248,7 +247,7 @@ class Rows:
         """Fill the batch with its first sentences and copy the row of each K times.
 
         Tried and left: one row per sentence until the first step has been chosen, since the K rows
-        are copies.  It saved 2 % of the time with the shipped model in int8.
+        are copies.  It saved only 2 % of the time with the shipped model in int8.
         """
         n = len(fresh.slots)
         fresh.start(fresh.slots, self.spec.n_forced_start)

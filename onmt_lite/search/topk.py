@@ -18,9 +18,9 @@ from onmt_lite.search.spec import SearchSpec
 class TokenScores:
     """Token log-probabilities as `logits - log_z`; the subtraction is left to the top-k."""
 
-    logits: Tensor  # (R, V); -inf: forbidden
-    log_z: Tensor  # (R,)
-    # (R, V) factor of the diversity penalty per token; None: 1
+    logits: Tensor  # (R, V) float32; -inf: masked
+    log_z: Tensor  # (R,) float32, log-sum-exp of the logits
+    # (R, V) float32, factor of the diversity penalty per token; None: 1
     diversity_weight: Tensor | None = None
 
 
@@ -28,11 +28,11 @@ class TokenScores:
 class Candidates:
     """Candidates of each sentence, best first: a row and its next token."""
 
-    score: Tensor  # (B, N) score of the row plus log_prob; -inf: no candidate
-    parent: Tensor  # (B, N) back-pointer: a row of the batch
-    token: Tensor  # (B, N)
-    log_prob: Tensor  # (B, N)
-    ended: Tensor  # (B, N) True if the token is EOS
+    score: Tensor  # (B, N) float32, score of the row plus log_prob; -inf: no candidate
+    parent: Tensor  # (B, N) int64, back-pointer: a row of the batch
+    token: Tensor  # (B, N) int64
+    log_prob: Tensor  # (B, N) float32, in nats
+    ended: Tensor  # (B, N) bool, True if the token is EOS
 
     def take(self, index: Tensor) -> "Candidates":
         """Return the candidates (B, M) at ranks `index` (B, M)."""
@@ -55,7 +55,7 @@ class Candidates:
 
 
 class TopK:
-    """Two-stage top-k, of which only the first stage (block maxima) reads all of (R, V).
+    """Two-stage top-k; only the first stage, the block maxima, reads all of (R, V).
 
     The logits of a row are split into blocks.  The n best elements of a sentence are in its n best
     blocks, ranked by block maximum in the same total order: a block that is left out comes after n
@@ -113,10 +113,10 @@ class TopK:
         n = min(self.spec.n_candidates, k * self.vocab_size)
         if block_max is not None:
             block_max = block_max.view(b, k, -1)  # (B, K, blocks)
-        best = self._top(logits, log_z, scores, n, block_max)
-        return self._without_last(best, k, is_first_step)
+        best = self._select_top(logits, log_z, scores, n, block_max)
+        return self._drop_last(best, k, is_first_step)
 
-    def _top(
+    def _select_top(
         self,
         logits: Tensor,
         log_z: Tensor,
@@ -141,7 +141,7 @@ class TopK:
                 block = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
                 torch.amax(block, 2, out=block_max[:, :, i])
         totals = (block_max - log_z[:, :, None] + scores[:, :, None]).flatten(1)  # (B, k*blocks)
-        blocks = self._first(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
+        blocks = self._stable_topk(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
         block_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
         flat_index, beyond = self._locate(blocks, block_row, k, v)  # (B, N, block)
         block_logits = logits.flatten().index_select(0, flat_index.flatten())
@@ -153,10 +153,10 @@ class TopK:
         torch.sub(block_logits, log_z.gather(1, block_row)[:, :, None], out=both[0])
         torch.add(both[0], scores.gather(1, block_row)[:, :, None], out=both[1])
         both = both.flatten(2)  # (2, B, N*block)
-        best = self._first(both[1], n)  # (B, n)
+        best = self._stable_topk(both[1], n)  # (B, n)
         log_prob, score = both.gather(2, best.expand(2, b, n))  # (B, n)
         best_index = flat_index.flatten(1).gather(1, best)  # (B, n)
-        row = best_index.div(v, rounding_mode="floor")
+        row = best_index.div(v, rounding_mode="floor")  # (B, n)
         token = torch.sub(best_index, row, alpha=v)  # (B, n)
         return Candidates(score, row, token, log_prob, is_eos(self.spec, token))
 
@@ -195,15 +195,14 @@ class TopK:
         missing = -v % self.block
         if not missing:
             return flat_index, None
+        # Blocks after the first row start earlier by the columns that its last block lacks
         flat_index = torch.sub(flat_index, block_row[:, :, None], alpha=missing)
         row = self.sentences[: len(blocks)] * k + block_row[:, :, None]  # (B, N, 1)
         beyond = flat_index >= (row + 1) * v  # (B, N, block)
-        firsts = self.index_cache[k * v][: len(blocks), :, :1]  # any valid index
+        firsts = self.index_cache[k * v][: len(blocks), :, :1]  # a valid index of the same sentence
         return torch.where(beyond, firsts, flat_index), beyond
 
-    def _without_last(
-        self, best: Candidates, n_rows: int, is_first_step: Tensor | None
-    ) -> Candidates:
+    def _drop_last(self, best: Candidates, n_rows: int, is_first_step: Tensor | None) -> Candidates:
         """Drop the last of all continuations if it is a candidate (fairseq).
 
         fairseq ranks `min(2 * k, size - 1)` candidates, where size is V at the first step and k*V
@@ -221,24 +220,21 @@ class TopK:
         last = torch.arange(n, device=self.device) >= limit  # (B, N)
         return replace(best, score=best.score.masked_fill(last, -math.inf))
 
-    def _first(self, totals: Tensor, n: int) -> Tensor:
+    def _stable_topk(self, totals: Tensor, n: int) -> Tensor:
         """Return the columns (B, n) of the n largest totals (B, M); ties by the lower column.
 
         torch.topk returns ties in any order, and a stable sort takes twenty times longer.  So
-        totals are converted to float64, which has 29 more bits than float32, and each one is
-        lowered slightly in proportion to its size and its column (zeros by a tiny constant).  One
-        product does this for sums of log-probabilities, which are negative; positive totals, which
-        a bias can cause, need another factor.
+        totals are converted to float64 (29 more bits than float32), and each one is lowered
+        slightly in proportion to its size and its column (zeros by a tiny constant).  Sums of
+        log-probabilities are negative, so one product does this; totals above 0 are possible only
+        with a bias and need another factor.
         """
         m = totals.size(1)
         if m not in self.tie_breakers:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)  # (M,)
             self.tie_breakers[m] = -1e-200 * column, 1 + 2.0**-51 * column
-        lowered, factor = self.tie_breakers[m]
-        if (
-            self.spec.token_rules.sequence_bias
-            or self.spec.token_rules.exponential_decay_length_penalty
-        ):
+        (lowered, factor), rules = self.tie_breakers[m], self.spec.token_rules  # (M,)
+        if rules.sequence_bias or rules.exponential_decay_length_penalty:  # totals may be positive
             factor = torch.where(totals > 0, 2 - factor, factor)  # (B, M)
         keys = torch.addcmul(lowered, totals, factor)  # (B, M) float64
         return keys.topk(n, dim=1).indices
@@ -276,8 +272,8 @@ class TopK:
             if weight is not None:
                 penalty = penalty * weight.view_as(logits)[:, rows]
             n = min(spec.n_candidates // n_groups, size * self.vocab_size)
-            best = self._top(logits[:, rows] - penalty, log_z[:, rows], scores[:, rows], n)
-            best = self._without_last(best, size, is_first_step)
+            best = self._select_top(logits[:, rows] - penalty, log_z[:, rows], scores[:, rows], n)
+            best = self._drop_last(best, size, is_first_step)
             counted = best.score > -math.inf  # (B, n)
             if apart:
                 counted &= ~best.ended
