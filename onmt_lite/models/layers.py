@@ -134,9 +134,8 @@ class AverageAttention(nn.Module):
             mean = past.add(layer, x)
         if self.ffn is not None:
             mean = self.ffn(mean, self.ffn_norm, mean)
-        input_gate, mean_gate = (
-            self.gates(torch.cat([x, mean], -1)).sigmoid().chunk(2, -1)
-        )  # (N, T, D)
+        gates = self.gates(torch.cat([x, mean], -1)).sigmoid()  # (N, T, 2D)
+        input_gate, mean_gate = gates.chunk(2, -1)  # (N, T, D) each
         update = input_gate * x + mean_gate * mean
         return update if residual is None else residual + update
 

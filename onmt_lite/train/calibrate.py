@@ -186,7 +186,7 @@ def find_rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
     return "".join(sorted(char for char in marks if counts[char] * RARE < n_lines))
 
 
-# -- confidence -----------------------------------------------------------------------------------
+# -- confidence ------------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
@@ -260,7 +260,7 @@ def format_reliability_table(points: Sequence[Point], curve: Confidence) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-# -- attention ------------------------------------------------------------------------------------
+# -- attention -------------------------------------------------------------------------------------
 
 
 def find_alignment_head(

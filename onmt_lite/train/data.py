@@ -22,7 +22,7 @@ Pair = tuple[str, str]  # a source line and its translation
 Example = tuple[list[int], list[int]]  # ids of a source with </s>, and of its target
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0, as in OpenNMT-py
-HELD_OUT = 500  # most pairs held out without -valid
+HELD_OUT = 500  # maximum number of pairs held out without -valid
 POOL = 200_000  # pairs sorted by length together; a larger pool needs less padding
 
 # Latin letters with diacritics, Greek and Cyrillic, for names and quoted words
@@ -36,7 +36,7 @@ EMOJI = "🙂😀😂😊😍😉😢😭😎🤔👍👎👏🙏💪🎉🎁�
 SIGNS = "€£$¥%§&@#*+=→←↑↓•·–—°±×÷©®†✓■★"
 COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
-# -- files ----------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def pick_evenly(pairs: list[Pair], at_most: int) -> list[Pair]:
     return [pairs[i * len(pairs) // n] for i in range(n)]
 
 
-# -- subwords -------------------------------------------------------------------------------------
+# -- subwords --------------------------------------------------------------------------------------
 
 
 def train_sentencepiece(
@@ -269,7 +269,7 @@ def train_sentencepiece(
     return model_file.getvalue()
 
 
-# -- batches --------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 class Epoch(NamedTuple):
@@ -363,8 +363,8 @@ def make_batches(examples: list[Example], batch_tokens: int, rng: Random) -> lis
 
     Args:
         examples: source and target ids
-        batch_tokens: most tokens per side and batch, padding included; a batch has at least one
-            example
+        batch_tokens: maximum tokens per side and batch, padding included; a batch has at
+            least one example
         rng: shuffles the batches
 
     Returns:
@@ -426,7 +426,7 @@ def make_held_out_batches(
         sp: the SentencePiece model
         pairs: the held-out pairs
         max_length: pairs of this many tokens or more are dropped
-        batch_tokens: most tokens per side and batch, padding included
+        batch_tokens: maximum tokens per side and batch, padding included
 
     Returns:
         The batches.

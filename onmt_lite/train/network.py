@@ -18,7 +18,7 @@ from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.log import LOG
 from onmt_lite.train.options import ModelOptions
 
-# -- the Transformer ------------------------------------------------------------------------------
+# -- the Transformer -------------------------------------------------------------------------------
 
 
 def build_model(m: ModelOptions, vocab_size: int) -> Transformer:
@@ -105,7 +105,7 @@ def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> li
     return lines
 
 
-# -- the loss -------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 CHUNK = 512  # tokens whose logits are in memory together
 
@@ -191,7 +191,7 @@ class _SmoothedNll(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
 
 
-# -- the optimizers -------------------------------------------------------------------------------
+# -- the optimizers --------------------------------------------------------------------------------
 
 # Coefficients of the quintic iteration that drives all singular values near 1 (Jordan 2024)
 A, B, C = 3.4445, -4.7750, 2.0315

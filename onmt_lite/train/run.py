@@ -30,8 +30,8 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
     out = trainer.out
     if trainer.progress >= 1:
         LOG.info(
-            "this run is complete; to continue it, raise train_minutes or train_steps (earlier "
-            "runs included)"
+            "this run is complete; to continue it, raise train_minutes or train_steps, counting "
+            "earlier runs"
         )
     else:
         try:

@@ -84,7 +84,7 @@ def lock_directory(out: Path) -> Iterator[None]:
         os.close(directory)
 
 
-# -- metrics ------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -143,7 +143,7 @@ def read_metrics(path: Path) -> list[Row]:
     return [Row(**row) for row in named]  # type: ignore[arg-type]
 
 
-# -- state ------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 # Options that -resume may not change
 FIXED_OPTIONS = (
@@ -219,10 +219,12 @@ def read_state(out: Path, fixed_values: dict[str, object]) -> dict[str, Any]:
 def make_resume_error(out: Path, error: Exception) -> DataError:
     """Build the error for a state that cannot be restored."""
     reason = (str(error) or repr(error)).split("\n")[0]
-    return DataError(f"cannot resume from {out / STATE}: {reason}")
+    return DataError(
+        f"resume: cannot read {out / STATE}: {reason}; start a new run in another directory"
+    )
 
 
-# -- shell commands -------------------------------------------------------------------------------
+# -- shell commands --------------------------------------------------------------------------------
 
 
 def format_resume_hint(out: Path, advice: str = "continue with") -> str:

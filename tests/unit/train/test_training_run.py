@@ -248,7 +248,7 @@ def test_resume_with_changed_options_names_them(run, options, tmp_path):
     train(options("-resume", "-train_steps", "4"))
     assert read_metrics(directory)[-1]["step"] == "4"
     (directory / "train_state.pt").write_bytes(b"PK nonsense")
-    with pytest.raises(DataError, match="cannot resume from .*train_state.pt") as error:
+    with pytest.raises(DataError, match="resume: cannot read .*train_state.pt") as error:
         train(options("-resume"))
     assert "\n" not in str(error.value)
 
