@@ -23,7 +23,6 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.checkpoints.sentencepiece_proto import restrict_vocabulary
 from onmt_lite.checkpoints.subwords import read_bpe_codes, read_sentencepiece
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.config.text_options import TextOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
@@ -86,41 +85,7 @@ def test_as_in_opennmt(case):
 PIECES = dict(src_subword_model="src.model", tgt_subword_model="tgt.model")
 CODES = dict(src_subword_model="src.codes", tgt_subword_model="tgt.codes")
 SP, BPE = dict(transforms=["sentencepiece"], **PIECES), dict(transforms=["bpe"], **CODES)
-ONMT = dict(transforms=["onmt_tokenize"], src_subword_type="sentencepiece", **PIECES)
-NORMALIZE = dict(transforms=["normalize"], tgt_lang="en")
-JOINED = "{'mode': 'none', 'joiner_annotate': True}"
-SHARED = ONMT | dict(share_vocab=True, tgt_onmttok_kwargs=JOINED)
-OUTPUT = ONMT | dict(tgt_subword_type="sentencepiece")
-RARE, SAME = dict(src_vocab_threshold=2, tgt_vocab_threshold=2), dict(tgt_subword_model="src.codes")
-COUNTS = dict(src_subword_vocab="src.counts", tgt_subword_vocab="src.counts")
 SAME_PIECES = dict(tgt_subword_model="src.model")
-
-# option -> (options without it, with it; what differs)
-EFFECTS = {
-    "transforms": (CODES, dict(transforms=["bpe"]), "source"),
-    "src_subword_model": (SP, dict(src_subword_model="tgt.model"), "source"),
-    "tgt_subword_model": (SP, dict(tgt_subword_model="src.model"), "target"),
-    "share_vocab": (SP, dict(share_vocab=True), "target"),
-    "src_subword_type": (ONMT, dict(src_subword_type="none"), "source"),
-    "tgt_subword_type": (ONMT, dict(tgt_subword_type="sentencepiece"), "output"),
-    "src_subword_vocab": (BPE | RARE, dict(src_subword_vocab="src.vocab"), "source"),
-    "tgt_subword_vocab": (BPE | RARE | SAME, dict(tgt_subword_vocab="src.vocab"), "target"),
-    "src_vocab_threshold": (SP | COUNTS, dict(src_vocab_threshold=2), "source"),
-    "tgt_vocab_threshold": (SP | COUNTS | SAME_PIECES, dict(tgt_vocab_threshold=2), "target"),
-    "src_prefix": (dict(transforms=["prefix"]), dict(src_prefix="dog"), "source"),
-    "tgt_prefix": (dict(transforms=["prefix"]), dict(tgt_prefix="DOG"), "target"),
-    "src_suffix": (dict(transforms=["suffix"]), dict(src_suffix="dog"), "source"),
-    "tgt_suffix": (dict(transforms=["suffix"]), dict(tgt_suffix="DOG"), "target"),
-    "src_onmttok_kwargs": (SHARED, dict(src_onmttok_kwargs=JOINED), "output"),
-    "tgt_onmttok_kwargs": (OUTPUT, dict(tgt_onmttok_kwargs=JOINED), "output"),
-    "detokenizer": ({}, dict(detokenizer="joiner"), "output"),
-    "penn": (NORMALIZE, dict(penn=False), "source"),
-    "norm_quote_commas": (NORMALIZE, dict(norm_quote_commas=False), "target"),
-    "norm_numbers": (NORMALIZE, dict(norm_numbers=False), "source"),
-    "pre_replace_unicode_punct": (NORMALIZE, dict(pre_replace_unicode_punct=True), "source"),
-    "post_remove_control_chars": (NORMALIZE, dict(post_remove_control_chars=True), "target"),
-    "upper_corpus_ratio": (dict(transforms=["uppercase"]), dict(upper_corpus_ratio=1), "source"),
-}
 
 
 def fitted(path=SMALL, **options):
@@ -128,33 +93,6 @@ def fitted(path=SMALL, **options):
     checked = TranslateOptions.of(**here(options))
     found = with_tokenizer(load_checkpoint(path), checked, tokenizer_from_options(checked))
     return found, next(iter(found.tokenizers.values()))
-
-
-def seen(where, options):
-    """What the options make of a line; that they ask for a package, where it is not there."""
-    line = "der alten hunde „x“, `a` 1\u00a02 ２ \u200b"
-    try:
-        found, tokenizer = fitted(**options)
-        if where == "source":
-            return found.src_start, tokenizer.encode(line), found.src_end
-        if where == "target":
-            return found.tgt_start, tokenizer.encode_target(line), found.tgt_end
-        return tokenizer.decode(["▁a", "old￭", "▁", "￭b"])
-    except OptionError as error:
-        assert "the package pyonmttok is not installed" in str(error)
-        return str(error)
-
-
-@pytest.mark.parametrize("name", EFFECTS)
-def test_each_option_has_an_effect(name):
-    base, more, where = EFFECTS[name]
-    assert seen(where, base) != seen(where, {**base, **more})
-
-
-def test_no_option_is_missing_above():
-    # test_replace_unk.py, test_every_option.py, test_unknown.py, test_paragraphs.py
-    elsewhere = {"replace_unk", "phrase_table", "tokenizer", "unknown", "split_longer"}
-    assert sorted([*EFFECTS, *elsewhere]) == sorted(vars(TextOptions()))
 
 
 class TestMended:
