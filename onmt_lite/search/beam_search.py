@@ -55,8 +55,8 @@ def decode(
     batches = [
         BeamBatch(model, spec, sentences[i::n], n_slots // n, on_step, clock) for i in range(n)
     ]
-    for i, number, beam in interleave([batch.run() for batch in batches]):
-        yield i + n * number, beam
+    for i, index, beam in interleave([batch.run() for batch in batches]):
+        yield i + n * index, beam
 
 
 def interleave(

@@ -18,8 +18,8 @@ TINY = torch.finfo(torch.float32).tiny
 class ForcedTokens:
     """The only token that each row may take: a forced token, or EOS at the last step."""
 
-    tokens: Tensor  # (R, 1); NO_TOKEN: the row may take any token
-    is_free: Tensor  # (R,) True: log-probability 0, unless the model returned -inf
+    tokens: Tensor  # (R, 1) int64; NO_TOKEN: the row may take any token
+    is_free: Tensor  # (R,) bool, True: log-probability 0, unless the model returned -inf
 
     @property
     def columns(self) -> Tensor:
@@ -33,8 +33,8 @@ class StepContext:
 
     rows: Rows
     n_steps: int  # steps of the batch, this one included
-    scores: Tensor  # (B, K) scores of the rows; -inf: no such row
-    penalties: Tensor | None = None  # (B, K) coverage penalties of the rows
+    scores: Tensor  # (B, K) float32, scores of the rows; -inf: no such row
+    penalties: Tensor | None = None  # (B, K) float32, coverage penalties of the rows
     forced: ForcedTokens | None = None
     phrases: PhraseMask | None = None
 
@@ -66,22 +66,21 @@ def make_step_context(
     if rows.coverage is not None:
         covered = rows.coverage[:, : attn.size(1)]
         rows.coverage = F.pad(covered, (0, attn.size(1) - covered.size(1))) + attn.float()  # (R, S)
-        penalties = compute_coverage_penalty(rows.spec, rows.coverage, rows.src_length).view_as(
-            scores
-        )
+        penalties = compute_coverage_penalty(rows.spec, rows.coverage, rows.src_length)  # (R,)
+        penalties = penalties.view_as(scores)  # (B, K)
         if rows.spec.stepwise_penalty:
-            scores = scores - penalties
+            scores = scores - penalties  # (B, K)
     if rows.history is not None:
-        newest = _history_tokens(context).view(-1, 1)  # (R, 1)
+        newest = _get_history_tokens(context).view(-1, 1)  # (R, 1)
         rows.history = torch.cat([rows.history, newest], 1)  # (R, T)
     context.scores, context.penalties = scores, penalties
-    context.forced = _forced_tokens(context)
+    context.forced = _get_forced_tokens(context)
     if constraints is not None:
         context.phrases = constraints.make_mask(rows.slots, n_steps)
     return context
 
 
-def _history_tokens(context: StepContext) -> Tensor:
+def _get_history_tokens(context: StepContext) -> Tensor:
     """Return the newest tokens (B, K), with NO_TOKEN for start tokens outside the history."""
     rows, spec = context.rows, context.rows.spec
     tokens = rows.table.tokens
@@ -91,7 +90,7 @@ def _history_tokens(context: StepContext) -> Tensor:
     return tokens.where(rows.in_history[position.clamp(max=spec.n_forced_start + 1)], NO_TOKEN)
 
 
-def _forced_tokens(context: StepContext) -> ForcedTokens | None:
+def _get_forced_tokens(context: StepContext) -> ForcedTokens | None:
     """Return the start, prefix and final EOS tokens that rows must take at this step."""
     rows, spec, table = context.rows, context.rows.spec, context.rows.table
     n_steps = context.n_steps
