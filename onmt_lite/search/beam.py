@@ -158,6 +158,7 @@ class Beam:
 
     @property
     def finished(self) -> list[FinishedHypothesis]:
+        """Finished hypotheses of all pools."""
         return [hyp for pool in self.pools for hyp in pool.finished]
 
     def append_rows(self, rows: RowHistory) -> None:
@@ -190,7 +191,13 @@ class Beam:
     def _advance_pool(
         self, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> None:
-        """Add finished hypotheses to a pool, then check its stop rule."""
+        """Add finished hypotheses to a pool, then check its stop rule.
+
+        Args:
+            pool: a pool that is not finished.
+            candidates: its candidates at this step, best first.
+            rows: its new rows.
+        """
         spec, policy = self.spec, self.spec.policy
         at_limit = self.n_steps >= self.limits.max_steps
         all_finish = at_limit and policy.open_rows_at_limit == "rows"
@@ -206,6 +213,13 @@ class Beam:
         pool.is_finished = pool.is_finished or stopped or at_limit
 
     def _finish(self, pool: FinishedPool, candidates: CandidateList, rank: int) -> None:
+        """Add a candidate of this step to a pool if it exists.
+
+        Args:
+            pool: the pool.
+            candidates: candidates of the step.
+            rank: the candidate that finished.
+        """
         if candidates.exists(rank):
             pool.add(self.make_hypothesis(candidates, rank, self.n_steps))
 

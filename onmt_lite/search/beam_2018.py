@@ -30,6 +30,11 @@ class Beam2018(Beam):
     open_beams  the beams of the batch whose stop rule has not been met yet
     row_scores  scores of the newest rows after the subtractions
     views       finished hypotheses of the newest step, each with the row whose score it shares
+
+    Args:
+        spec: settings shared by all sentences.
+        limits: limits of this sentence.
+        open_beams: set shared by the beams of a batch; the new beam adds itself.
     """
 
     needs_rows_at_events = True
@@ -49,10 +54,12 @@ class Beam2018(Beam):
 
     @property
     def is_finished(self) -> bool:
+        """True at the limit, without open rows, or when the whole batch has finished."""
         at_limit = self.n_steps >= self.limits.max_steps
         return self.is_exhausted or at_limit or not self.open_beams
 
     def advance(self, event: StepEvent) -> None:
+        """Collect finished hypotheses, and apply the coverage penalty to shared scores."""
         pool = self.pools[0]
         pool.is_finished = False
         if self.is_aliased and self.spec.stepwise_penalty:
@@ -67,6 +74,7 @@ class Beam2018(Beam):
             self._share_scores(event.rows)
 
     def fail(self) -> None:
+        """End the search because the model returned NaN."""
         super().fail()
         self.open_beams.discard(self)
         self.is_exhausted = True

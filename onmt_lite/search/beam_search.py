@@ -124,6 +124,7 @@ class BeamBatch:
 
     @property
     def slots(self) -> list[Slot]:
+        """Running sentences."""
         return self.rows.slots
 
     @property

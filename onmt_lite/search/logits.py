@@ -210,7 +210,10 @@ class BannedPhrases(Mask):
 
 
 class SequenceBias(LogitsProcessor):
-    """Bias on the last token of each sequence right after its other tokens (sequence_bias)."""
+    """Bias on the last token of each sequence right after its other tokens (sequence_bias).
+
+    Args: as for `build_logits_processors`.
+    """
 
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
@@ -319,6 +322,8 @@ class NoRepeatNgram(Mask):
 
     With `Policy.allow_repeat_if_stuck`, a sentence (or a row, when rows are independent samples)
     without other continuations may repeat.
+
+    Args: as for `build_logits_processors`.
     """
 
     needs_history = True

@@ -112,6 +112,7 @@ class SearchSpec:
 
     @property
     def blocks_ngrams(self) -> bool:
+        """True if repeated n-grams are blocked."""
         return self.block_ngram_repeat > (0 if self.policy.blocks_unigrams else 1)
 
     def get_initial_scores(self) -> list[float]:

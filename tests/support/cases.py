@@ -37,6 +37,13 @@ def endless_transformer(**config: Any) -> Any:
 
 
 def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") -> Translator:
+    """Return a translator with space-separated tokens.
+
+    Args:
+        model: the model.
+        device: where it runs.
+        precision: its dtype.
+    """
     if isinstance(model, TableModel):
         checkpoint = table_models.make_checkpoint(model.sources)
         return Translator(checkpoint, TranslateOptions.of(device=device))
@@ -46,6 +53,13 @@ def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") ->
 
 
 def translate(translator: Translator, lines: Sequence[str] = LINES, **options: Any) -> list:
+    """Translate lines in small batches.
+
+    Args:
+        translator: from `make_translator`.
+        lines: source lines; a table model uses its own.
+        options: options of the search.
+    """
     given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
     if isinstance(translator.model, TableModel):
         n = len(translator.model.sources)

@@ -113,6 +113,13 @@ class SimulatedDevice(TorchDispatchMode):
             self.phase = before
 
     def record(self, kind: str, name: str, n_bytes: int = 0) -> None:
+        """Record an event.
+
+        Args:
+            kind: launch, upload, download, wait, graph, read or begin.
+            name: the operation.
+            n_bytes: bytes written or copied.
+        """
         if self.recording is not None and kind != "launch":
             raise RuntimeError(f"{kind} by {name} is not possible while a graph is captured")
         self.events.append(Event(kind, name, n_bytes, self.phase))
@@ -224,6 +231,13 @@ class SimulatedDevice(TorchDispatchMode):
             self.record("upload", f"indices of {name}", x.nbytes)
 
     def _copy(self, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """Run `copy_` and record its cost.
+
+        Args:
+            to: the target.
+            source: the values.
+            non_blocking: True: a download arrives when the host waits for it.
+        """
         self.run(torch.ops.aten.copy_.default, (_to_cpu(to), _to_cpu(source)), {})
         to_device, from_device = (isinstance(x, DeviceTensor) for x in (to, source))
         if from_device and not to_device and non_blocking and self.pending is not None:

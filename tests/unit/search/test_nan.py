@@ -56,7 +56,13 @@ def make_line(i: int, source: TableSource) -> str:
 
 
 def translate(translator, lines, **options) -> list:
-    """Return translations without line numbers, which differ between runs."""
+    """Return translations with line number 0, because line numbers differ between runs.
+
+    Args:
+        translator: the translator.
+        lines: source lines.
+        options: options of the search.
+    """
     translations = translator.translate(lines, batch_type="sents", **options)
     return [replace(t, id=0) for t in translations]
 
@@ -145,7 +151,13 @@ class TestNanLeavesOtherSentencesUnchanged:
 
 
 def encode_with_nan(encode, src, *args):
-    """Encode with a NaN embedding for the token BAD."""
+    """Encode with a NaN embedding for the token BAD.
+
+    Args:
+        encode: the model's method.
+        src: (B, S) source tokens.
+        args: other arguments of the method.
+    """
     original = torch.nn.functional.embedding
 
     def embed(ids, *rest, **options):

@@ -45,7 +45,13 @@ ATOL = 1e-4
 
 
 def simulate(translator: Translator, *args: Any, **options: Any) -> tuple[list, list[Event]]:
-    """Translate on the simulated GPU; return translations and recorded events."""
+    """Translate on the simulated GPU; return translations and recorded events.
+
+    Args:
+        translator: from `move_to_gpu`.
+        args: positional arguments of `translate`.
+        options: options of the search.
+    """
     simulated = translator.simulated
     simulated.events.clear()
     with simulated.running():

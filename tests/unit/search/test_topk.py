@@ -27,7 +27,13 @@ TIED_VALUES = (
 
 
 def select(values, log_z, scores) -> Candidates:
-    """Return the best candidates for logits (B, K, V), log_z (B, K) and scores (B, K)."""
+    """Return the 2K best candidates.
+
+    Args:
+        values: (B, K, V) logits.
+        log_z: (B, K) log-sum-exp of the logits.
+        scores: (B, K) scores of the rows.
+    """
     b, k, v = values.shape
     policy = replace(PRESETS["opennmt"].policy, candidates=2)
     spec = SearchSpec(policy, Exhausted(), k, bos_id=1, eos_id=2)
@@ -36,7 +42,14 @@ def select(values, log_z, scores) -> Candidates:
 
 
 def sort_candidates(values, log_z, scores, n):
-    """Return the flat indices of the best n of each sentence; ties by the lower index."""
+    """Return the flat indices of the best n of each sentence; ties by the lower index.
+
+    Args:
+        values: (B, K, V) logits.
+        log_z: (B, K) log-sum-exp of the logits.
+        scores: (B, K) scores of the rows.
+        n: number of candidates.
+    """
     totals = (values - log_z[:, :, None] + scores[:, :, None]).flatten(1).tolist()
     return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:n] for row in totals]
 

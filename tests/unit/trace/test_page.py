@@ -275,7 +275,13 @@ def test_drawing_has_rows_parents_and_best_path_of_beam(given, monkeypatch):
 
 
 def check_hypotheses(beam, drawing, vocab):
-    """Check the styles of nodes against the back-pointers of each finished hypothesis."""
+    """Check the styles of nodes against the back-pointers of each finished hypothesis.
+
+    Args:
+        beam: the beam of a sentence.
+        drawing: its drawing.
+        vocab: target tokens by ID.
+    """
     hyps = [hyp for hyp in beam.rank_finished() if hyp.step]
     best = [node for node in drawing.nodes if "best" in node.states]
     tokens = [vocab[i] for i in beam.backtrack(hyps[0])[0]]

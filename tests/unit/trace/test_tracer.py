@@ -38,7 +38,13 @@ def translate_traced(translator, options, lines=LINES):
 
 
 def read_hypotheses(dumped, line, eos):
-    """Yield tokens and log_prob of all hypotheses of a line, from the JSON only."""
+    """Yield tokens and log_prob of all hypotheses of a line, from the JSON only.
+
+    Args:
+        dumped: the parsed JSON.
+        line: index of the line.
+        eos: the EOS token.
+    """
     tokens, parents = dumped["predicted_ids"][line], dumped["beam_parent_ids"][line]
     log_probs = dumped["log_probs"][line]
     for t, row in enumerate(tokens):
