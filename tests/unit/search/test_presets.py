@@ -155,7 +155,7 @@ class TestOptions:
             ("fairseq", {"min_length": 0, "alpha": 0.5}, {"min_length": 0, "alpha": 0.5}),
         ],
     )
-    def test_defaults_are_those_of_the_original(self, name, given, expected):
+    def test_preset_defaults_equal_original(self, name, given, expected):
         options = TranslateOptions.of(search=name, **given)
         values = {**vars(options.search), **vars(options.sampling)}
         assert {key: values[key] for key in expected} == expected

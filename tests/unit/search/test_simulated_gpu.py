@@ -180,7 +180,7 @@ class TestEverySearch:
         return plain, move_to_gpu(moved)
 
     @pytest.mark.parametrize("case", mark_sweeps(CASES, DAILY_CASES))
-    def test_equals_the_cpu_with_one_transfer_each_way(self, pair, case):
+    def test_search_equals_cpu_with_one_transfer_each_way(self, pair, case):
         (plain, moved), (search, options) = pair, CASES[case]
         # opennmt-2018 couples the sentences of a batch on the host.  When one diverse group has
         # finished, corrected scores are uploaded in addition to the indices of moved sentences
@@ -213,7 +213,7 @@ class TestEverySearch:
 
 class TestEveryFamily:
     @pytest.mark.parametrize("name", mark_sweeps(FAMILIES, DAILY_FAMILIES))
-    def test_equals_the_cpu_with_one_transfer_each_way(self, name):
+    def test_family_equals_cpu_with_one_transfer_each_way(self, name):
         expected = translate(make_translator(FAMILIES[name]()), n_best=2)
         found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
