@@ -265,7 +265,7 @@ def test_print_config_sends_no_request_to_hub(hub, run, t5):
     code, out, err = run("-print_config", "-search", "transformers", "-model", "team/t5")
     assert (code, err) == (0, "") and hub.asked == []
     assert yaml.safe_load(out)["model"] == ["team/t5"]
-    assert "# command line; its defaults are read once it is fetched\n" in out
+    assert "# command line; its defaults are read when it is downloaded\n" in out
 
 
 def test_wrong_options_and_inputs_fail_before_download(hub, run, src):

@@ -1,9 +1,9 @@
-"""Makes the models of tests/data/families with Hugging Face transformers, and records what it says.
+"""Makes the models of tests/data/families with transformers, and records its output.
 
     python -m tests.exactness.peers.make_families CORPUS.tsv      (transformers 4.46.3, then 5.23.0)
 
-The first run makes directories with random weights and small sentencepiece models, trained on the
-first column of CORPUS; each run records n-best lists for a grid of settings.
+The first run makes models with random weights and small sentencepiece models, trained on the first
+column of CORPUS.  Each run records n-best lists for a grid of settings.
 """
 
 import csv
@@ -45,24 +45,35 @@ CASES = [
 GROUPS = [dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.7)]
 
 
-def pieces(corpus, path, vocab_size, kind, **more):
+def train_sentencepiece(corpus, path, vocab_size, model_type, **options):
+    """Train a sentencepiece model.
+
+    Args:
+        corpus: TSV file with text in the first column.
+        path: where to write the model.
+        vocab_size: size of its vocabulary.
+        model_type: `unigram` or `bpe`.
+        options: further options of the trainer.
+    """
     lines = iter([row[0] for row in islice(csv.reader(open(corpus), delimiter="\t"), 2000)])
     with open(path, "wb") as out:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=out, vocab_size=vocab_size, model_type=kind,
-            character_coverage=0.985, hard_vocab_limit=False, minloglevel=2, num_threads=1, **more,
+            sentence_iterator=lines, model_writer=out, vocab_size=vocab_size, model_type=model_type,
+            character_coverage=0.985, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+            **options,
         )  # fmt: skip
 
 
-def make(name, corpus):
+def make_model(name, corpus):
+    """Make the directory of a model."""
     path = ROOT / name
     path.mkdir(parents=True, exist_ok=True)
     plain = dict(normalization_rule_name="identity")
     torch.manual_seed(len(name))
     if name == "m2m":
-        pieces(corpus, path / "sentencepiece.bpe.model", 90, "unigram")
-        own = spm.SentencePieceProcessor(model_file=str(path / "sentencepiece.bpe.model"))
-        words = [own.id_to_piece(i) for i in range(3, own.vocab_size() - 3)][::-1]
+        train_sentencepiece(corpus, path / "sentencepiece.bpe.model", 90, "unigram")
+        processor = spm.SentencePieceProcessor(model_file=str(path / "sentencepiece.bpe.model"))
+        words = [processor.id_to_piece(i) for i in range(3, processor.vocab_size() - 3)][::-1]
         vocab = {w: i for i, w in enumerate(["<s>", "<pad>", "</s>", "<unk>", *words])}
         (path / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False))
         files = [str(path / n) for n in ("vocab.json", "sentencepiece.bpe.model")]
@@ -70,12 +81,12 @@ def make(name, corpus):
         config = hf.M2M100Config(vocab_size=len(vocab) + 108, **SIZES)
         model = hf.M2M100ForConditionalGeneration(config)
     elif name == "nllb":
-        pieces(corpus, path / "x.model", 90, "bpe", **plain)
+        train_sentencepiece(corpus, path / "x.model", 90, "bpe", **plain)
         tokenizer = hf.NllbTokenizer(str(path / "x.model"), src_lang="deu_Latn")
         config = hf.M2M100Config(vocab_size=len(tokenizer), **SIZES)
         model = hf.M2M100ForConditionalGeneration(config)
     elif name in ("mbart50", "mbart25"):
-        pieces(corpus, path / "x.model", 90, "unigram", **plain)
+        train_sentencepiece(corpus, path / "x.model", 90, "unigram", **plain)
         cls = hf.MBart50Tokenizer if name == "mbart50" else hf.MBartTokenizer
         tokenizer = cls(str(path / "x.model"), src_lang="de_DE")
         config = hf.MBartConfig(vocab_size=len(tokenizer), activation_function="gelu", **SIZES)
@@ -91,7 +102,7 @@ def make(name, corpus):
             ids = dict(unk_id=0, bos_id=1, eos_id=2, byte_fallback=True)
             ids |= dict(user_defined_symbols=["<2de>", "<2en>"])
         size = 90 if name == "t5" else 350
-        pieces(corpus, path / "x.model", size, "unigram", **ids, **plain)
+        train_sentencepiece(corpus, path / "x.model", size, "unigram", **ids, **plain)
         extra = dict(pad_token="<s>") if name == "madlad" else {}
         n = 100 if name == "t5" else 0
         tokenizer = hf.T5Tokenizer(str(path / "x.model"), extra_ids=n, legacy=True, **extra)
@@ -121,19 +132,20 @@ PREFIXES = {"t5": "translate German to English: ", "madlad": "<2en> "}
 TARGETS = {"m2m": "en", "nllb": "eng_Latn", "mbart50": "en_XX", "mbart25": "en_XX"}
 
 
-def record(name):
+def record_output(name):
+    """Record source IDs, n-best lists and teacher-forced scores."""
     path = ROOT / name
     model = hf.AutoModelForSeq2SeqLM.from_pretrained(path).double().eval()
     target = TARGETS.get(name)
-    given = dict(tgt_lang=target) if target else {}
-    given |= dict(use_fast=False) if OLD else {}
-    tokenizer = hf.AutoTokenizer.from_pretrained(path, **given)
-    old = ROOT / "references" / f"{name}.transformers.json"
+    options = dict(tgt_lang=target) if target else {}
+    options |= dict(use_fast=False) if OLD else {}
+    tokenizer = hf.AutoTokenizer.from_pretrained(path, **options)
+    old_file = ROOT / "references" / f"{name}.transformers.json"
     sources = [PREFIXES.get(name, "") + line for line in LINES]
     if OLD:
         ids = [tokenizer(line)["input_ids"] for line in sources]
     else:
-        ids = json.loads(old.read_text())["source_ids"]
+        ids = json.loads(old_file.read_text())["source_ids"]
     forced = None
     if name in ("m2m", "nllb", "mbart50"):
         forced = tokenizer.convert_tokens_to_ids(f"__{target}__" if name == "m2m" else target)
@@ -142,21 +154,21 @@ def record(name):
     mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i in ids])
     cases = []
     for settings in CASES + GROUPS * OLD:
-        model.to(torch.float32 if settings in GROUPS else torch.float64)  # what groups can do
-        full = dict(max_length=MAX, early_stopping=False) | settings
-        k = full["num_beams"]
-        found = model.generate(
+        model.to(torch.float32 if settings in GROUPS else torch.float64)  # beam groups need float32
+        settings = dict(max_length=MAX, early_stopping=False) | settings
+        k = settings["num_beams"]
+        output = model.generate(
             batch, attention_mask=mask, num_return_sequences=k, forced_bos_token_id=forced,
-            do_sample=False, output_scores=True, return_dict_in_generate=True, **full,
+            do_sample=False, output_scores=True, return_dict_in_generate=True, **settings,
         )  # fmt: skip
-        # One beam has no score there
-        scores = found.sequences_scores.tolist() if k > 1 else [None] * len(ids)
+        # Greedy search returns no scores
+        scores = output.sequences_scores.tolist() if k > 1 else [None] * len(ids)
         hyps = [
             {"ids": row.tolist(), "score": score and round(score, 6)}
-            for row, score in zip(found.sequences, scores)
+            for row, score in zip(output.sequences, scores)
         ]
         rows = [hyps[i : i + k] for i in range(0, len(hyps), k)]
-        cases.append({"settings": full, "rows": rows})
+        cases.append({"settings": settings, "rows": rows})
     model.double()
     targets = LINES[::-1]
     start = model.generation_config.decoder_start_token_id
@@ -167,16 +179,16 @@ def record(name):
         labels = tokenizer(text_target=line)["input_ids"] if OLD else []
         special = {*tokenizer.all_special_ids, forced, start} - {tokenizer.unk_token_id}
         labels = [x for x in labels if x not in special] + [model.config.eos_token_id]
-        before = [start] if forced is None else [start, forced]
-        fed = torch.tensor([[*before, *labels[:-1]]])
+        forced_ids = [start] if forced is None else [start, forced]
+        decoder_ids = torch.tensor([[*forced_ids, *labels[:-1]]])
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([i]), decoder_input_ids=fed).logits
-        logp = logits.log_softmax(2)[0, len(before) - 1 :]
+            logits = model(input_ids=torch.tensor([i]), decoder_input_ids=decoder_ids).logits
+        logp = logits.log_softmax(2)[0, len(forced_ids) - 1 :]
         gold.append(sum(float(logp[t, y]) for t, y in enumerate(labels)))
     table = dict(peer=f"transformers {hf.__version__}", model=name, target=target)
     table |= dict(sources=sources, source_ids=ids, start=start, forced=forced, cases=cases)
     table |= dict(targets=targets, gold=gold) if OLD else {}
-    out = old if OLD else ROOT / "references" / f"{name}.transformers-5.json"
+    out = old_file if OLD else ROOT / "references" / f"{name}.transformers-5.json"
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(table, ensure_ascii=False) + "\n")
 
@@ -184,5 +196,5 @@ def record(name):
 if __name__ == "__main__":
     for name in ["m2m", "nllb", "mbart50", "mbart25", "t5", "madlad"]:
         if OLD:
-            make(name, sys.argv[1])
-        record(name)
+            make_model(name, sys.argv[1])
+        record_output(name)

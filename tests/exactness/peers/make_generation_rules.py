@@ -1,10 +1,9 @@
-"""Records what `generate` returns with the rules of generation_config.json that no option sets.
+"""Records the output of `generate` with the token rules of generation_config.json.
 
     python -m tests.exactness.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
 
-tests/exactness/conformance/generation_rules.json has a row for each model of tests/data
-and each setting: its generation_config.json (`said`), two lines, their
-IDs, and the n-best lists of each version.
+tests/exactness/conformance/generation_rules.json has one row per model of tests/data and setting:
+its generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
 """
 
 import json
@@ -27,7 +26,7 @@ RULES = (
     "sequence_bias",
     "eos_token_id",
 )
-OTHERS = (
+OTHER_SETTINGS = (
     dict(min_length=6),
     dict(no_repeat_ngram_size=2),
     dict(length_penalty=0.0, early_stopping=True),
@@ -38,8 +37,8 @@ OTHERS = (
 )
 
 
-class Values:
-    """Random values that matter: of tokens in the source and in outputs without any rule."""
+class ValueSampler:
+    """Samples values with an effect: tokens of the sources and of outputs without any rule."""
 
     def __init__(self, model, seed):
         self.lines, self.ids, self.special = read_inputs(model)
@@ -50,84 +49,96 @@ class Values:
             self.base["forced_bos_token_id"] = self.special["forced"]
         self.random, self.outputs = random.Random(seed), []
 
-    def phrase(self, n):
-        """n tokens in a row of some output, as far as it has them."""
+    def sample_phrase(self, n):
+        """Sample an n-gram of an output, shorter if the output is."""
         output = [i for i in self.random.choice(self.outputs) if i != self.special["pad"]]
         start = self.random.randrange(max(1, len(output) - n))
         return output[start : start + n]
 
-    def tokens(self, n):
-        own = {*self.special.values()}
-        return sorted({i for _ in range(n) for i in self.phrase(1)} - own)
+    def sample_tokens(self, n):
+        """Sample at most n tokens that are not special."""
+        special = {*self.special.values()}
+        return sorted({i for _ in range(n) for i in self.sample_phrase(1)} - special)
 
-    def of(self, name):
-        pick = self.random
+    def sample(self, name):
+        """Sample a value of a setting."""
+        rng = self.random
         if name == "begin_suppress_tokens":
             first = 1 + ("forced" in self.special)
-            begins = sorted({output[first] for output in self.outputs})
-            return pick.sample(begins, pick.randint(1, len(begins))) + self.tokens(1)
+            first_tokens = sorted({output[first] for output in self.outputs})
+            return rng.sample(first_tokens, rng.randint(1, len(first_tokens))) + self.sample_tokens(
+                1
+            )
         if name == "encoder_no_repeat_ngram_size":
-            return pick.choice([1, 2, 3])
+            return rng.choice([1, 2, 3])
         if name == "exponential_decay_length_penalty":
-            return [pick.randint(0, 7), pick.choice([0.4, 0.9, 1.05, 1.3, 1.8])]
+            return [rng.randint(0, 7), rng.choice([0.4, 0.9, 1.05, 1.3, 1.8])]
         if name == "eos_token_id":
-            return [self.special["eos"], *self.tokens(pick.randint(1, 3))]
+            return [self.special["eos"], *self.sample_tokens(rng.randint(1, 3))]
         if name == "bad_words_ids":
-            return [self.phrase(pick.randint(2, 3)) for _ in range(3)]
-        phrases = [self.phrase(pick.randint(1, 4)) for _ in range(pick.randint(2, 8))]
-        # transformers 4 takes no token 0 here
+            return [self.sample_phrase(rng.randint(2, 3)) for _ in range(3)]
+        phrases = [self.sample_phrase(rng.randint(1, 4)) for _ in range(rng.randint(2, 8))]
+        # transformers 4 rejects token 0 here
         phrases = [phrase for phrase in phrases if 0 not in phrase] or [[self.special["eos"] or 5]]
-        return [[phrase, round(pick.uniform(-6, 4), 2)] for phrase in phrases]
+        return [[phrase, round(rng.uniform(-6, 4), 2)] for phrase in phrases]
 
-    def settings(self):
-        """Each rule alone, then with other settings, then several rules."""
+    def generate_settings(self):
+        """Yield each rule alone, then with other settings, then several rules."""
         cases = [[name] for name in RULES for _ in range(3)]
-        cases += [[name] for name in RULES for _ in OTHERS]
+        cases += [[name] for name in RULES for _ in OTHER_SETTINGS]
         cases += [self.random.sample(RULES, self.random.randint(2, 5)) for _ in range(10)]
         for i, names in enumerate(cases):
-            settings = {name: self.of(name) for name in names}
-            others = OTHERS[i % len(OTHERS)] if i >= 3 * len(RULES) else {}
-            for name, value in others.items():
+            settings = {name: self.sample(name) for name in names}
+            additional = OTHER_SETTINGS[i % len(OTHER_SETTINGS)] if i >= 3 * len(RULES) else {}
+            for name, value in additional.items():
                 if value == "phrases":
-                    value = self.of("bad_words_ids")
+                    value = self.sample("bad_words_ids")
                 settings[name] = self.special["eos"] if value == "eos" else value
             yield settings
 
 
-def generate(model, said, ids):
-    """The n-best list of a line; None if a token's score is not a number."""
+def generate(model, config, ids):
+    """Return the n-best list of a line; None if a token score is NaN.
+
+    Args:
+        model: the model.
+        config: generation_config.json.
+        ids: source IDs.
+    """
     import transformers as hf
 
-    model.generation_config = hf.GenerationConfig.from_dict(said)
-    k = said["num_beams"]
-    found = model.generate(
+    model.generation_config = hf.GenerationConfig.from_dict(config)
+    k = config["num_beams"]
+    output = model.generate(
         torch.tensor([ids]), num_return_sequences=k, output_scores=True,
         return_dict_in_generate=True,
     )  # fmt: skip
-    if any(scores.isnan().any() for scores in found.scores):  # of a masked end token, in 4.46.3
+    if any(scores.isnan().any() for scores in output.scores):  # a masked end token, in 4.46.3
         return None
-    scores = found.sequences_scores.tolist() if k > 1 else [None]
+    scores = output.sequences_scores.tolist() if k > 1 else [None]
     scores = [score if score is None else round(score, 5) for score in scores]
-    return [*zip(found.sequences.tolist(), scores)]
+    return [*zip(output.sequences.tolist(), scores)]
 
 
-def load(name, path):
+def load_model(name, path):
+    """Write the directory of a model and load it."""
     import transformers as hf
 
     path = write_directory(dict(model=name, own={}, said={}), Path(path))
     return hf.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
 
 
-def rows(models):
+def generate_rows(models):
+    """Yield the rows without output."""
     for name in MODELS:
-        values = Values(name, len(name))
+        values = ValueSampler(name, len(name))
         plain = values.base | dict(num_beams=4)
         for ids in values.ids:
             values.outputs += [output for output, _ in generate(models[name], plain, ids)]
-        for settings in values.settings():
+        for settings in values.generate_settings():
             for k in (1, 4):
-                said = values.base | dict(num_beams=k) | settings
-                yield dict(model=name, own={}, said=said, lines=values.lines, ids=values.ids)
+                config = values.base | dict(num_beams=k) | settings
+                yield dict(model=name, own={}, said=config, lines=values.lines, ids=values.ids)
 
 
 def main():
@@ -135,8 +146,8 @@ def main():
 
     version = "transformers" if hf.__version__.startswith("4.") else "transformers-5"
     with tempfile.TemporaryDirectory() as tmp:
-        models = {name: load(name, Path(tmp) / name) for name in MODELS}
-        stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*rows(models)]
+        models = {name: load_model(name, Path(tmp) / name) for name in MODELS}
+        stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*generate_rows(models)]
         for row in stored:
             row[version] = [generate(models[row["model"]], row["said"], ids) for ids in row["ids"]]
     FILE.write_text("[" + ",\n".join(map(json.dumps, stored)) + "]\n", "utf-8")

@@ -1,10 +1,10 @@
-"""Records what transformers and CTranslate2 find behind forced beginnings of the output.
+"""Records the n-best lists of transformers and CTranslate2 with target prefixes.
 
     python -m tests.exactness.peers.make_prefixes      (transformers 5.23.0, ctranslate2 4.8.5)
 
 Writes `tests/data/checkpoints/references/MODEL.PRESET-prefixes.json`, which
-`tests/exactness/test_references.py` reads.  Each line is translated in a batch by
-itself; its prefix is in `tgt`.
+`tests/exactness/test_references.py` reads.  Each line is translated in its own batch; its target
+prefix is in `tgt`.
 """
 
 import json
@@ -15,10 +15,10 @@ import torch
 import transformers as hf
 
 ROOT = Path(__file__).resolve().parents[2] / "data" / "checkpoints"
-N = 3  # hypotheses of a line
+N = 3  # hypotheses per line
 HF_SOURCES = ["▁w37 ▁w3 ▁w90 ▁w24", "▁w53 ▁w6", "▁w17 ▁w0 ▁w64 ▁w4 ▁w99 ▁w1", "▁w1 ▁w41 ▁w24"]
 HF_PREFIXES = ["▁w78", "▁w24 ▁w34", "▁w10 ▁w20 ▁w41", ""]
-# As options of ours, and as arguments of theirs
+# Our options, and the same settings of the other system
 HF_CASES = [
     ("-beam_size 4", dict(num_beams=4)),
     ("-beam_size 4 -length_penalty none", dict(num_beams=4, length_penalty=0.0)),
@@ -52,7 +52,7 @@ CT2_CASES = [
 ]
 
 
-def of_transformers():
+def record_transformers():
     path = ROOT / "hf" / "marian"
     model = hf.MarianMTModel.from_pretrained(path).double().eval()
     ids = json.loads((path / "vocab.json").read_text("utf-8"))
@@ -63,13 +63,13 @@ def of_transformers():
         model.config.pad_token_id,
     )
 
-    def find(source, prefix, given):
+    def search(source, prefix, settings):
         forced = [ids[word] for word in prefix.split()]
         out = model.generate(
             torch.tensor([[ids.get(w, ids["<unk>"]) for w in source.split()] + [eos]]),
             decoder_input_ids=torch.tensor([[start, *forced]]),
             generation_config=hf.GenerationConfig(
-                **{"max_length": 20, "do_sample": False, "bad_words_ids": [[pad]]} | given,
+                **{"max_length": 20, "do_sample": False, "bad_words_ids": [[pad]]} | settings,
                 num_return_sequences=N,
                 decoder_start_token_id=start,
                 eos_token_id=eos,
@@ -84,40 +84,50 @@ def of_transformers():
             yield {"text": " ".join(tokens), "ended": None, "score": round(score, 6)}
 
     peer = f"transformers {hf.__version__}, decoder_input_ids, one line at a time"
-    write("hf_marian", "transformers-5", peer, HF_SOURCES, HF_PREFIXES, HF_CASES, find)
+    write_references("hf_marian", "transformers-5", peer, HF_SOURCES, HF_PREFIXES, HF_CASES, search)
 
 
-def of_ctranslate2():
+def record_ctranslate2():
     name = "ct2_opennmt_int16"
     translator = ctranslate2.Translator(str(ROOT / "ct2" / name[4:]), compute_type="float32")
 
-    def find(source, prefix, given):
-        (found,) = translator.translate_batch(
+    def search(source, prefix, settings):
+        (result,) = translator.translate_batch(
             [source.split()],
             target_prefix=[prefix.split()],
             num_hypotheses=N,
             return_scores=True,
-            **{"max_decoding_length": 20} | given,
+            **{"max_decoding_length": 20} | settings,
         )
-        for tokens, score in zip(found.hypotheses, found.scores):
+        for tokens, score in zip(result.hypotheses, result.scores):
             yield {"text": " ".join(tokens), "ended": None, "score": round(score, 6)}
 
     peer = f"ctranslate2 {ctranslate2.__version__}, target_prefix, float32, one line at a time"
-    write(name, "ctranslate2", peer, CT2_SOURCES, CT2_PREFIXES, CT2_CASES, find)
+    write_references(name, "ctranslate2", peer, CT2_SOURCES, CT2_PREFIXES, CT2_CASES, search)
 
 
-def write(model, search, peer, sources, prefixes, cases, find):
+def write_references(model, preset, peer, sources, prefixes, cases, search):
+    """Record all cases of a model.
+
+    Args:
+        model: name of the model.
+        preset: our preset for the system.
+        peer: description of the system.
+        sources, prefixes: source lines and their target prefixes.
+        cases: our options and settings of the system.
+        search: returns the hypotheses for a source, a prefix and settings.
+    """
     common = "-max_length 20 -max_length_ratio 0".split()
-    file = {"peer": peer, "model": model, "search": search, "sources": sources, "cases": []}
-    for options, given in cases:
-        rows = [{"hyps": [*find(*each, given)]} for each in zip(sources, prefixes)]
+    file = {"peer": peer, "model": model, "search": preset, "sources": sources, "cases": []}
+    for options, settings in cases:
+        rows = [{"hyps": [*search(*pair, settings)]} for pair in zip(sources, prefixes)]
         words = ["-n_best", str(N), *common, *options.split(), "-tgt_file_prefix"]
         case = {"id": f"prefix {options}", "options": words, "tgt": prefixes, "rows": rows}
         file["cases"].append(case)
-    path = ROOT / "references" / f"{model}.{search}-prefixes.json"
+    path = ROOT / "references" / f"{model}.{preset}-prefixes.json"
     path.write_text(json.dumps(file, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
-    of_transformers()
-    of_ctranslate2()
+    record_transformers()
+    record_ctranslate2()

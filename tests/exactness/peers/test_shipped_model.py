@@ -1,4 +1,4 @@
-"""The shipped model's weights in other systems translate as our `-search` of their name does.
+"""The shipped model: other systems and our presets with their names give equal translations.
 
 pip install ctranslate2 transformers && python -m pytest tests/exactness/peers
 """
@@ -26,14 +26,14 @@ NAMES = {"ctranslate2": "CTranslate2", "transformers": "transformers"}
 
 
 def load_opennmt_py(job):
-    """Load OpenNMT-py 3; it translates with the inference engine of onmt_translate."""
+    """Load OpenNMT-py 3 with the inference engine of onmt_translate."""
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # OpenNMT-py 3 predates weights_only
     from onmt.inference_engine import InferenceEnginePY
     from onmt.opts import translate_opts
     from onmt.utils.parse import ArgumentParser
 
     parts, encode, decode = read_parts(job)
-    ends = [parts["src_tokens"][i] for i in parts["src_end"]]
+    src_end = [parts["src_tokens"][i] for i in parts["src_end"]]
     parser = ArgumentParser()
     translate_opts(parser)
     args = f"-src - -gpu -1 -beam_size {job['beam_size']} -batch_size 64 -max_length {MAX_LENGTH}"
@@ -46,8 +46,8 @@ def load_opennmt_py(job):
     engine = InferenceEnginePY(options)
 
     def translate(lines, search):
-        _, found = engine.infer_list([" ".join(encode(line) + ends) for line in lines])
-        outputs = [best[0].split() for best in found]
+        _, hypotheses = engine.infer_list([" ".join(encode(line) + src_end) for line in lines])
+        outputs = [best[0].split() for best in hypotheses]
         return [*map(decode, outputs)], count_tokens(outputs, job)
 
     return translate, "", ""
@@ -62,16 +62,16 @@ def load_opennmt_py(job):
         ("onmt", load_opennmt_py),
     ],
 )
-def test_matching_search_gives_the_same_translations(package, load, beam_size, tmp_path):
+def test_matching_preset_same_translations(package, load, beam_size, tmp_path):
     pytest.importorskip(package)
     workload = make_workload("shipped", Namespace(src=SAMPLE, tgt=None, lines=None), tmp_path)
     write_formats(workload, tmp_path, needs_ctranslate2=package == "ctranslate2")
     job = {"model": workload.model, "is_marian": False, "length": None, "directory": str(tmp_path)}
     job |= {"precision": "float32", "threads": 1, "beam_size": beam_size}
-    found, n_found = load(job)[0](workload.lines, "")
+    translations, n_tokens = load(job)[0](workload.lines, "")
     search = "opennmt-3" if package == "onmt" else matching_search(f"{NAMES[package]} float32")
-    ours = Translator.from_pretrained(workload.model, precision="fp32", threads=1)
+    translator = Translator.from_pretrained(workload.model, precision="fp32", threads=1)
     limits = {"beam_size": beam_size, "max_length": MAX_LENGTH}
-    expected = ours.translate(workload.lines, search=search, **limits)
-    assert found == [t.hyps[0].text for t in expected]
-    assert n_found > 3 * len(workload.lines)
+    expected = translator.translate(workload.lines, search=search, **limits)
+    assert translations == [t.hyps[0].text for t in expected]
+    assert n_tokens > 3 * len(workload.lines)

@@ -1,4 +1,4 @@
-"""Marian models of transformers: what we write it reads, what it writes we read, alike."""
+"""Marian models: exchange with the installed transformers in both directions."""
 
 import json
 
@@ -29,12 +29,12 @@ SWITCHES = [
 ]
 
 
-def logits(path):
+def compute_logits(path):
     model = load_checkpoint(path).model
     return model.forward(model.encode(SRC, LENGTHS), TGT)
 
 
-def their_logits(path):
+def compute_transformers_logits(path):
     model = transformers.MarianMTModel.from_pretrained(path).eval()
     mask = (torch.arange(SRC.size(1)) < LENGTHS[:, None]).long()
     with torch.no_grad():
@@ -42,27 +42,29 @@ def their_logits(path):
 
 
 @pytest.fixture(params=SWITCHES, ids=str)
-def written(request, tmp_path, tiny_pieces):
-    """A model of ours, exported."""
-    (tmp_path / "own").mkdir()
+def exported(request, tmp_path, tiny_pieces):
+    """A native model, exported for transformers."""
+    (tmp_path / "native").mkdir()
     model = tiny.make_model(seed=4, **POST_NORM | request.param)
-    native.save(tmp_path / "own", model, tiny_pieces)
-    export(ExportOptions(str(tmp_path / "own"), "marian", str(tmp_path / "x")))
+    native.save(tmp_path / "native", model, tiny_pieces)
+    export(ExportOptions(str(tmp_path / "native"), "marian", str(tmp_path / "x")))
     return tmp_path / "x"
 
 
-class TestWhatWeWrite:
-    def test_logits(self, written):
-        torch.testing.assert_close(their_logits(written), logits(written), atol=ATOL, rtol=0)
+class TestExport:
+    def test_exported_model_same_logits(self, exported):
+        torch.testing.assert_close(
+            compute_transformers_logits(exported), compute_logits(exported), atol=ATOL, rtol=0
+        )
 
     @pytest.mark.parametrize("beams", [1, 4])
-    def test_tokens_and_search(self, written, beams):
-        ours = Translator.from_pretrained(written, device="cpu", search=PRESET).translate(
+    def test_exported_model_same_hypotheses(self, exported, beams):
+        translations = Translator.from_pretrained(exported, device="cpu", search=PRESET).translate(
             LINES, beam_size=beams, n_best=beams, max_length=20
         )
-        model = transformers.MarianMTModel.from_pretrained(written).eval()
-        tokenizer = transformers.MarianTokenizer.from_pretrained(written)
-        for line, found in zip(LINES, ours):
+        model = transformers.MarianMTModel.from_pretrained(exported).eval()
+        tokenizer = transformers.MarianTokenizer.from_pretrained(exported)
+        for line, translation in zip(LINES, translations):
             out = model.generate(
                 **tokenizer([line], return_tensors="pt"),
                 num_beams=beams,
@@ -72,10 +74,12 @@ class TestWhatWeWrite:
             )
             special = (tiny.PAD, tiny.BOS, tiny.EOS)
             ids = [[i for i in row if i not in special] for row in out.tolist()]
-            assert [h.tokens for h in found.hyps] == list(map(tokenizer.convert_ids_to_tokens, ids))
+            assert [h.tokens for h in translation.hyps] == list(
+                map(tokenizer.convert_ids_to_tokens, ids)
+            )
 
 
-class TestWhatTheyWrite:
+class TestReader:
     @pytest.mark.parametrize(
         "settings",
         [
@@ -92,7 +96,7 @@ class TestWhatTheyWrite:
         ids=str,
     )
     @pytest.mark.parametrize("form", ["one file", "shards", "bin", "bin with positions"])
-    def test_logits(self, settings, form, tmp_path):
+    def test_saved_model_same_logits(self, settings, form, tmp_path):
         sizes = dict(vocab_size=40, d_model=16, encoder_layers=2, decoder_layers=2)
         sizes |= dict(encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64)
         sizes |= dict(encoder_attention_heads=4, decoder_attention_heads=4, init_std=0.3)
@@ -105,7 +109,7 @@ class TestWhatTheyWrite:
             model.final_logits_bias.normal_()
         if not form.startswith("bin"):
             model.save_pretrained(tmp_path, max_shard_size="5KB" if form == "shards" else "1GB")
-        else:  # as older versions did
+        else:  # as in older versions
             config.save_pretrained(tmp_path)
             positions = form == "bin with positions"
             weights = {
@@ -118,11 +122,11 @@ class TestWhatTheyWrite:
         with torch.no_grad():
             mask = (torch.arange(SRC.size(1)) < LENGTHS[:, None]).long()
             expected = model(input_ids=SRC, attention_mask=mask, decoder_input_ids=TGT).logits
-        torch.testing.assert_close(logits(tmp_path), expected, atol=ATOL, rtol=0)
+        torch.testing.assert_close(compute_logits(tmp_path), expected, atol=ATOL, rtol=0)
 
-    @pytest.mark.skipif(PRESET != "transformers-5", reason="4 cannot build such a model")
+    @pytest.mark.skipif(PRESET != "transformers-5", reason="not supported by transformers 4")
     @pytest.mark.parametrize("tie", [True, False])
-    def test_vocabularies_of_other_tokens_and_size(self, tie, tmp_path):
+    def test_saved_model_separate_vocabs_same_hypotheses(self, tie, tmp_path):
         torch.manual_seed(6)
         config = transformers.MarianConfig(
             vocab_size=40, decoder_vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1,
@@ -138,10 +142,10 @@ class TestWhatTheyWrite:
             table = {word: i for i, word in enumerate(words)}
             (tmp_path / f"{name}.json").write_text(json.dumps(table), "utf-8")
         lines = ["s3 s4 s39", "s7", "s9 s10 s11 s12 s13"]
-        found = Translator.from_pretrained(tmp_path, device="cpu", search=PRESET).translate(
+        translations = Translator.from_pretrained(tmp_path, device="cpu", search=PRESET).translate(
             lines, beam_size=3, n_best=3, max_length=8
         )
-        for line, translation in zip(lines, found):
+        for line, translation in zip(lines, translations):
             src = [int(word[1:]) for word in line.split()] + [0]
             out = model.generate(
                 input_ids=torch.tensor([src]), num_beams=3, num_return_sequences=3, max_length=8,

@@ -144,7 +144,7 @@ class TestDefaults:
 
     def test_max_length_not_in_files_notice(self, copy):
         (notice,) = resolve_options(copy, "-tgt_lang", "en_XX").notices
-        assert notice.startswith("max_length 20 cuts") and "give max_length" in notice
+        assert notice.startswith("max_length 20 truncates") and "set max_length" in notice
         assert resolve_options(copy, search="transformers-5").values["max_length"] == 21
         for words in (["-max_length", "20"], ["-search", "opennmt"]):
             assert resolve_options(copy, *words).notices == ()

@@ -1,7 +1,7 @@
-"""M2M100, NLLB, mBART, T5 and MADLAD directories of Hugging Face, against transformers itself.
+"""M2M100, NLLB, mBART, T5 and MADLAD directories, compared with transformers.
 
-`data/families/references/MODEL.PRESET.json` holds what transformers 4.46.3 and 5.23.0 print for
-fixed weights, see `peers/make_families.py`.
+`data/families/references/MODEL.PRESET.json` has the output of transformers 4.46.3 and 5.23.0 for
+these models (`peers/make_families.py`).
 """
 
 import json
@@ -39,9 +39,9 @@ NAMES = {
 
 def load(name, path=None, **options):
     target = FILES[f"{name}.transformers"]["target"]
-    given = dict(device="cpu", precision="fp32", threads=1, tgt_lang=target) | options
+    options = dict(device="cpu", precision="fp32", threads=1, tgt_lang=target) | options
     path = None if "model" in options else path or ROOT / name
-    return Translator.from_pretrained(path, **given)
+    return Translator.from_pretrained(path, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +49,28 @@ def translators():
     return {name: load(name) for name in {file["model"] for file in FILES.values()}}
 
 
-def ours(settings):
+def convert_settings(settings):
+    """Convert the settings of `generate` to our options."""
     options = {NAMES.get(name, name): value for name, value in settings.items()}
-    early = options["early_stopping"]
-    return options | dict(early_stopping=str(early).lower(), n_best=options["beam_size"])
+    early_stopping = str(options["early_stopping"]).lower()
+    return options | dict(early_stopping=early_stopping, n_best=options["beam_size"])
 
 
-def expected(translator, file, row):
-    """(tokens, ended, score) of each hypothesis that transformers returned, each once."""
+def list_expected(translator, file, row):
+    """(tokens, ended, score) of each distinct hypothesis of transformers."""
     eos, n = translator.checkpoint.eos_id, 1 if file["forced"] is None else 2
-    found = {}
+    hyps = {}
     for hyp in row:
         ids = hyp["ids"][n:]
         ended = eos in ids
         ids = ids[: ids.index(eos)] if ended else ids
-        found.setdefault((tuple(ids), ended), hyp["score"])
+        hyps.setdefault((tuple(ids), ended), hyp["score"])
     tokens = translator.checkpoint.tgt_vocab.decode
-    return [(tokens(list(ids)), ended, score) for (ids, ended), score in found.items()]
+    return [(tokens(list(ids)), ended, score) for (ids, ended), score in hyps.items()]
 
 
 @pytest.mark.parametrize("name, i", mark_sweeps(CASES.values(), DAILY), ids=CASES)
-def test_n_best_lists_are_those_of_transformers(translators, name, i):
+def test_n_best_lists_equal_transformers(translators, name, i):
     file = FILES[name]
     case, translator = file["cases"][i], translators[file["model"]]
     for batch_size in (5, 2):
@@ -78,95 +79,95 @@ def test_n_best_lists_are_those_of_transformers(translators, name, i):
             search=name.split(".")[1],
             batch_size=batch_size,
             batch_type="sents",
-            **ours(case["settings"]),
+            **convert_settings(case["settings"]),
         )
         for translation, row in zip(found, case["rows"], strict=True):
-            wanted = expected(translator, file, row)
-            hyps = translation.hyps[: len(wanted)]
-            scores = [score for _, _, score in wanted if score is not None]
+            expected = list_expected(translator, file, row)
+            hyps = translation.hyps[: len(expected)]
+            scores = [score for _, _, score in expected if score is not None]
             found_scores = [h.score for h in hyps][: len(scores)]
             assert found_scores == pytest.approx(scores, rel=1e-4, abs=1e-4)
-            assert [(h.tokens, h.ended) for h in hyps] == [w[:2] for w in wanted]
+            assert [(h.tokens, h.ended) for h in hyps] == [e[:2] for e in expected]
 
 
-def sources_of(translator, lines):
+def encode_sources(translator, lines):
     direction = translator.pipeline.direction(translator.options)
-    made = (
+    examples = (
         translator.pipeline.preprocessor.make_example(line, direction=direction)
         for line in lines_from_texts(lines, "x")
     )
-    return [example.src_ids for example in made]
+    return [example.src_ids for example in examples]
 
 
 @pytest.mark.parametrize("name", sorted({file["model"] for file in FILES.values()}))
 class TestText:
-    def test_source_ids_and_scores_are_those_of_transformers(self, translators, name):
+    def test_source_ids_and_scores_equal_transformers(self, translators, name):
         file = FILES[f"{name}.transformers"]
-        assert sources_of(translators[name], file["sources"]) == file["source_ids"]
+        assert encode_sources(translators[name], file["sources"]) == file["source_ids"]
         scores = translators[name].score(file["sources"], file["targets"])
         assert scores == pytest.approx(file["gold"], abs=1e-3)
 
-    def test_output_text_has_no_special_and_no_language_tokens(self, translators, name):
+    def test_output_text_omits_special_and_language_tokens(self, translators, name):
         translator = translators[name]
         vocab = translator.checkpoint.tgt_vocab
-        pieces = translator.tokenizer.encode_target("ein Haus")
+        subwords = translator.tokenizer.encode_target("ein Haus")
         languages = translator.checkpoint.languages
         codes = [] if languages is None else [*languages.ids.values()][:3]
         special = [vocab.pad_id, vocab.eos_id, vocab.unk_id, len(vocab) - 1, *codes]
-        tokens = [*pieces[:2], *(vocab.tokens[i] for i in special), *pieces[2:]]
-        assert translator.tokenizer.decode(tokens) == translator.tokenizer.decode(pieces)
+        tokens = [*subwords[:2], *(vocab.tokens[i] for i in special), *subwords[2:]]
+        assert translator.tokenizer.decode(tokens) == translator.tokenizer.decode(subwords)
 
-    def test_a_line_without_pieces_is_blank(self, translators, name):
+    def test_line_without_subwords_empty_translation(self, translators, name):
         for line in ("", "   ", "▁▁▁"):
-            (found,) = translators[name].translate([line])
-            assert found.text == "" and "empty" in found.notes
+            (translation,) = translators[name].translate([line])
+            assert translation.text == "" and "empty" in translation.notes
 
 
 @pytest.mark.parametrize("name", ["nllb", "mbart50", "mbart25", "t5", "madlad"])
-def test_tokenizer_json_alone_gives_the_same(name, tmp_path):
-    """transformers has no such file for M2M100."""
+def test_tokenizer_json_only_same_source_ids(name, tmp_path):
+    """M2M100 has no tokenizer.json in transformers."""
     copy = shutil.copytree(ROOT / name, tmp_path / name)
-    for pieces in ("sentencepiece.bpe.model", "spiece.model"):
-        (copy / pieces).unlink(missing_ok=True)
+    for file_name in ("sentencepiece.bpe.model", "spiece.model"):
+        (copy / file_name).unlink(missing_ok=True)
     file = FILES[f"{name}.transformers"]
-    assert sources_of(load(name, copy), file["sources"]) == file["source_ids"]
+    assert encode_sources(load(name, copy), file["sources"]) == file["source_ids"]
 
 
-def test_tokens_that_the_tokenizer_lists_as_words_are_cut_out_first(tmp_path):
-    """No ▁ stands before <2en> then, as the fast tokenizer saves a MADLAD."""
+def test_added_tokens_not_special_matched_before_subwords(tmp_path):
+    """Then there is no ▁ before <2en>, as in a MADLAD model saved with the fast tokenizer."""
     path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
     listed = json.loads((path / "tokenizer_config.json").read_text("utf-8"))["added_tokens_decoder"]
     listed["4"] = {"content": "<2en>", "special": False}
     update_json(path / "tokenizer_config.json", added_tokens_decoder=listed)
     file = FILES["madlad.transformers"]
     expected = [ids[1:] for ids in file["source_ids"]]
-    assert sources_of(load("madlad", path), file["sources"]) == expected
+    assert encode_sources(load("madlad", path), file["sources"]) == expected
 
 
-class TestStored:
-    """One model, however its directory holds it."""
+class TestStorageFormats:
+    """The same model in different files."""
 
     @pytest.fixture(params=["nllb", "mbart50", "t5", "madlad"])
     def copied(self, request, tmp_path):
         return request.param, shutil.copytree(ROOT / request.param, tmp_path / "copy")
 
-    def same(self, name, path, **tolerance):
+    def assert_same_scores(self, name, path, **tolerance):
         file = FILES[f"{name}.transformers"]
         scores = load(name, path).score(file["sources"], file["targets"])
         assert scores == pytest.approx(file["gold"], **tolerance or dict(abs=1e-3))
 
-    def test_in_shards_that_an_index_lists(self, copied):
+    def test_shards_with_index_same_scores(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
-        where = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(weights)}
-        for shard in set(where.values()):
-            part = {key: weights[key] for key, file in where.items() if file == shard}
-            (path / shard).write_bytes(safetensors.dump(part))
-        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        weight_map = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(weights)}
+        for shard in set(weight_map.values()):
+            tensors = {key: weights[key] for key, file in weight_map.items() if file == shard}
+            (path / shard).write_bytes(safetensors.dump(tensors))
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         (path / "model.safetensors").unlink()
-        self.same(name, path)
+        self.assert_same_scores(name, path)
 
-    def test_as_pytorch_file_with_every_name_that_old_ones_repeat(self, copied):
+    def test_pytorch_file_with_duplicate_embeddings_same_scores(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         prefix = "" if name in ("t5", "madlad") else "model."
@@ -183,29 +184,29 @@ class TestStored:
             weights[bias] = torch.zeros(8, 2)
         torch.save(weights, path / "pytorch_model.bin")
         (path / "model.safetensors").unlink()
-        self.same(name, path)
+        self.assert_same_scores(name, path)
 
-    def test_under_the_other_names_of_the_table(self, copied):
+    def test_embeddings_under_other_name_same_scores(self, copied):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         prefix = "" if name in ("t5", "madlad") else "model."
         table = weights.pop(f"{prefix}shared.weight")
         weights[f"{prefix}decoder.embed_tokens.weight"] = table
         (path / "model.safetensors").write_bytes(safetensors.dump(weights))
-        self.same(name, path)
+        self.assert_same_scores(name, path)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_in_half_precision(self, copied, dtype):
+    def test_half_precision_similar_scores(self, copied, dtype):
         name, path = copied
         weights = safetensors.read(path / "model.safetensors")
         half = {key: tensor.to(dtype) for key, tensor in weights.items()}
         (path / "model.safetensors").write_bytes(safetensors.dump(half))
-        self.same(name, path, rel=0.1)
+        self.assert_same_scores(name, path, rel=0.1)
 
-    def test_as_transformers_5_describes_a_head_of_its_own(self, tmp_path):
+    def test_untied_output_with_tied_config_of_transformers_5_same_scores(self, tmp_path):
         path = shutil.copytree(ROOT / "madlad", tmp_path / "copy")
         update_json(path / "config.json", tie_word_embeddings=True, scale_decoder_outputs=False)
-        self.same("madlad", path)
+        self.assert_same_scores("madlad", path)
 
 
 class TestLanguages:
@@ -213,7 +214,7 @@ class TestLanguages:
 
     @pytest.mark.parametrize("name, one, other", SIDES)
     @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq", "ctranslate2"])
-    def test_a_tag_wins_for_its_line_and_batches_mix(self, name, one, other, search):
+    def test_language_tag_overrides_option_in_mixed_batch(self, name, one, other, search):
         options = dict(search=search, max_length=10)
         lines, tagged = ["Das Haus", "Ich gehe"], [f">>{other}<< Das Haus", f">>{other}<<Ich gehe"]
         plain = load(name, tgt_lang=one).translate(lines, **options)
@@ -226,30 +227,30 @@ class TestLanguages:
         assert [t.hyps[0].score for t in mixed] == pytest.approx(scores, abs=1e-5)
         assert mixed[1].src == tagged[0]
 
-    def test_a_tag_for_both_and_one_for_each_call(self, translators):
-        there = load("nllb", src_lang="fra_Latn", tgt_lang="deu_Latn").translate(["Das Haus"])
+    def test_language_tag_for_both_sides_equals_options(self, translators):
+        loaded = load("nllb", src_lang="fra_Latn", tgt_lang="deu_Latn").translate(["Das Haus"])
         translator = translators["nllb"]
         (tagged,) = translator.translate([">>fra_Latn:deu_Latn<< Das Haus"])
         (called,) = translator.translate(["Das Haus"], src_lang="fra_Latn", tgt_lang="deu_Latn")
-        assert tagged.hyps[0] == called.hyps[0] == there[0].hyps[0]
+        assert tagged.hyps[0] == called.hyps[0] == loaded[0].hyps[0]
 
-    def test_what_names_no_language_stays_text(self, translators):
-        ids = sources_of(translators["nllb"], [">>xyz<< a", "a >>fra_Latn<<", ">>eng_Latn<< a"])
+    def test_language_tag_unknown_code_is_text(self, translators):
+        ids = encode_sources(translators["nllb"], [">>xyz<< a", "a >>fra_Latn<<", ">>eng_Latn<< a"])
         assert len(ids[0]) > len(ids[2]) and len(ids[1]) > len(ids[2])
 
-    def test_a_line_that_passes_leaves_its_tag_behind(self):
-        """A script of which the model knows nothing."""
+    def test_language_tag_removed_from_copied_line(self):
+        """The line is copied because its script is unknown to the model."""
         translator = load("nllb", tgt_lang="eng_Latn", unknown="copy")
-        found = translator.translate([">>fra_Latn<< \u12f0\u1205\u1293", "\u12f0\u1205\u1293"])
-        assert [t.text for t in found] == ["\u12f0\u1205\u1293"] * 2
-        assert found[0].notes == found[1].notes == ("unknown-script",)
+        copied = translator.translate([">>fra_Latn<< \u12f0\u1205\u1293", "\u12f0\u1205\u1293"])
+        assert [t.text for t in copied] == ["\u12f0\u1205\u1293"] * 2
+        assert copied[0].notes == copied[1].notes == ("unknown-script",)
 
-    def test_teacher_forcing_starts_in_the_language_of_the_tag(self, translators):
+    def test_score_uses_language_of_tag(self, translators):
         french = load("nllb", tgt_lang="fra_Latn").score(["Das Haus"], ["la"])
         mixed = translators["nllb"].score([">>fra_Latn<< Das Haus", "Das Haus"], ["la", "la"])
         assert mixed[0] == pytest.approx(french[0], abs=1e-4) and mixed[1] != mixed[0]
 
-    def test_sentences_that_join_a_running_batch(self, translators):
+    def test_sentences_joining_running_batch_same_hypotheses(self, translators):
         translator = translators["nllb"]
         lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
         options = translator.options.updated(search="transformers", max_length=12)
@@ -260,33 +261,34 @@ class TestLanguages:
         ]
         config = make_search_config(options, translator.checkpoint)
         sentences = [to_sentence(config, example) for example in group]
-        found = [dict(decode(translator.model, sentences, config.spec, n)) for n in (5, 2)]
+        searches = [dict(decode(translator.model, sentences, config.spec, n)) for n in (5, 2)]
         best = [
             [b.backtrack(b.rank_finished()[0])[0] for _, b in sorted(beams.items())]
-            for beams in found
+            for beams in searches
         ]
         assert best[0] == best[1]
 
-    def test_a_prefix_stands_behind_the_language_token(self, translators):
+    def test_target_prefix_follows_language_token(self, translators):
         options = dict(search="opennmt-3", max_length=12, beam_size=2)
         (free,) = translators["nllb"].translate(["Das Haus"], **options)
         begin = translators["nllb"].tokenizer.decode(["▁D", "a"])
-        (led,) = translators["nllb"].translate(["Das Haus"], [begin], **options)
-        pieces = translators["nllb"].tokenizer.encode_target(begin)
-        assert led.hyps[0].tokens[: len(pieces)] == pieces != free.hyps[0].tokens[: len(pieces)]
+        (prefixed,) = translators["nllb"].translate(["Das Haus"], [begin], **options)
+        prefix = translators["nllb"].tokenizer.encode_target(begin)
+        assert prefixed.hyps[0].tokens[: len(prefix)] == prefix
+        assert free.hyps[0].tokens[: len(prefix)] != prefix
 
-    def test_the_option_puts_the_token_of_t5_before_the_line(self, translators):
+    def test_tgt_lang_t5_adds_token_before_line(self, translators):
         file = FILES["madlad.transformers"]
         lines = [source.removeprefix("<2en> ") for source in file["sources"]]
-        assert sources_of(load("madlad", tgt_lang="en"), lines) == file["source_ids"]
+        assert encode_sources(load("madlad", tgt_lang="en"), lines) == file["source_ids"]
         tagged = [f">>en<< {line}" for line in lines]
-        assert sources_of(load("madlad", tgt_lang="de"), tagged) == file["source_ids"]
+        assert encode_sources(load("madlad", tgt_lang="de"), tagged) == file["source_ids"]
 
-    def test_nllb_of_before_2023_has_the_language_behind_the_line(self, tmp_path):
+    def test_legacy_behaviour_nllb_source_language_after_line(self, tmp_path):
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
         update_json(path / "tokenizer_config.json", legacy_behaviour=True)
         new = FILES["nllb.transformers"]["source_ids"][0]
-        (old,) = sources_of(load("nllb", path), FILES["nllb.transformers"]["sources"][:1])
+        (old,) = encode_sources(load("nllb", path), FILES["nllb.transformers"]["sources"][:1])
         assert old == [*new[1:], new[0]]
 
     @pytest.mark.parametrize(
@@ -299,18 +301,18 @@ class TestLanguages:
             ("m2m", dict(tgt_lang="en_US"), ["nearest are en"]),
             ("nllb", dict(src_lang="de"), ["src_lang", "'de'", "deu_Latn"]),
             ("m2m", dict(tgt_lang="__en__"), ["tgt_lang", "en"]),
-            ("t5", dict(tgt_lang="en"), ["tgt_lang", "no languages"]),
+            ("t5", dict(tgt_lang="en"), ["tgt_lang", "does not select languages"]),
             ("madlad", dict(tgt_lang="xx"), ["tgt_lang", "'xx'"]),
             ("madlad", dict(src_lang="de"), ["src_lang", "a target language only"]),
         ],
     )
-    def test_wrong_options_say_which_and_what_is_near(self, name, options, words):
+    def test_wrong_language_error_suggests_nearest_codes(self, name, options, words):
         with pytest.raises(OptionError) as caught:
             load(name, **options)
         for word in words:
             assert word in str(caught.value)
 
-    def test_defaults_are_what_the_directory_says(self, tmp_path):
+    def test_default_languages_from_model_files(self, tmp_path):
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
         forced = FILES["nllb.transformers"]["forced"]
         update_json(path / "generation_config.json", forced_bos_token_id=forced)
@@ -321,22 +323,22 @@ class TestLanguages:
             load("nllb", path)
 
     @pytest.mark.parametrize("name", ["nllb", "mbart50", "mbart25"])
-    def test_ids_are_counted_where_no_file_lists_languages(self, name, tmp_path):
-        """By the rule of the families' own tokenizers; what made these directories put NLLB's mask
-        elsewhere."""
+    def test_language_ids_not_listed_follow_subwords(self, name, tmp_path):
+        """As in the Python tokenizers; the saved directories place the mask token of NLLB
+        differently."""
         path = shutil.copytree(ROOT / name, tmp_path / "copy")
         for file in ("tokenizer.json", "added_tokens.json", "special_tokens_map.json"):
             (path / file).unlink(missing_ok=True)
         config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
-        kept = {key: config[key] for key in ("tokenizer_class", "src_lang")}
-        (path / "tokenizer_config.json").write_text(json.dumps(kept))
+        config = {key: config[key] for key in ("tokenizer_class", "src_lang")}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
         ids = load_checkpoint(path).languages.ids
         listed = load_checkpoint(ROOT / name).languages.ids
         assert [*ids] == [*listed]
         moved = {ids[code] - i for code, i in listed.items()}
         assert moved == ({-1} if name == "nllb" else {0})
 
-    def test_an_ensemble_needs_the_same_languages(self, tmp_path):
+    def test_ensemble_different_languages_refused(self, tmp_path):
         path = shutil.copytree(ROOT / "nllb", tmp_path / "copy")
         pair = load("nllb", model=[str(ROOT / "nllb"), str(path)])
         assert pair.score(["a"], ["b"]) == pytest.approx(load("nllb").score(["a"], ["b"]), abs=1e-4)
@@ -344,6 +346,6 @@ class TestLanguages:
         with pytest.raises(CheckpointError, match="languages"):
             load("nllb", model=[str(ROOT / "nllb"), str(path)])
 
-    def test_print_model_lists_them(self):
-        told = describe(load_checkpoint(ROOT / "nllb"), "x")
-        assert "eng_Latn" in told and "src_lang deu_Latn, tgt_lang none" in told
+    def test_print_model_lists_languages(self):
+        summary = describe(load_checkpoint(ROOT / "nllb"), "x")
+        assert "eng_Latn" in summary and "src_lang deu_Latn, tgt_lang none" in summary

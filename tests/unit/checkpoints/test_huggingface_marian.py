@@ -1,4 +1,4 @@
-"""Marian directories of Hugging Face: every way to store one is the same model."""
+"""Marian directories of transformers: all storage formats give the same model."""
 
 import json
 import re
@@ -32,81 +32,79 @@ def weights():
     return safetensors.read(MARIAN / "model.safetensors")
 
 
-def logits(path):
+def compute_logits(path):
     return compute_model_logits(path, SRC, LENGTHS, TGT)
 
 
-def store(path, weights):
+def store_weights(path, weights):
     (path / "model.safetensors").write_bytes(safetensors.dump(weights))
 
 
-def assert_same(path):
-    assert torch.equal(logits(path), logits(MARIAN))
+def assert_same_logits(path):
+    assert torch.equal(compute_logits(path), compute_logits(MARIAN))
 
 
-def test_scores_are_those_of_transformers():
+def test_scores_equal_transformers():
     assert_gold(MARIAN, "hf_marian")
 
 
 class TestWeights:
     @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
-    def test_pytorch_file(self, copy, weights, new):
-        """With every name that old files repeat, the position tables too."""
+    def test_pytorch_file_with_duplicates_same_logits(self, copy, weights, new):
+        """Old files repeat the embeddings under each name, and contain the position tables."""
         positions = make_sinusoids(64, 64, "concat")
-        everything = dict(weights) | {name: weights[SHARED] for name in NAMES}
-        everything |= {
-            f"model.{s}.embed_positions.weight": positions for s in ("encoder", "decoder")
-        }
-        everything["model.encoder.version"] = torch.tensor([3.0])
+        tensors = dict(weights) | {name: weights[SHARED] for name in NAMES}
+        tensors |= {f"model.{s}.embed_positions.weight": positions for s in ("encoder", "decoder")}
+        tensors["model.encoder.version"] = torch.tensor([3.0])
         (copy / "model.safetensors").unlink()
         file = copy / "pytorch_model.bin"
-        torch.save(everything, file, _use_new_zipfile_serialization=new)
-        assert_same(copy)
+        torch.save(tensors, file, _use_new_zipfile_serialization=new)
+        assert_same_logits(copy)
 
-    @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
-    def test_shards(self, copy, weights, kind):
+    @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+    def test_shards_same_logits_and_wrong_index_refused(self, copy, weights, name):
         (copy / "model.safetensors").unlink()
-        stem, _, suffix = kind.partition(".")
-        where = {name: f"{stem}-{len(name) % 3}.{suffix}" for name in weights}
-        for file in set(where.values()):
-            part = {name: weights[name] for name in weights if where[name] == file}
+        stem, _, suffix = name.partition(".")
+        weight_map = {key: f"{stem}-{len(key) % 3}.{suffix}" for key in weights}
+        for file in set(weight_map.values()):
+            shard = {key: weights[key] for key in weights if weight_map[key] == file}
             if suffix == "bin":
-                torch.save(part, copy / file)
+                torch.save(shard, copy / file)
             else:
-                (copy / file).write_bytes(safetensors.dump(part))
-        index = copy / f"{kind}.index.json"
-        index.write_text(json.dumps({"weight_map": where}))
-        assert_same(copy)
-        index.write_text(json.dumps({"weight_map": where | {"x": "../model.safetensors"}}))
+                (copy / file).write_bytes(safetensors.dump(shard))
+        index = copy / f"{name}.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        assert_same_logits(copy)
+        index.write_text(json.dumps({"weight_map": weight_map | {"x": "../model.safetensors"}}))
         assert_refused(copy, "does not exist")
-        index.write_text(json.dumps({"weight_map": where | {"x": where[SHARED]}}))
+        index.write_text(json.dumps({"weight_map": weight_map | {"x": weight_map[SHARED]}}))
         assert_refused(copy, "do not contain the tensors that it lists")
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_a_shared_table_under_any_one_of_its_names(self, copy, weights, name):
-        kept = {n: w for n, w in weights.items() if n != SHARED}
-        store(copy, kept | {name: weights[SHARED]})
-        assert_same(copy)
+    def test_shared_embeddings_under_any_name_same_logits(self, copy, weights, name):
+        rest = {n: w for n, w in weights.items() if n != SHARED}
+        store_weights(copy, rest | {name: weights[SHARED]})
+        assert_same_logits(copy)
 
-    def test_an_output_layer_of_its_own(self, copy, weights):
-        store(copy, weights | {"lm_head.weight": weights[SHARED].roll(1, 0)})
-        assert_same(copy)  # tied, as config.json says: the stored one is not used
+    def test_lm_head_used_only_if_not_tied(self, copy, weights):
+        store_weights(copy, weights | {"lm_head.weight": weights[SHARED].roll(1, 0)})
+        assert_same_logits(copy)  # config.json ties the embeddings, so lm_head is ignored
         update_json(copy / "config.json", tie_word_embeddings=False)
         bias = weights["final_logits_bias"]
-        moved = (logits(MARIAN) - bias).roll(1, 2) + bias
-        torch.testing.assert_close(logits(copy), moved, atol=1e-5, rtol=0)
+        moved = (compute_logits(MARIAN) - bias).roll(1, 2) + bias
+        torch.testing.assert_close(compute_logits(copy), moved, atol=1e-5, rtol=0)
 
-    def test_stored_positions_that_no_formula_gives(self, copy, weights):
+    def test_stored_positions_not_sinusoidal_are_learned(self, copy, weights):
         table = make_sinusoids(64, 64, "concat")
         table[1] += 1
         stored = {f"model.{s}.embed_positions.weight": table for s in ("encoder", "decoder")}
-        store(copy, weights | stored)
+        store_weights(copy, weights | stored)
         assert load_checkpoint(copy).model.cfg.positions == "learned"
-        changed = (logits(copy) - logits(MARIAN)).abs()
+        changed = (compute_logits(copy) - compute_logits(MARIAN)).abs()
         assert changed.max() > 0.01
 
-    def test_decoder_of_other_width_and_heads(self, copy, weights):
-        """More hidden units whose output weights are zero change nothing."""
+    def test_decoder_ffn_dim_and_heads_differ_from_encoder(self, copy, weights):
+        """Additional hidden units with zero output weights do not change the logits."""
         wider = dict(weights)
         for i in range(2):
             layer = f"model.decoder.layers.{i}.fc"
@@ -115,10 +113,10 @@ class TestWeights:
             wider[f"{layer}2.weight"] = torch.cat(
                 [weights[f"{layer}2.weight"], torch.zeros(64, 8)], 1
             )
-        store(copy, wider)
+        store_weights(copy, wider)
         assert_refused(copy, "decoder_ffn_dim is 128, but the weights have 136")
         update_json(copy / "config.json", decoder_ffn_dim=136)
-        torch.testing.assert_close(logits(copy), logits(MARIAN), atol=1e-5, rtol=0)
+        torch.testing.assert_close(compute_logits(copy), compute_logits(MARIAN), atol=1e-5, rtol=0)
         update_json(copy / "config.json", decoder_attention_heads=2)
         cfg = load_checkpoint(copy).model.cfg
         assert (cfg.heads, cfg.dec_heads, cfg.d_ff, cfg.dec_d_ff) == (4, 2, 128, 136)
@@ -141,33 +139,33 @@ class TestWeights:
         ],
         ids=lambda edit: next(iter(edit)),
     )
-    def test_missing_unknown_and_misshapen(self, copy, weights, edit):
+    def test_weight_missing_unknown_or_wrong_shape_refused(self, copy, weights, edit):
         changed = weights | edit
-        store(copy, {name: w for name, w in changed.items() if w is not None})
+        store_weights(copy, {name: w for name, w in changed.items() if w is not None})
         assert_refused(copy, "copy")
 
 
 class TestVocabulary:
-    def test_ids_are_those_of_vocab_json_not_of_sentencepiece(self):
+    def test_ids_from_vocab_json_not_from_sentencepiece(self):
         checkpoint = load_checkpoint(MARIAN)
-        pieces = checkpoint.tokenizers["sentencepiece"]
+        tokenizer = checkpoint.tokenizers["sentencepiece"]
         assert list(checkpoint.tokenizers) == ["sentencepiece", "space"]
-        tokens = pieces.encode("w37 w3")
+        tokens = tokenizer.encode("w37 w3")
         assert tokens == ["▁w37", "▁w3"]
         ids = json.loads((MARIAN / "vocab.json").read_text("utf-8"))
         assert checkpoint.src_vocab.encode(tokens) == [ids["▁w37"], ids["▁w3"]]
-        assert pieces.source.piece_to_id("▁w37") != ids["▁w37"]
-        assert pieces.decode([*tokens, "<unk>", "</s>"]) == "w37 w3"
+        assert tokenizer.source.piece_to_id("▁w37") != ids["▁w37"]
+        assert tokenizer.decode([*tokens, "<unk>", "</s>"]) == "w37 w3"
 
-    def test_language_tokens(self):
-        pieces = load_checkpoint(MARIAN).tokenizers["sentencepiece"]
-        assert pieces.encode(">>fra<< w1 w2") == [">>fra<<", "▁w1", "▁w2"]
-        assert pieces.encode(">>fra<<w1") == [">>fra<<", "▁w1"]
-        assert ">>fra<<" not in pieces.encode("w1 >>fra<<")
-        assert ">>fra<<" not in pieces.encode_target(">>fra<< w1")
+    def test_language_tokens_only_at_start_of_source(self):
+        tokenizer = load_checkpoint(MARIAN).tokenizers["sentencepiece"]
+        assert tokenizer.encode(">>fra<< w1 w2") == [">>fra<<", "▁w1", "▁w2"]
+        assert tokenizer.encode(">>fra<<w1") == [">>fra<<", "▁w1"]
+        assert ">>fra<<" not in tokenizer.encode("w1 >>fra<<")
+        assert ">>fra<<" not in tokenizer.encode_target(">>fra<< w1")
 
-    def test_separate_vocabularies(self, copy, weights):
-        """A target table in another order, with a vocabulary in that order: the same scores."""
+    def test_separate_vocabs_permuted_target_same_scores(self, copy, weights):
+        """Target embeddings and target vocabulary have the same permutation."""
         order = torch.randperm(120, generator=torch.Generator().manual_seed(0))
         order = torch.tensor([i for i in order.tolist() if i not in (0, 119)])
         order = torch.cat([torch.tensor([0]), order, torch.tensor([119])])
@@ -175,7 +173,7 @@ class TestVocabulary:
         separate["model.encoder.embed_tokens.weight"] = weights[SHARED]
         separate["model.decoder.embed_tokens.weight"] = weights[SHARED][order]
         separate["final_logits_bias"] = weights["final_logits_bias"][:, order]
-        store(copy, separate)
+        store_weights(copy, separate)
         ids = json.loads((copy / "vocab.json").read_text("utf-8"))
         tokens = {i: token for token, i in ids.items()}
         new = {tokens[old]: i for i, old in enumerate(order.tolist()) if old in tokens}
@@ -183,7 +181,7 @@ class TestVocabulary:
         update_json(copy / "config.json", share_encoder_decoder_embeddings=False)
         update_json(copy / "tokenizer_config.json", separate_vocabs=True)
         assert_gold(copy, "hf_marian")
-        (copy / "tokenizer_config.json").unlink()  # then the file speaks for itself
+        (copy / "tokenizer_config.json").unlink()  # target_vocab.json is used if it exists
         vocab = load_checkpoint(copy).tgt_vocab
         assert vocab.ids == {token: i for i, token in enumerate(vocab.tokens)}
         assert [vocab.ids[token] for token in ("</s>", "▁w0")] == [0, new["▁w0"]]
@@ -199,19 +197,19 @@ class TestVocabulary:
          '{"</s>": 0, "<pad>": 119}', '{"</s>": 0, "</s>": 0, "<pad>": 1}',
          '{"</s>": 0, "<pad>": 119, "a": "1"}', '{"</s>": 0, "<pad>": 119, "\\ud800": 1}'],
     )  # fmt: skip
-    def test_that_make_no_sense(self, copy, vocab):
+    def test_vocab_json_invalid_refused(self, copy, vocab):
         (copy / "vocab.json").write_text(vocab, "latin-1")
         assert_refused(copy, "vocab.json")
 
-    def test_without_sentencepiece_models_tokens_are_given(self, copy):
+    def test_source_spm_missing_only_space_tokenizer(self, copy):
         (copy / "source.spm").unlink()
         assert list(load_checkpoint(copy).tokenizers) == ["space"]
         (copy / "source.spm").write_bytes(b"\xff\xfenothing")
         assert_refused(copy, "source.spm")
 
     @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
-    def test_sentencepiece_models_that_are_cut_off(self, copy, name):
-        """Between two pieces, where the library takes the rest for all."""
+    def test_sentencepiece_model_truncated_refused(self, copy, name):
+        """Truncated between two pieces, which the sentencepiece library accepts."""
         data, ends, at = (MARIAN / name).read_bytes(), [], 0
         while data[at] == 0x0A:  # a piece, of fewer than 128 bytes
             at += 2 + data[at + 1]
@@ -222,67 +220,67 @@ class TestVocabulary:
 
 
 class TestLanguages:
-    """A model of several target languages, whose tokens begin source lines."""
+    """A model with several target languages, whose token is the first source token."""
 
     @pytest.fixture
-    def several(self, copy):
+    def multilingual(self, copy):
         ids = json.loads((copy / "vocab.json").read_text("utf-8"))
         names = {"▁w100": ">>fra<<", "▁w101": ">>deu_Latn<<"}
         ids = {names.get(token, token): i for token, i in ids.items()}
         (copy / "vocab.json").write_text(json.dumps(ids))
         return copy
 
-    def source_ids(self, path, *lines, **options):
+    def encode_sources(self, path, *lines, **options):
         translator = Translator.from_pretrained(path, device="cpu", threads=1, **options)
         direction = translator.pipeline.direction(translator.options)
         make, vocab = translator.pipeline.preprocessor.make_example, translator.checkpoint.src_vocab
-        made = (make(line, direction=direction) for line in lines_from_texts(lines, "x"))
-        return [" ".join(vocab.decode(example.src_ids)) for example in made]
+        examples = (make(line, direction=direction) for line in lines_from_texts(lines, "x"))
+        return [" ".join(vocab.decode(example.src_ids)) for example in examples]
 
     @pytest.mark.parametrize("tokenizer, mark", [("auto", ""), ("space", "▁")])
-    def test_tgt_lang_token_is_put_before_lines_without_one(self, several, tokenizer, mark):
+    def test_tgt_lang_token_added_to_lines_without_one(self, multilingual, tokenizer, mark):
         lines = [f"{tag}{mark}w1" for tag in ("", ">>deu_Latn<< ", ">>fra<<  ", ">>xyz<< ")]
         given = dict(tgt_lang="fra", tokenizer=tokenizer)
-        found = self.source_ids(several, *lines[:3], **given)
+        found = self.encode_sources(multilingual, *lines[:3], **given)
         assert found == [">>fra<< ▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>"]
-        found = self.source_ids(several, *lines, tokenizer=tokenizer)  # as in the original
+        found = self.encode_sources(multilingual, *lines, tokenizer=tokenizer)  # as in the original
         plain = ["▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>", "<unk> ▁w1 </s>"]
         assert found == plain
 
-    def test_unknown_code_is_refused_with_the_nearest(self, several):
+    def test_tgt_lang_unknown_error_suggests_nearest(self, multilingual):
         with pytest.raises(OptionError, match="tgt_lang: .*'frb'; nearest are fra, deu_Latn"):
-            Translator.from_pretrained(several, tgt_lang="frb")
-        (several / "model.safetensors").write_bytes(b"")  # before weights are read
+            Translator.from_pretrained(multilingual, tgt_lang="frb")
+        (multilingual / "model.safetensors").write_bytes(b"")  # before weights are read
         with pytest.raises(OptionError, match="'x'"):
-            Translator.from_pretrained(several, tgt_lang="x")
+            Translator.from_pretrained(multilingual, tgt_lang="x")
 
-    def test_src_lang_is_only_for_transforms(self, several):
+    def test_src_lang_refused_without_normalize_transform(self, multilingual):
         with pytest.raises(OptionError, match="src_lang: the model takes a target language only"):
-            Translator.from_pretrained(several, src_lang="en")
+            Translator.from_pretrained(multilingual, src_lang="en")
         given = dict(src_lang="en", tgt_lang="fra", transforms=["normalize", "sentencepiece"])
-        given |= dict(src_subword_model=several / "source.spm")
-        given |= dict(tgt_subword_model=several / "target.spm")
-        (found,) = self.source_ids(several, "w1", **given)
+        given |= dict(src_subword_model=multilingual / "source.spm")
+        given |= dict(tgt_subword_model=multilingual / "target.spm")
+        (found,) = self.encode_sources(multilingual, "w1", **given)
         assert found.endswith("▁w1 </s>")
 
-    def test_print_model_lists_codes(self, several):
-        assert re.search("languages +fra deu_Latn\n", describe(load_checkpoint(several), "x"))
+    def test_print_model_lists_language_codes(self, multilingual):
+        assert re.search("languages +fra deu_Latn\n", describe(load_checkpoint(multilingual), "x"))
 
-    def test_one_pair_has_no_language_to_choose(self):
+    def test_tgt_lang_bilingual_model_refused(self):
         assert load_checkpoint(MARIAN).languages is None
         with pytest.raises(OptionError, match="from src to tgt only"):
             Translator.from_pretrained(MARIAN, tgt_lang="fra").translate(["w1"])
 
 
 class TestGeneration:
-    def test_start_end_and_what_is_never_said(self):
+    def test_special_tokens_and_banned_tokens(self):
         checkpoint = load_checkpoint(MARIAN)
         assert (checkpoint.start_id, checkpoint.src_end, checkpoint.eos_id) == (119, (0,), 0)
         assert (checkpoint.banned_ids, checkpoint.forced_eos) == ((119,), True)
         assert checkpoint.toolkit == "marian"
         assert checkpoint.model.max_positions == 64
 
-    def test_generation_config_wins_and_may_be_absent(self, copy):
+    def test_generation_config_json_overrides_config_and_is_optional(self, copy):
         update_json(copy / "generation_config.json", bad_words_ids=[[119], [7]], eos_token_id=[0])
         assert load_checkpoint(copy).banned_ids == (7, 119)
         (copy / "generation_config.json").unlink()
@@ -290,28 +288,28 @@ class TestGeneration:
         checkpoint = load_checkpoint(copy)
         assert (checkpoint.banned_ids, checkpoint.forced_eos) == ((119,), False)
 
-    def test_text_goes_through_both_models(self):
+    def test_text_source_and_target_sentencepiece_models(self):
         translator = Translator.from_pretrained(MARIAN, device="cpu", threads=1)
-        found = translator.translate(["w37 w3 w90 w24"], beam_size=1)[0].hyps[0]
-        assert found.tokens == ["▁w4", "▁w102", "▁w20", "▁w26"]
-        assert found.text == "w4 w102 w20 w26"
+        hyp = translator.translate(["w37 w3 w90 w24"], beam_size=1)[0].hyps[0]
+        assert hyp.tokens == ["▁w4", "▁w102", "▁w20", "▁w26"]
+        assert hyp.text == "w4 w102 w20 w26"
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["share", "own"])
-def test_nothing_tied_as_transformers_5_stores_it(copy, weights, share):
-    """Three tables of their own, and one beside them that nothing uses."""
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_untied_embeddings_of_transformers_5(copy, weights, share):
+    """Three separate tables, and an unused shared one."""
     tables = {name: weights[SHARED].roll(i, 0) for i, name in enumerate(NAMES)}
     update_json(
         copy / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=share
     )
-    store(copy, weights | tables)
+    store_weights(copy, weights | tables)
     model = load_checkpoint(copy).model
     for name, ours in zip(NAMES, (model.src_embedding, model.tgt_embedding)):
         assert torch.equal(ours.token.weight, tables[name])
     assert torch.equal(model.output.weight, tables["lm_head.weight"])
     assert not (model.cfg.share_embeddings or model.cfg.tie_output)
     del tables["lm_head.weight"]
-    store(copy, weights | tables)
+    store_weights(copy, weights | tables)
     assert_refused(copy, "lm_head")
 
 
@@ -366,7 +364,7 @@ class TestRefused:
 @pytest.mark.parametrize("name", ["a\nb", "x" * 500])
 @pytest.mark.parametrize("value", [torch.ones(2), torch.tensor([torch.nan])], ids=["ok", "nan"])
 def test_odd_names_of_weights_do_not_spoil_the_message(copy, weights, name, value):
-    store(copy, {**weights, name: value})
+    store_weights(copy, {**weights, name: value})
     assert_refused(copy)
     (copy / "model.safetensors").unlink()
     torch.save({**weights, name: value}, copy / "pytorch_model.bin")

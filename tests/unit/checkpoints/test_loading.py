@@ -41,12 +41,12 @@ TABLE = {
 }
 
 
-def logits_of(model) -> torch.Tensor:
+def compute_logits(model) -> torch.Tensor:
     return model.forward(model.encode(SRC, LENGTHS), TGT)
 
 
-def describe_as(path, **entries) -> None:
-    """Change a model's description, and its checksum to match."""
+def update_manifest(path, **entries) -> None:
+    """Change entries of model.json, and its checksum accordingly."""
     manifest = json.loads((path / "model.json").read_text()) | entries
     del manifest["sha256"]
     text = json.dumps(manifest, sort_keys=True)
@@ -59,7 +59,7 @@ def copy(tiny_checkpoint, tmp_path):
     return shutil.copytree(tiny_checkpoint, tmp_path / "copy")
 
 
-def nested(depth: int) -> list:
+def nest_lists(depth: int) -> list:
     value: list = []
     for _ in range(depth):
         value = [value, value]
@@ -69,7 +69,7 @@ def nested(depth: int) -> list:
 @pytest.mark.parametrize(
     "value, text",
     [
-        (nested(100_000), "a list"),  # also 2^100,000 elements, were they printed
+        (nest_lists(100_000), "a list"),  # repr would have 2^100,000 elements
         ({"a": 1}, "a dict"),
         ("x" * 99, repr("x" * 50)),
         (-(10**39), f"-{10**39}"),
@@ -78,9 +78,9 @@ def nested(depth: int) -> list:
         (True, "True"),
         (0.5, "0.5"),
     ],
-    ids=["list", "dict", "text", "whole", "huge", "none", "true", "half"],
+    ids=["list", "dict", "string", "integer", "huge", "none", "true", "half"],
 )
-def test_any_value_of_a_file_is_shown_in_a_few_words(value, text):
+def test_format_value_is_short(value, text):
     assert format_value(value) == text
 
 
@@ -97,20 +97,20 @@ class TestNative:
         ],
         ids=str,
     )
-    def test_what_is_saved_comes_back(self, tmp_path, tiny_pieces, config):
+    def test_save_load_round_trip(self, tmp_path, tiny_pieces, config):
         model = tiny.make_model(**config)
         native.save(tmp_path, model, tiny_pieces)
         loaded = load_checkpoint(tmp_path).model
         stored = safetensors.parse((tmp_path / "weights.safetensors").read_bytes())
-        # What is tied is stored once
+        # Tied weights are stored once
         assert sum(x.numel() for x in stored.values()) == sum(p.numel() for p in model.parameters())
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.half().float())
         assert loaded.cfg == model.cfg
-        torch.testing.assert_close(logits_of(loaded), logits_of(model), atol=ATOL, rtol=0)
+        torch.testing.assert_close(compute_logits(loaded), compute_logits(model), atol=ATOL, rtol=0)
 
-    def test_vocabulary_and_special_tokens(self, tiny_checkpoint):
+    def test_load_vocabulary_and_special_tokens(self, tiny_checkpoint):
         checkpoint = load_checkpoint(tiny_checkpoint)
         vocab = checkpoint.tgt_vocab
         assert (checkpoint.start_id, checkpoint.src_end) == (tiny.BOS, (tiny.EOS,))
@@ -119,20 +119,20 @@ class TestNative:
         tokenizer = next(iter(checkpoint.tokenizers.values()))
         assert tokenizer.decode(tokenizer.encode(tiny.SENTENCES[0])) == tiny.SENTENCES[0]
 
-    def test_one_option_of_the_model_changed(self, copy):
+    def test_config_changed_without_checksum_refused(self, copy):
         text = (copy / "model.json").read_text()
         assert text.count("1e-06") == 1
         (copy / "model.json").write_text(text.replace("1e-06", "2e-06"))
         assert_refused(copy, "model.json", "checksum")
 
-    def test_files_of_another_model(self, copy, tmp_path, tiny_pieces):
+    def test_weights_of_another_model_refused(self, copy, tmp_path, tiny_pieces):
         other = tmp_path / "other"
         other.mkdir()
         native.save(other, tiny.make_model(seed=9), tiny_pieces)
         shutil.copy(other / "weights.safetensors", copy)
         assert_refused(copy, "weights.safetensors", "checksum")
 
-    def test_numbers_that_are_not_finite(self, tmp_path, tiny_pieces):
+    def test_weights_not_finite_refused(self, tmp_path, tiny_pieces):
         model = tiny.make_model()
         model.output.bias[5] = 1e6  # too large for half precision
         native.save(tmp_path, model, tiny_pieces)
@@ -149,28 +149,30 @@ class TestNative:
         ],
         ids=str,
     )
-    def test_a_description_that_does_not_fit_though_its_checksum_does(self, copy, change):
-        describe_as(copy, config=json.loads((copy / "model.json").read_text())["config"] | change)
+    def test_config_that_does_not_match_weights_refused(self, copy, change):
+        update_manifest(
+            copy, config=json.loads((copy / "model.json").read_text())["config"] | change
+        )
         assert_refused(copy)
 
-    def test_other_entries_though_the_checksum_fits(self, copy):
-        describe_as(copy, retry_repeats=3)  # of an older version
+    def test_manifest_unknown_entry_ignored_and_wrong_type_refused(self, copy):
+        update_manifest(copy, retry_repeats=3)  # an entry of older versions
         assert native.load(copy).split_longer == 0
-        describe_as(copy, files=list(json.loads((copy / "model.json").read_text())["files"]))
+        update_manifest(copy, files=list(json.loads((copy / "model.json").read_text())["files"]))
         assert_refused(copy, "not a model manifest")
 
-    def test_pieces_of_another_size(self, tmp_path, tiny_pieces):
+    def test_sentencepiece_model_of_other_size_refused(self, tmp_path, tiny_pieces):
         native.save(tmp_path, tiny.make_model(tgt_vocab_size=50, src_vocab_size=50), tiny_pieces)
         assert_refused(tmp_path, "40", "50")
 
-    def test_a_later_format(self, copy):
+    def test_unknown_format_refused(self, copy):
         for version, words in (("onmt_lite-model-3",) * 2, (["x"], "format a list")):
             update_json(copy / "model.json", format=version)
             assert_refused(copy, words)
 
 
-class TestRows:
-    """Matrices stored as 8-bit rows."""
+class TestInt8Weights:
+    """Matrices stored as int8 with one scale per row."""
 
     @pytest.fixture
     def saved(self, tmp_path, tiny_pieces):
@@ -181,15 +183,17 @@ class TestRows:
 
     @staticmethod
     def rewrite(path, change):
-        """The directory with other weights, its checksums made to fit."""
+        """Change the weights of a model directory, and its checksums accordingly."""
         tensors = safetensors.parse((path / "weights.safetensors").read_bytes())
         change(tensors)
         data = safetensors.dump(tensors)
         (path / "weights.safetensors").write_bytes(data)
         files = json.loads((path / "model.json").read_text())["files"]
-        describe_as(path, files=files | {"weights.safetensors": hashlib.sha256(data).hexdigest()})
+        update_manifest(
+            path, files=files | {"weights.safetensors": hashlib.sha256(data).hexdigest()}
+        )
 
-    def test_what_is_loaded_is_scale_times_integer(self, saved):
+    def test_loaded_weight_is_scale_times_integer(self, saved):
         model, path = saved
         stored = safetensors.parse((path / "weights.safetensors").read_bytes())
         loaded = load_checkpoint(path).model.state_dict()
@@ -202,12 +206,12 @@ class TestRows:
                     assert row == pytest.approx([scale * n for n in integers], rel=1e-6)
             elif not name.endswith(".scale"):
                 assert torch.equal(loaded[name], tensor.float())
-        # Nothing is farther away than half a step, but for the few that are clipped
+        # The error is at most half a step, except for the few clipped weights
         for name, weight in model.state_dict().items():
             step = weight.abs().amax(-1, keepdim=True) / 127
             assert ((loaded[name] - weight).abs() <= 0.51 * step + 1e-3).float().mean() > 0.98
 
-    def test_each_row_has_the_scale_of_least_error_among_nine(self):
+    def test_quantize_rows_scale_with_least_error(self):
         matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
         matrix[0] = 0
         matrix[1, 0] = 50
@@ -215,25 +219,25 @@ class TestRows:
         assert not integers[0].any()
         for weights, ours, scale in zip(matrix.tolist(), integers.tolist(), scales.tolist()):
             largest = max(map(abs, weights))
-            tried = torch.tensor([largest * (1 - 0.05 * n) / 127 for n in range(9)]).half()
+            scales_tried = torch.tensor([largest * (1 - 0.05 * n) / 127 for n in range(9)]).half()
             errors = [
                 sum((max(-127, min(127, round(w / s))) * s - w) ** 2 for w in weights)
-                for s in tried.tolist()
+                for s in scales_tried.tolist()
                 if s
             ]
             error = sum((n * scale - w) ** 2 for n, w in zip(ours, weights))
             assert error <= min(errors, default=0) * 1.001 + 1e-9
 
-    def test_half_the_size_and_nearly_the_same_logits(self, saved, tmp_path, tiny_pieces):
+    def test_int8_smaller_file_and_similar_logits(self, saved, tmp_path, tiny_pieces):
         model, path = saved
         (tmp_path / "half").mkdir()
         native.save(tmp_path / "half", model, tiny_pieces)
         sizes = [(p / "weights.safetensors").stat().st_size for p in (path, tmp_path / "half")]
-        assert sizes[0] < 0.8 * sizes[1]  # in rows of 16 numbers the scales weigh more than usual
+        assert sizes[0] < 0.8 * sizes[1]  # scales are a large part of rows of 16 numbers
         loaded = load_checkpoint(path)
         assert loaded.version == "(format onmt_lite-model-2)"
-        exact = logits_of(model)
-        assert (logits_of(loaded.model) - exact).norm() < 0.05 * exact.norm()
+        exact = compute_logits(model)
+        assert (compute_logits(loaded.model) - exact).norm() < 0.05 * exact.norm()
 
     @pytest.mark.parametrize(
         "scale",
@@ -242,7 +246,7 @@ class TestRows:
             *(lambda s: -s, lambda s: s / 0, lambda s: s * torch.nan, None),
         ],
     )
-    def test_a_wrong_scale_is_refused(self, saved, scale):
+    def test_scale_invalid_refused(self, saved, scale):
         _, path = saved
         name = "encoder.0.ffn.up.weight.scale"
 
@@ -254,7 +258,7 @@ class TestRows:
         self.rewrite(path, change)
         assert_refused(path, "encoder.0.ffn.up.weight", "scale" if scale else "integers")
 
-    def test_a_scale_of_nothing_and_integers_in_the_first_format_are_refused(self, saved, copy):
+    def test_scale_without_matrix_and_int8_in_float_format_refused(self, saved, copy):
         _, path = saved
         self.rewrite(path, lambda t: t.update({"x.scale": torch.ones(1).half()}))
         assert_refused(path, "x.scale")
@@ -262,18 +266,18 @@ class TestRows:
         assert_refused(copy, "integers")
 
 
-def zipped() -> bytes:
+def make_zip() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("data.pkl", b"x")
     return out.getvalue()
 
 
-class TestForeign:
+class TestUnsupportedFormats:
     @pytest.mark.parametrize(
         "data, words",
         {
-            "zip": (zipped(), "zip"),
+            "zip": (make_zip(), "zip"),
             "pickle": (pickle.dumps({"model": 1}, protocol=2), "pickle"),
             "gzip": (gzip.compress(b"{}"), "gzip"),
             "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "LFS"),
@@ -287,7 +291,7 @@ class TestForeign:
             "list": (b"[1, 2]", "file format is unknown"),
         }.values(),
     )
-    def test_files_are_refused_by_kind(self, tmp_path, data, words):
+    def test_file_with_unsupported_content_named_in_error(self, tmp_path, data, words):
         path = tmp_path / "model.bin"
         path.write_bytes(data)
         assert_refused(path, "model.bin", words)
@@ -316,18 +320,18 @@ class TestForeign:
             ("model.npz.yml", "settings of a Marian model; pass the .npz file"),
         ],
     )
-    def test_models_of_other_toolkits_are_named(self, tmp_path, name, words):
+    def test_model_of_other_toolkit_named_in_error(self, tmp_path, name, words):
         (tmp_path / name).write_bytes(b"x")
         assert_refused(tmp_path, "the directory holds", words)
         assert_refused(tmp_path / name, "it is ", words)
 
-    def test_file_of_weights_alone_is_refused_with_a_remedy(self, tmp_path):
+    def test_weights_file_only_refused_with_remedy(self, tmp_path):
         (tmp_path / "model.safetensors").write_bytes(b"x")
         words = "a weights file only; pass the model directory or the .pt file"
         assert_refused(tmp_path / "model.safetensors", words)
         assert_refused(tmp_path, "no config.json")
 
-    def test_eole_directory_is_named_despite_its_config_json(self, tmp_path):
+    def test_eole_directory_with_config_json_named_in_error(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model": {"architecture": "transformer"}}')
         for name in ("model.00.safetensors", "vocab.json"):
             (tmp_path / name).write_bytes(b"{}")
@@ -336,7 +340,7 @@ class TestForeign:
         )
 
     @pytest.mark.parametrize("name", ["translate-de_en-1_0.argosmodel", "opus.zip", "m.keras", "x"])
-    def test_zip_archive_of_another_program_is_no_damaged_checkpoint(self, tmp_path, name):
+    def test_zip_archive_error_does_not_mention_pytorch(self, tmp_path, name):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("translate-de_en-1_0/metadata.json", b"{}")
         with pytest.raises(CheckpointError, match="no model at .*: it is an? .*") as caught:
@@ -355,12 +359,12 @@ class TestForeign:
             ({"x": 1}, "not an OpenNMT-py checkpoint"),
         ],
     )
-    def test_pytorch_files_of_other_toolkits_are_named(self, tmp_path, content, words):
+    def test_pytorch_file_of_other_toolkit_named_in_error(self, tmp_path, content, words):
         torch.save(content, tmp_path / "x.pt")
         assert_refused(tmp_path / "x.pt", words)
 
     @pytest.mark.parametrize("joined", ["A:B", "a/m1.pt:a/m 2.pt:b/m3.pt"])
-    def test_paths_with_colons_between_them_are_refused_with_spaces(self, joined):
+    def test_paths_joined_with_colons_error_suggests_spaces(self, joined):
         parts = shlex.join(joined.split(":"))
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(joined)
@@ -368,26 +372,26 @@ class TestForeign:
         assert str(caught.value).startswith(f"no model at {joined}: no such file")
         assert str(caught.value).endswith(remedy)
 
-    def test_paths_with_commas_between_them_are_refused_with_spaces(self, tmp_path):
+    def test_paths_joined_with_commas_error_suggests_spaces(self, tmp_path):
         files = [tmp_path / "a.npz", tmp_path / "b.npz"]
         for file in files:
             file.touch()
         assert_refused(",".join(map(str, files)), f"with spaces: -model {files[0]} ")
 
     @pytest.mark.parametrize("path", ["C:\\models\\de-en", "D:/de-en", ":b", "a:", "a,b"])
-    def test_other_missing_paths_get_no_remedy_for_ensembles(self, path):
+    def test_missing_path_error_does_not_suggest_ensemble(self, path):
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(path)
         assert "ensemble" not in str(caught.value)
 
-    def test_no_file_and_no_model_in_the_directory(self, tmp_path):
+    def test_missing_path_and_empty_directory_refused(self, tmp_path):
         assert_refused(tmp_path / "nothing", "no such file")
         assert_refused(tmp_path, "model.json")
         assert_refused(tmp_path / ("x" * 300))
         assert_refused("with\0nul")
 
 
-class TestTable:
+class TestTableModel:
     @pytest.fixture
     def write(self, tmp_path):
         def write(table):
@@ -397,7 +401,7 @@ class TestTable:
 
         return write
 
-    def test_rows_are_found_by_prefix_then_length_then_default(self, write):
+    def test_row_lookup_by_prefix_then_length_then_default(self, write):
         checkpoint = load_checkpoint(write(TABLE))
         assert checkpoint.src_vocab.tokens == ["s0", "s1"]
         assert (checkpoint.tgt_vocab.tokens, checkpoint.eos_id) == (["</s>", "a", "b"], 0)
@@ -419,11 +423,11 @@ class TestTable:
         ],
         ids=lambda source: str(source)[:40],
     )
-    def test_wrong_sources_are_refused(self, write, source):
+    def test_wrong_source_refused(self, write, source):
         table = {**TABLE, "sources": {"s0": {**TABLE["sources"]["s0"], **source}}}
         assert_refused(write(table), "table.json", "not a table model")
 
-    def test_wrong_tables_are_refused(self, write):
+    def test_wrong_table_refused(self, write):
         for wrong in (dict(format="onmt_lite-table-2"), dict(sources={})):
             assert_refused(write({**TABLE, **wrong}), "table.json", "not a table model")
         for vocab in ([], 3, ["$", "\ud800", "b"]):
@@ -434,48 +438,52 @@ class TestTable:
         assert_refused(write({**TABLE, "sources": {"s0": source}}), "length a list")
 
     @pytest.mark.parametrize("key", ["format", "vocab", "sources"])
-    def test_missing_keys_are_refused(self, write, key):
+    def test_missing_key_refused(self, write, key):
         assert_refused(write({k: v for k, v in TABLE.items() if k != key}), "table.json", key)
 
 
 dtypes = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
 shapes = st.lists(st.integers(0, 3), max_size=3)
-odd = st.one_of(
+invalid = st.one_of(
     st.integers(-2, 9), st.text(max_size=2), st.none(), st.just([]), st.just({}), st.just(2**70)
 )
 entries = st.fixed_dictionaries(
     {
-        "dtype": st.one_of(st.sampled_from(["F32", "F16", "I64"]), odd),
-        "shape": st.one_of(st.lists(st.one_of(st.integers(0, 3), odd), max_size=3), odd),
-        "data_offsets": st.one_of(st.just([0, 4]), st.lists(odd, max_size=3), odd),
+        "dtype": st.one_of(st.sampled_from(["F32", "F16", "I64"]), invalid),
+        "shape": st.one_of(st.lists(st.one_of(st.integers(0, 3), invalid), max_size=3), invalid),
+        "data_offsets": st.one_of(st.just([0, 4]), st.lists(invalid, max_size=3), invalid),
     }
 )
 
 
-def with_header(header: object, body: bytes = b"") -> bytes:
+def make_safetensors(header: object, body: bytes = b"") -> bytes:
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(head)) + head + body
 
 
-def one(dtype: object = "F32", shape: object = (1,), data_offsets: object = (0, 4)) -> bytes:
-    return with_header({"a": dict(dtype=dtype, shape=shape, data_offsets=data_offsets)}, b"\0" * 4)
+def make_single(
+    dtype: object = "F32", shape: object = (1,), data_offsets: object = (0, 4)
+) -> bytes:
+    return make_safetensors(
+        {"a": dict(dtype=dtype, shape=shape, data_offsets=data_offsets)}, b"\0" * 4
+    )
 
 
 class TestSafetensors:
     @settings(deadline=None, max_examples=100)
     @given(st.lists(st.tuples(dtypes, shapes), max_size=4))
-    def test_what_is_dumped_is_parsed(self, kinds):
+    def test_dump_parse_round_trip(self, tensor_types):
         tensors = {
             f"t{i}": torch.arange(torch.Size(shape).numel()).view(shape).to(dtype) + i
-            for i, (dtype, shape) in enumerate(kinds)
+            for i, (dtype, shape) in enumerate(tensor_types)
         }
-        found = safetensors.parse(safetensors.dump(tensors))
-        assert set(found) == set(tensors)
+        parsed = safetensors.parse(safetensors.dump(tensors))
+        assert set(parsed) == set(tensors)
         for name, tensor in tensors.items():
-            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-            assert torch.equal(found[name], tensor)
+            assert (parsed[name].dtype, parsed[name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(parsed[name], tensor)
 
-    def test_layout_is_that_of_the_format(self):
+    def test_dump_layout(self):
         data = safetensors.dump({"a": torch.tensor([[1.0, -2.0]]), "b": torch.tensor(0.5).half()})
         (n,) = struct.unpack("<Q", data[:8])
         assert json.loads(data[8 : 8 + n]) == {
@@ -486,18 +494,18 @@ class TestSafetensors:
 
     @settings(deadline=None, max_examples=150)
     @given(st.binary(max_size=40))
-    def test_any_bytes(self, data):
+    def test_parse_any_bytes_refused(self, data):
         with pytest.raises(ValueError):
-            safetensors.parse(data + b"!")  # no valid file ends so: nothing precedes its numbers
+            safetensors.parse(data + b"!")  # not valid: the last byte is not part of a tensor
 
     @settings(deadline=None, max_examples=400)
     @given(st.dictionaries(st.text(max_size=2), entries, min_size=1, max_size=2))
     @example({"a": dict(dtype="F32", shape={}, data_offsets=[0, 4])})
     @example({"a": dict(dtype="F32", shape=[2**70, 0], data_offsets=[0, 0])})
-    def test_any_header_is_read_or_refused(self, header):
+    def test_parse_any_header_read_or_refused(self, header):
         end = 4 * any(e["data_offsets"] == [0, 4] for e in header.values())
         try:
-            found = safetensors.parse(with_header(header, b"\0" * end))
+            found = safetensors.parse(make_safetensors(header, b"\0" * end))
         except ValueError:
             return
         shapes = {name: list(tensor.shape) for name, tensor in found.items()}
@@ -506,26 +514,28 @@ class TestSafetensors:
     @pytest.mark.parametrize(
         "data",
         [
-            *(one(shape=shape) for shape in ([2], [-1], [True], "1")),
-            *(one(data_offsets=offsets) for offsets in ([0, 8], [4, 8], [0])),
-            *(one(data_offsets=offsets) + b"\0" * 4 for offsets in ([4, 8], [0, 8])),
-            *(one(dtype=dtype) for dtype in ("I64", ["F32"])),
-            *(one() + b"\0", one()[:-1], one()[:7]),
-            with_header({"a": dict(dtype="F32", shape=[2**47, 2, 0], data_offsets=[0, 0])}),
-            with_header({"a": dict(dtype="F32", shape=[2**47] * 2 + [0], data_offsets=[0, 0])}),
-            *map(with_header, (b"\xff" * 8, b"[" * 50_000, [1, 2], {"a": 1})),
+            *(make_single(shape=shape) for shape in ([2], [-1], [True], "1")),
+            *(make_single(data_offsets=offsets) for offsets in ([0, 8], [4, 8], [0])),
+            *(make_single(data_offsets=offsets) + b"\0" * 4 for offsets in ([4, 8], [0, 8])),
+            *(make_single(dtype=dtype) for dtype in ("I64", ["F32"])),
+            *(make_single() + b"\0", make_single()[:-1], make_single()[:7]),
+            make_safetensors({"a": dict(dtype="F32", shape=[2**47, 2, 0], data_offsets=[0, 0])}),
+            make_safetensors(
+                {"a": dict(dtype="F32", shape=[2**47] * 2 + [0], data_offsets=[0, 0])}
+            ),
+            *map(make_safetensors, (b"\xff" * 8, b"[" * 50_000, [1, 2], {"a": 1})),
             struct.pack("<Q", 2**63) + b"{}",
         ],
     )
-    def test_each_false_claim_is_refused(self, data):
+    def test_parse_inconsistent_header_refused(self, data):
         with pytest.raises(ValueError):
             safetensors.parse(data)
 
 
-def test_no_weight_is_drawn_at_random(tiny_checkpoint):
-    """A model is made of the file's numbers alone; to fill it first costs as much as to read it."""
+def test_load_checkpoint_skips_random_initialization(tiny_checkpoint):
+    """Random initialization would take as long as reading the weights."""
     before = torch.random.get_rng_state()
     load_checkpoint(tiny_checkpoint)
     assert torch.equal(torch.random.get_rng_state(), before)
-    tiny.make_model()  # as a trainer makes one
+    tiny.make_model()  # as in training
     assert not torch.equal(torch.random.get_rng_state(), before)

@@ -229,7 +229,7 @@ class TestDecoderYmlDefaults:
     def test_decoder_yml_invalid_value_is_rejected(self, student):
         for values, words in (
             *(({"beam-size": value}, "beam-size") for value in ("many", 0)),
-            ({"beam-size": [[1]]}, "beam-size: expected one value, got a list"),
+            ({"beam-size": [[1]]}, "beam-size must be a single value, not a list"),
             *(({"normalize": value}, "normalize") for value in ([1], 10**400)),
         ):
             change_decoder(student, **{"beam-size": 1, "normalize": 1} | values)
@@ -239,9 +239,9 @@ class TestDecoderYmlDefaults:
     @pytest.mark.parametrize("models", [5, [5], [["model.npz"]]], ids=str)
     def test_decoder_yml_models_must_be_list_of_files(self, student, models):
         change_decoder(student, models=models)
-        with pytest.raises(CheckpointError, match="models is not a list of files"):
+        with pytest.raises(CheckpointError, match="models must be a list of files"):
             load_options(["-model", str(student / "model.npz"), "-search", "marian"])
-        assert_refused(student, "models is not a list of files")
+        assert_refused(student, "models must be a list of files")
 
 
 MEMBERS = read_members(NPZ / "opus" / OPUS)

@@ -1,4 +1,4 @@
-"""What `-print_model` says of the checkpoints that the tests have."""
+"""-print_model: the summary of the checkpoints in the test data."""
 
 import re
 
@@ -11,8 +11,8 @@ from tests.support.files import DATA
 
 HF = DATA / "hf" / "marian"
 
-# What its readers and the tests of their numbers know of each: family, parameters, who wrote it
-KNOWN = {
+# Family, toolkit and version, and a size
+EXPECTED = {
     DATA / "m12_cnn_step_2.pt": ("Convolution", "OpenNMT-py 1 or 2", "encoder 8x3 8x3"),
     DATA / "m12_grumlp_step_2.pt": ("Rnn", "OpenNMT-py 1 or 2", "cell gru"),
     DATA / "m12_copyrnn_step_2.pt": ("Rnn that copies source words", "OpenNMT-py 1 or 2", ""),
@@ -24,39 +24,39 @@ KNOWN = {
 }
 
 
-def facts_of(block: str) -> dict[str, str]:
+def parse_summary(block: str) -> dict[str, str]:
     return dict(re.findall(r"^  (.{18}) (.*)$", block, re.M))
 
 
-@pytest.mark.parametrize("path", KNOWN, ids=lambda path: path.name)
-def test_every_toolkit(path):
+@pytest.mark.parametrize("path", EXPECTED, ids=lambda path: path.name)
+def test_print_model_every_toolkit(path):
     checkpoint = load_checkpoint(path)
     block = describe(checkpoint, "some name")
-    found = {name.rstrip(): value for name, value in facts_of(block).items()}
-    family, writer, size = KNOWN[path]
+    summary = {name.rstrip(): value for name, value in parse_summary(block).items()}
+    family, writer, size = EXPECTED[path]
     assert block.startswith("some name\n") and block.endswith("\n")
-    assert (found["family"], found["written by"]) == (family, writer)
-    assert size in found["sizes"] and "vocab" not in found["sizes"]
+    assert (summary["family"], summary["written by"]) == (family, writer)
+    assert size in summary["sizes"] and "vocab" not in summary["sizes"]
     n = sum({id(p): p.numel() for p in checkpoint.model.parameters()}.values())
-    assert found["parameters"] == f"{n:,}"
-    assert found["source vocabulary"].startswith(f"{len(checkpoint.src_vocab)} tokens")
+    assert summary["parameters"] == f"{n:,}"
+    assert summary["source vocabulary"].startswith(f"{len(checkpoint.src_vocab)} tokens")
     start = checkpoint.tgt_vocab.tokens[checkpoint.start_id]
-    assert found["decoder starts at"] == f"{start!r} ({checkpoint.start_id})"
+    assert summary["decoder starts at"] == f"{start!r} ({checkpoint.start_id})"
 
 
-def test_of_a_marian_model():
-    found = facts_of(describe(load_checkpoint(HF), "m"))
-    assert found["source vocabulary "] == (
+def test_print_model_marian():
+    summary = parse_summary(describe(load_checkpoint(HF), "m"))
+    assert summary["source vocabulary "] == (
         "120 tokens, end '</s>' (0), pad '<pad>' (119), unk '<unk>' (1)"
     )
-    assert found["target vocabulary "] == "the same"
-    assert found["tokenizer         "] == "sentencepiece (also: space)"
-    assert found["after each source "] == "'</s>' (0)"
-    assert found["never produced    "] == "'<pad>' (119)"
+    assert summary["target vocabulary "] == "the same"
+    assert summary["tokenizer         "] == "sentencepiece (also: space)"
+    assert summary["after each source "] == "'</s>' (0)"
+    assert summary["never produced    "] == "'<pad>' (119)"
 
 
-def test_a_block_per_model_and_nothing_is_translated(capfd):
-    paths = ["data/toy.json", str(DATA / "m12_cnn_step_2.pt")]  # they would make no ensemble
+def test_print_model_one_block_per_model_without_translation(capfd):
+    paths = ["data/toy.json", str(DATA / "m12_cnn_step_2.pt")]  # these cannot form an ensemble
     assert translate.main(["-print_model", "-src", "missing", "-model", *paths]) == 0
     out, err = capfd.readouterr()
     assert [block.split("\n")[0] for block in out.split("\n\n")] == paths

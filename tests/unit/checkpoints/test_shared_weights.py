@@ -1,4 +1,4 @@
-"""Translators on one checkpoint: each has weights of its own device and number type."""
+"""Translators that share a checkpoint: each has weights on its device and in its dtype."""
 
 import copy
 
@@ -29,27 +29,27 @@ MODELS = {
 }
 
 
-def checkpoint_of(model) -> Checkpoint:
+def make_checkpoint(model) -> Checkpoint:
     words = [f"w{i}" for i in range(random_models.VOCAB_SIZE)]
     vocab = Vocab(words, unk_id=0, pad_id=1, bos_id=2, eos_id=3)
     return Checkpoint(model, vocab, vocab, {"space": SpaceTokenizer()}, start_id=2)
 
 
-def options(precision: str) -> TranslateOptions:
+def make_options(precision: str) -> TranslateOptions:
     return TranslateOptions.of(device="cpu", precision=precision, max_length=6, n_best=2)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_second_precision_leaves_the_first_one_alone(name):
-    checkpoint = checkpoint_of(MODELS[name]())
+def test_precision_of_second_translator_does_not_change_first(name):
+    checkpoint = make_checkpoint(MODELS[name]())
     weights = copy.deepcopy(checkpoint.model.state_dict())
-    alone = Translator(checkpoint_of(MODELS[name]()), options("bf16")).translate(LINES)
-    first = Translator(checkpoint, options("fp32"))
+    expected = Translator(make_checkpoint(MODELS[name]()), make_options("bf16")).translate(LINES)
+    first = Translator(checkpoint, make_options("fp32"))
     before = first.translate(LINES)
-    second = Translator(checkpoint, options("bf16"))
+    second = Translator(checkpoint, make_options("bf16"))
     assert {p.dtype for p in second.model.parameters()} == {torch.bfloat16}
     for _ in range(2):
-        assert second.translate(LINES) == alone
+        assert second.translate(LINES) == expected
         assert first.translate(LINES) == before
     after = checkpoint.model.state_dict()
     assert all(torch.equal(after[key], weight) for key, weight in weights.items())
@@ -58,31 +58,29 @@ def test_a_second_precision_leaves_the_first_one_alone(name):
     }
 
 
-def test_weights_that_fit_are_there_once():
-    checkpoint = checkpoint_of(tiny.make_model())
-    translators = [Translator(checkpoint, options("fp32")) for _ in range(2)]
-    own = [w.data_ptr() for w in checkpoint.model.parameters()]
+def test_weights_with_same_dtype_are_shared():
+    checkpoint = make_checkpoint(tiny.make_model())
+    translators = [Translator(checkpoint, make_options("fp32")) for _ in range(2)]
+    pointers = [w.data_ptr() for w in checkpoint.model.parameters()]
     for translator in translators:
-        assert [w.data_ptr() for w in translator.model.parameters()] == own
+        assert [w.data_ptr() for w in translator.model.parameters()] == pointers
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_that_is_loaded_for_one_translator_is_not_copied(
-    tiny_checkpoint, monkeypatch, precision
-):
+def test_from_pretrained_does_not_copy_weights(tiny_checkpoint, monkeypatch, precision):
     monkeypatch.setattr(copy, "deepcopy", lambda *args: pytest.fail("a copy"))
     translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
     assert len({p.dtype for p in translator.model.parameters()}) == 1
 
 
-def test_a_copy_on_another_device():
+def test_move_to_other_device_copies():
     model = tiny.make_model()
     moved = move_to(model, torch.device("meta"), "fp32")
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
-def test_a_copy_shares_what_its_original_shares():
+def test_move_to_keeps_tied_weights():
     model = tiny.make_model(share_embeddings=True, tie_output=True)
     halved = move_to(model, torch.device("cpu"), "bf16")
     assert halved.output.weight is halved.src_embedding.token.weight
@@ -91,16 +89,16 @@ def test_a_copy_shares_what_its_original_shares():
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
 )
-def test_a_file_that_does_not_fit(tiny_checkpoint, monkeypatch, error):
+def test_load_checkpoint_out_of_memory_error(tiny_checkpoint, monkeypatch, error):
     def full(path):
         raise error
 
     monkeypatch.setattr(native, "load", full)
-    with pytest.raises(MemoryExhausted, match="out of memory while .* is read; close"):
+    with pytest.raises(MemoryExhausted, match="out of memory while loading .*; close"):
         load_checkpoint(tiny_checkpoint)
 
 
-def test_other_errors_of_a_reader_stay_themselves(tiny_checkpoint, monkeypatch):
+def test_load_checkpoint_other_errors_propagate(tiny_checkpoint, monkeypatch):
     def broken(path):
         raise RuntimeError("a bug")
 
@@ -110,7 +108,7 @@ def test_other_errors_of_a_reader_stay_themselves(tiny_checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_model_that_does_not_fit(monkeypatch, in_place):
+def test_move_to_out_of_memory_error(monkeypatch, in_place):
     def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -1,4 +1,4 @@
-"""Names of weights: the tables of weight_names.yaml, in both directions."""
+"""Weight names: the tables of weight_names.yaml in both directions."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ D = 4
 QKV = [f"encoder.layers.1.self_attn.{x}_proj.weight" for x in "qkv"]
 
 
-def weights_of(**tensors: torch.Tensor) -> Weights:
+def make_weights(**tensors: torch.Tensor) -> Weights:
     return Weights(tensors, Path("x.pt"))
 
 
@@ -32,7 +32,7 @@ def weights_of(**tensors: torch.Tensor) -> Weights:
         ("ctranslate2", "encoder.layer_2.ffn.linear_0_noact.weight", "encoder.2.ffn.gate.weight"),
     ],
 )  # fmt: skip
-def test_name_of_a_weight_is_found_in_the_table(model, theirs, ours):
+def test_translate_name_to_ours(model, theirs, ours):
     assert translate_name(theirs, load_weight_names(model).ours)[0] == ours
 
 
@@ -40,12 +40,12 @@ def test_name_of_a_weight_is_found_in_the_table(model, theirs, ours):
     "name",
     ["encoder.layers.3.fc1.lora_A", "encoder.layers.fc1.bias", "encoder.layers.x.fc1.bias", "x"],
 )
-def test_name_that_the_table_lacks_is_not_translated(name):
+def test_translate_name_not_in_table_empty(name):
     assert translate_name(name, load_weight_names("fairseq").ours) == []
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_our_names_translate_back_to_the_first_of_each_version(model):
+def test_names_theirs_is_inverse_of_ours(model):
     names = load_weight_names(model)
     for ours, stack in names.theirs.items():
         for theirs in stack:
@@ -55,13 +55,13 @@ def test_our_names_translate_back_to_the_first_of_each_version(model):
     )
 
 
-def test_stacked_weights_are_written_as_they_were_read():
-    parts = [torch.randn(D, D) for _ in QKV]
-    weights = weights_of(**dict(zip(QKV, parts)))
+def test_rename_and_rename_weights_round_trip():
+    matrices = [torch.randn(D, D) for _ in QKV]
+    weights = make_weights(**dict(zip(QKV, matrices)))
     weights.rename("fairseq")
-    assert torch.equal(weights.tensors["encoder.1.self_attn.qkv.weight"], torch.cat(parts))
+    assert torch.equal(weights.tensors["encoder.1.self_attn.qkv.weight"], torch.cat(matrices))
     written = rename_weights(weights.tensors, "fairseq")
-    assert list(written) == QKV and all(map(torch.equal, written.values(), parts))
+    assert list(written) == QKV and all(map(torch.equal, written.values(), matrices))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_stacked_weights_are_written_as_they_were_read():
         (lambda w: w.update({"encoder.1.self_attn.qkv.weight": torch.ones(1)}), "another name"),
     ],
 )
-def test_stack_that_is_not_whole_is_refused(change, words):
-    weights = weights_of(**{name: torch.ones(D, D) for name in QKV})
+def test_rename_incomplete_stack_refused(change, words):
+    weights = make_weights(**{name: torch.ones(D, D) for name in QKV})
     change(weights.tensors)
     with pytest.raises(CheckpointError, match=words):
         weights.rename("fairseq")
@@ -83,6 +83,6 @@ def test_stack_that_is_not_whole_is_refused(change, words):
 @pytest.mark.parametrize(
     ("divide", "expected"), [(False, [[2.0], [12.0]]), (True, [[0.5], [0.75]])]
 )
-def test_integers_are_scaled_row_by_row(divide, expected):
+def test_dequantize_scales_rows(divide, expected):
     tensors = {"w": torch.tensor([[1], [3]]).char(), "w.scale": torch.tensor([2.0, 4.0])}
     assert dequantize(tensors, ".scale", divide)["w"].tolist() == expected
