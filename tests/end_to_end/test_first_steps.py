@@ -28,12 +28,12 @@ def run(tmp_path, env):
     return run
 
 
-def test_a_plain_run_says_nothing_that_need_not_be_known(run):
+def test_plain_run_prints_only_translation(run):
     done = run(input=f"{SURE}\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Good morning!\n", "")
 
 
-def test_which_precision_runs_is_said_where_somebody_asks(run, tmp_path):
+def test_precision_is_logged_with_verbose_and_print_config(run, tmp_path):
     precision = Translator.from_pretrained().machine["precision"]
     done = run("-verbose", "-log_file", "log", input=f"{SURE}\n")
     assert done.stderr.startswith(f"precision {precision} on cpu\n")
@@ -49,7 +49,7 @@ def test_which_precision_runs_is_said_where_somebody_asks(run, tmp_path):
         "-model tests/data/families/m2m",
     ],
 )
-def test_a_printed_configuration_says_which_precision_runs(words):
+def test_print_config_shows_actual_precision(words):
     """As the model that is loaded has it."""
     options, resolved = load_options(["-device", "cpu", *words.split()])
     given = dict(options.given)
@@ -59,14 +59,14 @@ def test_a_printed_configuration_says_which_precision_runs(words):
     assert PROGRAM.describe_auto(resolved.values)["precision"] == f"here {machine['precision']}"
 
 
-def test_of_another_kind_of_model_it_says_what_may_run():
+def test_print_config_shows_possible_precision_of_other_models():
     _, resolved = load_options(["-device", "cpu", "-model", "data/toy.json"])
     assert "fp32" in PROGRAM.describe_auto(resolved.values)["precision"]
     _, resolved = load_options(["-precision", "bf16"])
     assert "precision" not in PROGRAM.describe_auto(resolved.values)
 
 
-def test_doubt_is_shown_without_asking(run, tmp_path):
+def test_unsure_line_is_shown_by_default(run, tmp_path):
     """With the number and the text, once, at the end; not in a quiet job."""
     lines = f"{SURE}\n{UNSURE}\n{SURE}\n"
     done = run(input=lines)
@@ -88,7 +88,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("words", TEXTS, ids=lambda words: " ".join(words))
-def test_a_text_in_the_place_of_options_is_answered_with_the_line_that_works(run, words, env):
+def test_text_as_argument_suggests_working_command(run, words, env):
     done = run(*words)
     text = " ".join(words[words[:1].count("-src") :]).removeprefix("-beam_size 2 ")
     assert done.returncode == (5 if words[0] == "-src" and len(words) == 2 else 2)
@@ -128,13 +128,13 @@ def test_a_text_in_the_place_of_options_is_answered_with_the_line_that_works(run
         ),
     ],
 )
-def test_what_is_no_text_is_not_taken_for_one(run, words, code, said):
+def test_file_name_as_argument_is_not_treated_as_text(run, words, code, said):
     done = run(*words)
     assert done.returncode == code and said in done.stderr
     assert done.stderr.count("\n") == 1 and "echo" not in done.stderr
 
 
-def test_several_wrong_options_have_a_line_each_with_few_guesses():
+def test_several_unknown_options_have_one_error_each():
     with pytest.raises(OptionError) as caught:
         load_options("-s 1 -beam 2 -r -foo -t x -n 3".split())
     problems = caught.value.problems
@@ -148,12 +148,12 @@ def test_several_wrong_options_have_a_line_each_with_few_guesses():
 
 
 @pytest.mark.parametrize("words", ["-tgt_lang fr", "-src_lang en -tgt_lang de", "-src_lang deu"])
-def test_a_language_that_the_model_cannot_give(run, words):
+def test_tgt_lang_unsupported_is_rejected(run, words):
     done = run(*words.split(), input=f"{SURE}\n")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "the model translates from de to en only" in done.stderr
 
 
-def test_a_language_that_it_has_changes_nothing(run):
+def test_tgt_lang_of_model_changes_nothing(run):
     done = run("-src_lang", "de", "-tgt_lang", "EN", input=f"{SURE}\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Good morning!\n", "")

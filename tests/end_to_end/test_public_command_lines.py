@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
     logging.getLogger("onmt_lite").handlers.clear()
 
 
-def noted(err):
+def find_notices(err):
     """The options that notes name, in order: a line each."""
     return [re.match(r"NOTE: (\w+)", line)[1] for line in err.split("\n") if "NOTE" in line]
 
@@ -54,17 +54,17 @@ RUNS += [
 
 
 @pytest.mark.parametrize(("words", "text", "notes"), RUNS, ids=[*LINES, *FILES])
-def test_it_runs_as_it_stands(folder, capfd, words, text, notes):
+def test_public_command_line_runs_unchanged(folder, capfd, words, text, notes):
     (folder / "a.yaml").write_text(PLACES + text, encoding="utf-8")
     assert translate.main(words) == 0
     out, err = capfd.readouterr()
-    assert out == "" and sorted(noted(err)) == sorted(notes.split())
+    assert out == "" and sorted(find_notices(err)) == sorted(notes.split())
     options, _ = load_options(words)
     written = (folder / "out.txt").read_text(encoding="utf-8")
     assert written.count("\n") == SOURCE.count("\n") * options.search.n_best
 
 
-def test_the_prefix_of_the_nllb_file_begins_every_translation(folder, capfd):
+def test_tgt_prefix_of_nllb_file_starts_every_translation(folder, capfd):
     more = "output_format: jsonl\n"
     (folder / "a.yaml").write_text(PLACES + FILES["nllb"] + more, encoding="utf-8")
     assert translate.main(["-config", "a.yaml", "-quiet"]) == 0
@@ -83,7 +83,7 @@ def test_the_prefix_of_the_nllb_file_begins_every_translation(folder, capfd):
     assert by_hand[0].hyps[0].tokens == forced[0]["hyps"][0]["tokens"]
 
 
-def test_without_the_transform_the_words_of_tgt_prefix_are_tokens(folder):
+def test_tgt_prefix_without_transform_is_tokens(folder):
     options = dict(model="m.pt", tgt_prefix="DOG MAN", tgt_file_prefix=True)
     (forced,) = Translator.from_pretrained(**options).translate(["man dog"])
     plain = Translator.from_pretrained(model="m.pt")

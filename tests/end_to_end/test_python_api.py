@@ -76,20 +76,20 @@ each_call = pytest.mark.parametrize(
 
 class TestLines:
     @pytest.mark.parametrize("kind", [tuple, iter, Column, lambda x: (y for y in x)])
-    def test_any_iterable_will_do(self, translator, kind):
+    def test_lines_may_be_any_iterable(self, translator, kind):
         expected = translator.translate(LINES)
         assert translator.translate(kind(LINES)) == expected
         assert_same(list(translator.translate_stream(kind(LINES))), expected)
         assert translator.score(kind(LINES), kind(LINES)) == translator.score(LINES, LINES)
 
     @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-    def test_an_open_file_will_do(self, translator, newline):
+    def test_lines_may_be_an_open_file(self, translator, newline):
         lines = ["der hund", "", "a"]
         file = io.StringIO(newline.join(lines), newline="")
         assert translator.translate(file) == translator.translate(lines)
 
     @each_call
-    def test_what_is_no_list_of_lines(self, translator, name, call):
+    def test_lines_of_wrong_type_are_type_errors(self, translator, name, call):
         kinds = {"one string": "der hund", "bytes": b"der hund", "NoneType": None, "int": 7}
         kinds |= {"dict": {"text": "der hund"}, "Table": Table(["text"])}
         for got, lines in kinds.items():
@@ -99,7 +99,7 @@ class TestLines:
                 call(translator, lines)
 
     @each_call
-    def test_what_is_no_line(self, translator, name, call):
+    def test_line_of_wrong_type_is_a_type_error(self, translator, name, call):
         kinds = {"None (NoneType)": None, "NaN (float)": float("nan"), "1.5 (float)": 1.5}
         kinds |= {"7 (int)": 7, "b'der' (bytes)": b"der", "['der'] (list)": ["der"]}
         for got, value in kinds.items():
@@ -122,10 +122,10 @@ class TestOneText:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("text", ["der hund", "", "der\nhund"])
-    def test_has_one_translation(self, translator, text, more, of_list):
+    def test_single_text_returns_one_translation(self, translator, text, more, of_list):
         assert [translator.translate(text, **more)] == translator.translate([text], **of_list)
 
-    def test_has_one_score(self, translator):
+    def test_single_text_returns_one_score(self, translator):
         assert [translator.score("der hund", "the dog")] == translator.score(
             ["der hund"], ["the dog"]
         )
@@ -134,19 +134,19 @@ class TestOneText:
             with pytest.raises(TypeError, match="expected a list of lines, got one string"):
                 translator.score(*sides)
 
-    def test_has_one_prefix(self, translator):
+    def test_single_text_takes_one_prefix(self, translator):
         with pytest.raises(DataError, match="more prefixes than lines"):
             translator.translate("der hund", prefixes=["the", "a"])
         with pytest.raises(TypeError, match="prefixes"):
             translator.translate(["der hund"], prefixes="the")
 
-    def test_warnings_name_the_line_of_the_call(self, tiny_checkpoint):
+    def test_option_warning_is_at_line_of_call(self, tiny_checkpoint):
         translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
         with pytest.warns(onmt_lite.OptionWarning) as caught:
             translator.translate("der hund", n_best_unique=True)
         assert caught[0].filename == __file__
 
-    def test_is_a_line_whatever_breaks_are_in_it(self, translator, tmp_path):
+    def test_line_breaks_in_text_become_spaces(self, translator, tmp_path):
         """The translation of the words with spaces; noted, and alike from Python and from files."""
         plain = translator.translate("der hund sieht den see")
         for char in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
@@ -175,14 +175,14 @@ class TestStream:
 
     @pytest.mark.parametrize("prefixes", [None, PREFIXES])
     @pytest.mark.parametrize("options", [dict(beam_size=4, n_best=2), dict(do_sample=True)])
-    def test_gives_what_translate_gives(self, translator, prefixes, options):
+    def test_stream_equals_translate(self, translator, prefixes, options):
         expected = translator.translate(LINES, prefixes, **options)
         found = list(translator.translate_stream(LINES, prefixes, **options))
         assert_same(found, expected)
         assert [t.id for t in found] == list(range(len(LINES)))
         assert list(translator.translate_stream([], **options)) == []
 
-    def test_windows_grow_to_a_limit(self, translator, fake):
+    def test_stream_windows_grow_to_limit(self, translator, fake):
         n_read, most_waiting = 0, 0
 
         def lines():
@@ -197,12 +197,12 @@ class TestStream:
         assert fake == [2**i for i in range(10)] + [1024] * 3 + [5000 - 1023 - 3 * 1024]
         assert most_waiting == 1024
 
-    def test_long_lines_make_small_windows(self, translator, fake, monkeypatch):
+    def test_stream_long_lines_make_small_windows(self, translator, fake, monkeypatch):
         monkeypatch.setattr(text_lines, "MAX_WINDOW_BYTES", 100)
         assert len(list(translator.translate_stream(["x" * 40] * 30))) == 30
         assert max(fake) == 3
 
-    def test_that_is_abandoned_leaves_nothing_behind(self, translator):
+    def test_stream_abandoned_restores_threads(self, translator):
         before = torch.get_num_threads()
         stream = translator.translate_stream(itertools.repeat("a"), threads=before + 1)
         next(stream)
@@ -212,7 +212,7 @@ class TestStream:
             stream.close()
         assert list(stream) == []
 
-    def test_what_comes_before_an_error_is_given(self, translator):
+    def test_stream_yields_translations_before_error(self, translator):
         stream = translator.translate_stream(["a", None])
         assert next(stream).src == "a"
         with pytest.raises(TypeError, match=r"lines\[1\]"):
@@ -222,7 +222,7 @@ class TestStream:
         ("n_lines", "n_prefixes", "message"),
         [(3, 2, r"more lines than prefixes \(2\)"), (2, 3, "more prefixes than lines")],
     )
-    def test_prefixes_that_do_not_match(self, translator, n_lines, n_prefixes, message):
+    def test_stream_prefix_mismatch_is_an_error(self, translator, n_lines, n_prefixes, message):
         stream = translator.translate_stream(["a"] * n_lines, ["the"] * n_prefixes)
         with pytest.raises(DataError, match=message):
             list(stream)
@@ -253,7 +253,7 @@ class TestFile:
             dict(tgt=True, output_format="jsonl"),
         ],
     )
-    def test_holds_what_the_command_line_writes(
+    def test_file_equals_command_line_output(
         self, translator, tiny_checkpoint, src, tmp_path, options
     ):
         if "tgt" in options:
@@ -268,7 +268,7 @@ class TestFile:
         run_job(load_options([*map(str, argv), "-device", "cpu", "-quiet"])[0])
         assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
-    def test_that_fails_leaves_an_older_output(self, translator, src, tmp_path, capfd, log):
+    def test_file_error_keeps_existing_output(self, translator, src, tmp_path, capfd, log):
         src.write_bytes("der hund\n".encode("utf-16"))
         (tmp_path / "out").write_text("older\n", encoding="utf-8")
         with pytest.raises(DataError, match="UTF-16"):
@@ -278,13 +278,11 @@ class TestFile:
         assert log() and capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize("name", ["quiet", "print_model", "log_file", "device"])
-    def test_options_that_are_not_its_own(self, translator, src, tmp_path, name):
+    def test_file_rejects_command_line_options(self, translator, src, tmp_path, name):
         with pytest.raises(OptionError, match=f"{name}: "):
             translator.translate_file(src, tmp_path / "out", **{name: "x"})
 
-    def test_takes_the_translators_own_model_and_defaults(
-        self, tiny_checkpoint, src, tmp_path, capfd, log
-    ):
+    def test_file_uses_defaults_of_translator(self, tiny_checkpoint, src, tmp_path, capfd, log):
         options = dict(device="cpu", n_best=2, beam_size=2, verbose=True)
         translator = Translator.from_pretrained(tiny_checkpoint, **options)
         translator.translate_file(src, tmp_path / "out")
@@ -308,7 +306,7 @@ def test_progress_counts_lines_and_tokens(translator, tmp_path, name):
     assert len(calls) > 3
 
 
-def test_positional_arguments_of_other_tools_are_type_errors(translator, tmp_path):
+def test_positional_arguments_of_other_tools_are_rejected(translator, tmp_path):
     for more in (("en", "de"), (None, {"beam_size": 3})):
         with pytest.raises(TypeError, match="progress: must be a function, got (str|dict)"):
             translator.translate("der hund", *more)
@@ -332,7 +330,7 @@ OTHER_PROCESS = (
         pytest.param(dict(workers=2), marks=pytest.mark.sweep),
     ],
 )
-def test_fork_of_a_process_with_a_translator_raises_and_can_load_another(options):
+def test_fork_raises_and_can_load_translator(options):
     """Whatever torch did in the parent, no call waits for threads that a fork does not have."""
     words = [sys.executable, "-m", "tests.support.fork_check", json.dumps(options)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -357,8 +355,8 @@ def test_fork_of_a_process_with_a_translator_raises_and_can_load_another(options
     assert found["repr"].startswith("Translator(") and text == "Good morning!"
 
 
-class TestWhatBelongsToOthers:
-    def test_the_random_state_of_torch(self, tiny_checkpoint):
+class TestGlobalState:
+    def test_random_state_of_torch_is_unchanged(self, tiny_checkpoint):
         torch.manual_seed(7)
         before = torch.get_rng_state()
         translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", seed=3)
@@ -368,7 +366,7 @@ class TestWhatBelongsToOthers:
         torch.manual_seed(8)
         assert translator.translate(LINES, do_sample=True) == first
 
-    def test_the_number_of_threads_after_an_error(self, translator, monkeypatch):
+    def test_threads_are_restored_after_error(self, translator, monkeypatch):
         before = torch.get_num_threads()
 
         def broken(*args, **more):
@@ -391,7 +389,7 @@ class TestWhatBelongsToOthers:
         (dict(nothing=1), "unknown option nothing; python -m onmt_lite -help all"),
     ],
 )
-def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
+def test_option_errors_have_command_line_hints(translator, tiny_checkpoint, given, hint):
     for call in (
         lambda: translator.translate(["a"], **given),
         lambda: translator.translate_stream(["a"], **given),  # at once, not at the first line
@@ -403,7 +401,7 @@ def test_hints_of_the_command_line(translator, tiny_checkpoint, given, hint):
         translator.translate_stream("a")
 
 
-def test_a_translation_as_text_and_as_a_record(translator):
+def test_translation_converts_to_str_and_dict(translator):
     blank, full = translator.translate(["", "der hund"], n_best=2)
     assert (blank.text, full.text) == ("", full.hyps[0].text)
     assert Translation(0, "a").text == str(Translation(0, "a")) == ""
@@ -417,7 +415,7 @@ def test_a_translation_as_text_and_as_a_record(translator):
     assert "token" not in repr(full.hyps[0])
 
 
-class TestWords:
+class TestMessageStyle:
     """Options in messages, as Python has them."""
 
     @pytest.mark.parametrize(
@@ -440,24 +438,24 @@ class TestWords:
             ("{0} and {1}", {}, "{x} and beam_size 5", "{x} and beam_size=5"),
         ],
     )
-    def test_message_names_options_as_each_front_end_does(self, template, options, words, keywords):
+    def test_message_formats_options_for_both_styles(self, template, options, words, keywords):
         message = Message.of(template, "{x}", Message.of("{beam_size}", beam_size=5), **options)
         assert (message, message.keywords) == (words, keywords)
         assert pickle.loads(pickle.dumps(message)).keywords == keywords
 
-    def test_of_models(self):
+    def test_model_error_uses_keyword_style(self):
         with pytest.raises(CheckpointError, match=r"no model at nothing: .*; model= takes a model"):
             Translator.from_pretrained("nothing")
 
-    def test_of_warnings(self, tiny_checkpoint):
+    def test_option_warning_uses_keyword_style(self, tiny_checkpoint):
         translator = Translator.from_pretrained(tiny_checkpoint, device="cpu")
         with pytest.warns(onmt_lite.OptionWarning, match="requires n_best=2 or more"):
             translator.translate("a", n_best_unique=True)
 
 
-class TestTranslatorAsAValue:
+class TestTranslatorObject:
     @pytest.mark.parametrize("workers", [1, 2])
-    def test_says_what_it_is_and_stays_where_it_is(self, tiny_checkpoint, workers):
+    def test_repr_and_rejects_copying(self, tiny_checkpoint, workers):
         options = dict(device="cpu", precision="bf16", workers=workers)
         with Translator.from_pretrained(tiny_checkpoint, **options) as translator:
             many = ", workers=2" * (workers == 2)
@@ -469,7 +467,7 @@ class TestTranslatorAsAValue:
                     take(translator)
             assert translator.translate("der hund").text
 
-    def test_call_of_the_object_names_translate(self, translator):
+    def test_call_suggests_translate(self, translator):
         with pytest.raises(TypeError, match=r"not callable; use translator\.translate\(\.\.\.\)"):
             translator("der hund")
 
@@ -477,11 +475,11 @@ class TestTranslatorAsAValue:
         "given",
         [(), ("data/de-en",), ("data/de-en", TranslateOptions.of()), (None, {"beam_size": 3})],
     )
-    def test_constructor_without_checkpoint_names_from_pretrained(self, given):
+    def test_constructor_without_checkpoint_suggests_from_pretrained(self, given):
         with pytest.raises(TypeError, match=r"call Translator\.from_pretrained\(\)"):
             Translator(*given)
 
-    def test_names_the_shipped_model_and_one_that_is_loaded_already(self, translator):
+    def test_repr_of_shipped_and_loaded_model(self, translator):
         assert repr(Translator.from_pretrained(precision="fp32", device="cpu")) == (
             "Translator('de-en', cpu, fp32)"
         )
@@ -489,7 +487,7 @@ class TestTranslatorAsAValue:
         assert repr(other) == "Translator('Transformer', cpu, fp32)"
 
 
-def described(name):
+def list_documented(name):
     """A function or class that has this name, and the methods that the class defines for its users:
     for each its docstrings and the names of its parameters."""
     thing = getattr(onmt_lite, name)
@@ -500,16 +498,16 @@ def described(name):
     yield from ((f"{name}.{n}", [m], m) for n, m in methods.items() if inspect.isfunction(m))
 
 
-class TestNames:
-    def test_all_are_there(self):
+class TestPublicNames:
+    def test_all_names_exist(self):
         for name in onmt_lite.__all__:
             assert getattr(onmt_lite, name) is not None
         assert set(onmt_lite.__all__) <= set(dir(onmt_lite))
 
     @pytest.mark.parametrize("name", sorted({*onmt_lite.__all__} - {"__version__"}))
-    def test_describe_their_parameters(self, name):
+    def test_docstrings_describe_all_parameters(self, name):
         """In a docstring, each parameter of the name itself and of its methods, in a list."""
-        for place, sources, call in described(name):
+        for place, sources, call in list_documented(name):
             doc = "\n".join(inspect.getdoc(source) or "" for source in sources) + "\n"
             listed = re.findall(r"^(?:Args|Attributes):\n((?:    .*\n|\n)*)", doc, re.M)
             assert doc.strip(), place
@@ -517,13 +515,13 @@ class TestNames:
                 if parameter != "self" and parameter != "cls":
                     assert re.search(rf"^    {parameter}: \S", "".join(listed), re.M), place
 
-    def test_are_imported_without_a_word_from_other_packages(self):
+    def test_import_causes_no_warnings(self):
         """torch warns where numpy is missing; -W error makes a warning an error."""
         code = "import sys; sys.modules['numpy'] = None; from onmt_lite import Translator"
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_line_keeps_all_but_its_line_feed(translator):
+def test_src_keeps_line_without_line_feed(translator):
     (found,) = translator.translate(["  der\nhund \n"])
     assert found.src == "  der\nhund "

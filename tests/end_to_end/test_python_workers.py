@@ -39,11 +39,11 @@ def toy_pool(**options):
         yield translator
 
 
-def server_of(pool):
+def get_server_pid(pool):
     return pool.backend._workers._server.process.pid
 
 
-def told(translations):
+def summarize(translations):
     """What must be equal; scores to the digits that do not depend on batch mates."""
     return [
         (t.id, t.src, t.notes, [(h.text, h.tokens, round(h.score, 4)) for h in t.hyps])
@@ -59,19 +59,19 @@ def told(translations):
         dict(search="opennmt-2018", batch_size=4, batch_type="sents"),
     ],
 )
-def test_results_are_those_of_one_process(pool, translator, options):
+def test_workers_results_equal_one_process(pool, translator, options):
     for lines in (LINES, LINES[1:2], []):
-        expected = told(translator.translate(lines, **options))
-        assert told(pool.translate(lines, **options)) == expected
-        assert told(pool.translate_stream(iter(lines), **options)) == (
-            told(translator.translate_stream(iter(lines), **options))
+        expected = summarize(translator.translate(lines, **options))
+        assert summarize(pool.translate(lines, **options)) == expected
+        assert summarize(pool.translate_stream(iter(lines), **options)) == (
+            summarize(translator.translate_stream(iter(lines), **options))
         )
 
 
-def test_prefixes_and_scores(pool, translator):
+def test_workers_prefixes_and_scores_equal_one_process(pool, translator):
     prefixes = [LINES[1]] * len(LINES)
-    expected = told(translator.translate(LINES, prefixes=prefixes))
-    assert told(pool.translate(LINES, prefixes=prefixes)) == expected
+    expected = summarize(translator.translate(LINES, prefixes=prefixes))
+    assert summarize(pool.translate(LINES, prefixes=prefixes)) == expected
     scores = pool.score(LINES, LINES[::-1])
     for found, wanted in zip(scores, translator.score(LINES, LINES[::-1]), strict=True):
         assert (found is None) == (wanted is None)
@@ -80,7 +80,7 @@ def test_prefixes_and_scores(pool, translator):
     assert pool.score([], []) == []
 
 
-def test_files(pool, translator, tmp_path):
+def test_workers_translate_file_equals_one_process(pool, translator, tmp_path):
     (tmp_path / "src").write_text("\n".join(LINES * 4) + "\n", "utf-8")
     outputs, seen = [], []
     for i, each in enumerate((pool, translator)):
@@ -98,7 +98,7 @@ def test_files(pool, translator, tmp_path):
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes() != outputs[0][2]
 
 
-def test_progress_counts_all_lines(pool):
+def test_workers_progress_counts_all_lines(pool):
     seen = []
     pool.translate(LINES, progress=lambda n_lines, n_tokens: seen.append((n_lines, n_tokens)))
     assert seen == sorted(seen) and seen[-1][0] == len(LINES) and len(seen) > 1
@@ -113,7 +113,7 @@ def test_progress_counts_all_lines(pool):
     assert [t.src for t in pool.translate(LINES)] == LINES
 
 
-def test_errors_have_their_types_and_calls_go_on(pool):
+def test_workers_errors_keep_type_and_later_calls_work(pool):
     for error, call in (
         (TypeError, lambda: pool.translate([1])),
         (DataError, lambda: pool.translate(LINES, prefixes=[""])),
@@ -133,7 +133,7 @@ def test_errors_have_their_types_and_calls_go_on(pool):
         Translator.from_pretrained("none", workers=2)
 
 
-def test_warnings_of_the_model_point_to_the_call():
+def test_workers_warning_is_at_line_of_call():
     with toy_pool() as pool, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -143,7 +143,7 @@ def test_warnings_of_the_model_point_to_the_call():
         assert warning.filename == __file__
 
 
-def test_streams_and_other_calls_take_turns(pool):
+def test_workers_stream_does_not_block_other_calls(pool):
     """A stream that waits for its reader holds up nobody, nor does one that is left."""
     stream = pool.translate_stream(iter(LINES))
     first = next(stream)
@@ -160,14 +160,14 @@ def test_streams_and_other_calls_take_turns(pool):
     assert [t.src for t in stream] == LINES[1:]
 
 
-def test_a_worker_that_is_killed_is_replaced(pool):
-    os.kill(children(server_of(pool))[0], signal.SIGKILL)
+def test_workers_killed_worker_is_replaced(pool):
+    os.kill(children(get_server_pid(pool))[0], signal.SIGKILL)
     assert [t.src for t in pool.translate(LINES)] == LINES
-    os.kill(server_of(pool), signal.SIGKILL)
+    os.kill(get_server_pid(pool), signal.SIGKILL)
     assert [t.src for t in pool.translate(LINES)] == LINES
 
 
-def test_the_thread_that_makes_it_may_end():
+def test_workers_survive_thread_that_started_them():
     """The system would kill what a thread has started with the thread."""
     made = []
     thread = threading.Thread(
@@ -176,19 +176,19 @@ def test_the_thread_that_makes_it_may_end():
     thread.start()
     thread.join()
     pool = made.pop()
-    server = server_of(pool)
+    server = get_server_pid(pool)
     time.sleep(0.2)
     assert alive(server) and pool.translate(["katze"])[0].text == "a cat"
-    assert server_of(pool) == server
+    assert get_server_pid(pool) == server
     pids = [server, *children(server)]
     del pool
     gc.collect()
     wait_until(lambda: not any(map(alive, pids)), 5)
 
 
-def test_closing():
+def test_close_stops_workers():
     with toy_pool() as pool:
-        pids = [server_of(pool), *children(server_of(pool))]
+        pids = [get_server_pid(pool), *children(get_server_pid(pool))]
         assert len(pids) == 3
     assert not any(map(alive, pids)) and not set(pids) & set(children(os.getpid()))
     pool.close()
@@ -199,7 +199,7 @@ def test_closing():
 
 
 @pytest.mark.parametrize(("n", "n_workers"), [(0, 2), (1, 2), (2, 2), (128, 2), (5000, 2), (99, 8)])
-def test_parts(n, n_workers):
+def test_workers_part_size(n, n_workers):
     """Work for all, full batches, and not more than a bucket at once."""
     size = choose_call_size(n, n_workers)
     parts = -(-n // size)
@@ -234,7 +234,7 @@ print(t.translate(["katze"])[0].text, flush=True)
         ),
     ],
 )
-def test_no_process_outlives_the_program(end, code):
+def test_workers_end_with_program(end, code):
     """Whose text has no main guard."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM + end],

@@ -65,7 +65,7 @@ def run(folder, env):
     [(train.main, TINY, "train my.tsv"), (export.main, ["-to", "marian"], "model my.tsv")],
     ids=["train", "export"],
 )
-def test_a_saved_configuration_replaces_no_file(folder, monkeypatch, capfd, main, words, name):
+def test_save_config_does_not_replace_input(folder, monkeypatch, capfd, main, words, name):
     monkeypatch.chdir(folder)
     before = (folder / "my.tsv").read_bytes()
     words = [*words, f"-{name.split()[0]}", "my.tsv", "-output", "run", "-save_config", "my.tsv"]
@@ -94,7 +94,7 @@ def training(start, folder, until):
     return begin
 
 
-def command_in(text, before):
+def find_command(text, before):
     """The words of the command that a line of the text ends with."""
     (line,) = re.findall(rf"^.*{re.escape(before)}: (.*)$", text, re.M)
     words = shlex.split(line)
@@ -103,7 +103,7 @@ def command_in(text, before):
 
 
 @pytest.mark.parametrize("number", mark_sweeps(SIGNALS, [signal.SIGINT]))
-def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
+def test_signal_stops_run_that_can_resume(training, run, folder, number):
     process = training()
     process.send_signal(number)
     out, err = (found.decode() for found in process.communicate())
@@ -118,15 +118,15 @@ def test_a_signal_ends_a_run_that_can_go_on(training, run, folder, number):
         return
     # The commands do what they say, as they are
     steps = str(int(step[1]) + 2)
-    out, more = run(*command_in(err, "continue with"), "-train_steps", steps)
+    out, more = run(*find_command(err, "continue with"), "-train_steps", steps)
     assert out == "" and f"continuing after step {step[1]}\n" in more
     (folder / "FILE").write_text("eins.\n\nzwei drei.\n", encoding="utf-8")
-    command = command_in(err, "translate with it")
-    assert command_in(more, "translate with it") == command
+    command = find_command(err, "translate with it")
+    assert find_command(more, "translate with it") == command
     assert len(run(*command)[0].split("\n")) == 4
 
 
-def test_a_second_signal_ends_it_at_once(training, folder):
+def test_second_signal_exits_immediately(training, folder):
     process = training()
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         process.send_signal(number)
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once(training, folder):
     assert not (folder / "run" / "train_state.pt").exists()
 
 
-def test_an_ignored_hangup_stays_ignored(start, folder, until):
+def test_ignored_hangup_stays_ignored(start, folder, until):
     process = start("-train_steps", "1000000", ignored=[signal.SIGHUP])
     until(lambda: (folder / "run" / "train.csv").exists())
     process.send_signal(signal.SIGHUP)
@@ -146,7 +146,7 @@ def test_an_ignored_hangup_stays_ignored(start, folder, until):
     assert process.returncode == 143
 
 
-def test_a_signal_while_it_reads_leaves_nothing(start, folder, until):
+def test_signal_while_reading_leaves_no_files(start, folder, until):
     os.mkfifo(folder / "pipe")
     process = start("-train", "pipe")
     with open(folder / "pipe", "w", encoding="utf-8"):  # waits for the reader
@@ -157,7 +157,7 @@ def test_a_signal_while_it_reads_leaves_nothing(start, folder, until):
     assert not (folder / "run").exists()
 
 
-def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch):
+def test_signal_while_training_subwords_is_handled_immediately(folder, monkeypatch):
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     done = threading.Event()
 
@@ -201,7 +201,7 @@ def test_a_signal_while_pieces_are_made_is_not_kept_waiting(folder, monkeypatch)
         ("-train_src a", 2, r"unknown option train_src; did you mean train or .*"),
     ],
 )
-def test_errors_are_one_line_with_their_exit_code(folder, monkeypatch, capfd, words, code, says):
+def test_error_is_one_line_with_exit_code(folder, monkeypatch, capfd, words, code, says):
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     monkeypatch.chdir(folder)
     (folder / "wrong.tsv").write_text("a\tb\nno tab\n", encoding="utf-8")

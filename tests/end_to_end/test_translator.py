@@ -30,7 +30,7 @@ def assert_same(found, expected):
         assert [h.score for h in f.hyps] == pytest.approx([h.score for h in e.hyps], abs=TOLERANCE)
 
 
-def forced_log_probs(translator: Translator, src: str, tokens: list[str], ended: bool):
+def compute_forced_log_probs(translator: Translator, src: str, tokens: list[str], ended: bool):
     """Log-probability of each token, from one sentence, one full forward pass and the weights."""
     ids = {token: i for i, token in enumerate(translator.checkpoint.tgt_vocab.tokens)}
     src_ids = [ids.get(t, tiny.UNK) for t in translator.tokenizer.encode(src)] + [tiny.EOS]
@@ -54,25 +54,25 @@ def found(translator):
     return found
 
 
-class TestASentenceIsAlone:
+class TestBatchIndependence:
     @pytest.mark.parametrize("batch_type", ["sents", "tokens"])
     @pytest.mark.parametrize("batch_size", [None, 1, 3, 64])
-    def test_in_batches_of_any_size(self, translator, alone, batch_type, batch_size):
+    def test_results_do_not_depend_on_batch_size(self, translator, alone, batch_type, batch_size):
         found = translator.translate(LINES, n_best=3, batch_type=batch_type, batch_size=batch_size)
         assert_same(found, alone)
         assert [t.id for t in found] == list(range(len(LINES)))
 
-    def test_in_any_order(self, translator, alone):
+    def test_results_do_not_depend_on_order(self, translator, alone):
         order = Random(0).sample(range(len(LINES)), len(LINES))
         found = translator.translate([LINES[i] for i in order], n_best=3, batch_size=64)
         assert_same(found, [alone[i] for i in order])
 
 
 class TestScores:
-    def test_log_probs_equal_a_forward_pass(self, translator, found):
+    def test_log_probs_equal_forward_pass(self, translator, found):
         for t in found:
             for hyp in t.hyps:
-                expected = forced_log_probs(translator, t.src, hyp.tokens, hyp.ended)
+                expected = compute_forced_log_probs(translator, t.src, hyp.tokens, hyp.ended)
                 assert hyp.token_log_probs == pytest.approx(expected, abs=TOLERANCE)
                 assert hyp.log_prob == pytest.approx(sum(expected), abs=len(expected) * TOLERANCE)
                 assert hyp.score == pytest.approx(hyp.log_prob / len(expected), abs=TOLERANCE)
@@ -80,7 +80,7 @@ class TestScores:
             assert len({hyp.text for hyp in t.hyps}) == len(scores)
             assert scores == sorted(scores, reverse=True)
 
-    def test_log_prob_equals_the_score_of_the_output(self, space_translator):
+    def test_log_prob_equals_score_of_output(self, space_translator):
         encode = space_translator.checkpoint.tokenizers["sentencepiece"].encode
         found = space_translator.translate([" ".join(encode(line)) for line in LINES], n_best=5)
         pairs = [(t.src, hyp) for t in found for hyp in t.hyps if hyp.ended]
@@ -88,7 +88,7 @@ class TestScores:
         scores = space_translator.score([src for src, _ in pairs], [hyp.text for _, hyp in pairs])
         assert scores == pytest.approx([hyp.log_prob for _, hyp in pairs], abs=1e-4)
 
-    def test_gold(self, translator):
+    def test_gold_log_prob_equals_forward_pass(self, translator):
         targets = [*reversed(tiny.SENTENCES), "", "the dog", "a", "red", "book"]
         lines = [Line(i + 100, text) for i, text in enumerate(LINES)]
         references = [Line(i + 100, text) for i, text in enumerate(targets)]
@@ -99,7 +99,7 @@ class TestScores:
             expected = None
             if t.src.strip():
                 expected = pytest.approx(
-                    sum(forced_log_probs(translator, t.src, known, True)), abs=1e-4
+                    sum(compute_forced_log_probs(translator, t.src, known, True)), abs=1e-4
                 )
             assert t.gold_log_prob == expected
             assert t.has_gold
@@ -109,7 +109,7 @@ class TestScores:
         ]
         assert_same(found, translator.translate(LINES))
 
-    def test_score_of_an_impossible_end_beside_a_longer_target(self):
+    def test_score_of_impossible_end_ignores_padding(self):
         never_ends = table_models.make_source(
             {"": table_models.logits(0.5, 0.5)}, table_models.logits(0, 1)
         )
@@ -119,13 +119,13 @@ class TestScores:
         scores = translator.score(["s0 s0", "s0 s0"], ["", "a a a"])
         assert scores == [pytest.approx(math.log(0.5)), -math.inf]
 
-    def test_a_shorter_n_best_list_is_a_prefix(self, translator):
+    def test_n_best_shorter_list_is_prefix(self, translator):
         longest = translator.translate(LINES, n_best=5)
         for n in (1, 2, 4):
             shorter = [dataclasses.replace(t, hyps=t.hyps[:n]) for t in longest]
             assert translator.translate(LINES, n_best=n) == shorter
 
-    def test_of_two_segmentations_of_a_text_the_better_counts(self):
+    def test_n_best_keeps_better_segmentation_of_same_text(self):
         class Glued(SpaceTokenizer):
             def decode(self, tokens: list[str]) -> str:
                 return "".join(tokens)
@@ -146,7 +146,7 @@ class TestScores:
 
 
 class TestLines:
-    def test_capitals_are_read_in_small_letters_and_given_back(self, translator, space_translator):
+    def test_uppercase_line_is_lowercased_and_restored(self, translator, space_translator):
         lines = ["DER HUND SIEHT DEN GARTEN", "der hund sieht den garten"]
         loud, quiet = translator.translate(lines)
         assert ["capitals" in t.notes for t in (loud, quiet)] == [True, False]
@@ -156,7 +156,7 @@ class TestLines:
         assert scores[0] == pytest.approx(scores[1], abs=TOLERANCE)
         assert "capitals" not in space_translator.translate(["HUND HUND"])[0].notes
 
-    def test_blank_lines_never_reach_the_model(self, translator, monkeypatch):
+    def test_empty_lines_are_not_encoded(self, translator, monkeypatch):
         encoded = []
         encode = translator.model.encode
         monkeypatch.setattr(
@@ -172,7 +172,7 @@ class TestLines:
         assert "empty" not in found[1].notes
 
     @pytest.mark.parametrize("char", "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-    def test_line_separators_inside_a_line_are_spaces_to_the_model(self, translator, char):
+    def test_line_separators_are_read_as_spaces(self, translator, char):
         text = f"das{char}haus steht{char} neben"
         spaced = text.replace(char, " ")
         (found,), (expected,) = translator.translate([text]), translator.translate([spaced])
@@ -182,13 +182,13 @@ class TestLines:
         (expected,) = translator.translate(["der hund"], [spaced])
         assert begun.hyps == expected.hyps
 
-    def test_only_blank_lines_and_none_at_all(self, translator):
+    def test_empty_lines_only_and_no_lines(self, translator):
         for t in translator.translate(["", ""], n_best=3):
             (hyp,) = t.hyps
             assert (hyp.text, hyp.tokens, hyp.token_log_probs, hyp.ended) == ("", [], [], False)
         assert translator.translate([]) == []
 
-    def test_a_line_that_is_too_long_is_cut_and_noted(self, space_translator):
+    def test_line_too_long_is_truncated_with_warning(self, space_translator):
         room = tiny.MAX_POSITIONS - 1  # the end token needs a place
         full, longer = " ".join(["s"] * room), " ".join(["s"] * room + ["t"] * 30)
         fits, cut = space_translator.translate([full, longer], max_length=8)
@@ -196,11 +196,11 @@ class TestLines:
         assert cut.src == longer
         assert_same([dataclasses.replace(cut, src=full, notes=fits.notes)], [fits])
 
-    def test_output_stops_where_the_model_has_no_position_left(self, space_translator):
+    def test_output_stops_at_last_position_of_model(self, space_translator):
         (found,) = space_translator.translate(["s"], max_length_ratio=0, min_length=100)
         assert [len(hyp.tokens) for hyp in found.hyps] == [tiny.MAX_POSITIONS]
 
-    def test_max_length_ratio_counts_the_lines_own_tokens(self, space_translator):
+    def test_max_length_ratio_uses_source_length_of_line(self, space_translator):
         options = dict(max_length_ratio=1.5, min_length=100, batch_size=64)
         found = space_translator.translate(["s", "s s s s s"], **options)
         assert [len(t.hyps[0].tokens) for t in found] == [int(1.5 + 5), int(7.5 + 5)]
@@ -210,7 +210,7 @@ class TestControlTokens:
     TEXT = "<s> </s> <pad> s </s>"
 
     @pytest.mark.parametrize("tokenizer", ["space", "sentencepiece"])
-    def test_of_a_line_never_become_control_ids(self, tiny_checkpoint, tokenizer, monkeypatch):
+    def test_control_tokens_in_text_are_not_ids(self, tiny_checkpoint, tokenizer, monkeypatch):
         translator = Translator.from_pretrained(tiny_checkpoint, tokenizer=tokenizer, device="cpu")
         seen, model = [], translator.model
         encode, forward = model.encode, model.forward
@@ -230,7 +230,7 @@ class TestControlTokens:
         assert len(seen) >= 15
         assert not {tiny.BOS, tiny.EOS, tiny.PAD} & set(seen)
 
-    def test_are_never_produced(self, space_translator):
+    def test_control_tokens_are_never_generated(self, space_translator):
         options = dict(beam_size=40, n_best=40, max_length=3)
         for banned in ({}, dict(ban_unk_token=True)):
             (found,) = space_translator.translate(["s t s"], **options, **banned)
@@ -240,7 +240,7 @@ class TestControlTokens:
 
 
 class TestOptions:
-    def test_wrong_ones_are_refused(self, translator, tiny_checkpoint):
+    def test_invalid_options_are_rejected(self, translator, tiny_checkpoint):
         """All at once, as in test_options.py; and those that no call can change."""
         with pytest.raises(OptionError, match="did you mean beam_size") as caught:
             translator.translate(["a"], beem_size=3, alpha=math.nan, n_best=0)
@@ -254,13 +254,13 @@ class TestOptions:
         with pytest.raises(DataError, match="2 source lines but 1 target"):
             translator.score(["a", "a"], ["a"])
 
-    def test_those_of_from_pretrained_are_defaults(self, tiny_checkpoint, translator):
+    def test_from_pretrained_options_are_defaults(self, tiny_checkpoint, translator):
         mine = Translator.from_pretrained(tiny_checkpoint, device="cpu", beam_size=2, n_best=2)
         expected = translator.translate(LINES, beam_size=2, n_best=2)
         assert mine.translate(LINES) == expected
         assert mine.translate(LINES, n_best=1) == translator.translate(LINES, beam_size=2)
 
-    def test_ignore_when_blocking_takes_tokens(self, space_translator):
+    def test_ignore_when_blocking_exempts_tokens(self, space_translator):
         words = space_translator.checkpoint.tgt_vocab.tokens
         options = dict(beam_size=1, max_length_ratio=0, max_length=30, min_length=29)
         blocking = dict(block_ngram_repeat=1)
@@ -274,7 +274,7 @@ class TestOptions:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision(tiny_checkpoint, translator, precision):
+def test_precision_half_scores_are_close(tiny_checkpoint, translator, precision):
     half = Translator.from_pretrained(tiny_checkpoint, precision=precision, device="cpu")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     assert {p.dtype for p in half.model.parameters()} == {dtype}

@@ -22,7 +22,7 @@ def trees():
     return {name: ast.parse(path.read_text("utf-8")) for name, path in zip(NAMES, FILES)}
 
 
-def imports(tree):
+def find_imports(tree):
     """(module, line) of each import, those inside of functions and for type checkers included;
     `from onmt_lite import jobs` gives onmt_lite.jobs."""
     for node in ast.walk(tree):
@@ -34,7 +34,7 @@ def imports(tree):
                 yield f"{node.module}.{alias.name}", node.lineno
 
 
-def calls(tree):
+def find_calls(tree):
     """(name, node) of each call: open -> "open", os.open -> "os.open", x.y().z -> ".z"."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -46,28 +46,28 @@ def calls(tree):
             yield f"{owner.id if isinstance(owner, ast.Name) else ''}.{node.func.attr}", node
 
 
-def keywords(node):
+def get_keywords(node):
     return {keyword.arg: keyword.value for keyword in node.keywords}
 
 
-def test_rooms_import_only_those_before_them(trees):
+def test_rooms_import_only_earlier_rooms(trees):
     wrong = []
     for name, tree in trees.items():
         room = name.split("/")[1].removesuffix(".py") if "/" in name else "__main__"
-        for module, line in imports(tree):
+        for module, line in find_imports(tree):
             there = module.split(".")[1] if module.startswith("onmt_lite.") else ""
             if there in ROOMS and room in ROOMS and ROOMS.index(there) > ROOMS.index(room):
                 wrong.append(f"{name}:{line} imports {module}")
     assert not wrong
 
 
-def test_no_file_imports_one_that_imports_it(trees):
+def test_there_are_no_import_cycles(trees):
     """Nor by way of others; imports inside of functions and for type checkers included."""
     names = {name.removesuffix(".py").replace("/", "."): name for name in trees}
     names = {module.removesuffix(".__init__"): name for module, name in names.items()}
     needs = {}
     for name, tree in trees.items():
-        imported = {module for module, _ in imports(tree)}
+        imported = {module for module, _ in find_imports(tree)}
         imported |= {module.rpartition(".")[0] for module in imported}
         found = {names[module] for module in imported if module in names}
         needs[name] = {each for each in found if not each.endswith("__init__.py")}
@@ -77,7 +77,7 @@ def test_no_file_imports_one_that_imports_it(trees):
     assert not needs
 
 
-def test_files_and_functions_can_be_read_at_once(trees):
+def test_files_and_functions_are_short(trees):
     wrong = []
     for name, tree in trees.items():
         text = (ROOT / name).read_text("utf-8")
@@ -94,60 +94,60 @@ def test_files_and_functions_can_be_read_at_once(trees):
     assert not wrong
 
 
-def test_text_files_say_how_they_are_encoded(trees):
+def test_text_files_are_opened_with_encoding_and_newline(trees):
     """Without encoding the locale decides; without newline lone CRs become line feeds."""
     wrong = []
     for name, tree in trees.items():
-        for called, node in calls(tree):
+        for called, node in find_calls(tree):
             if called not in ("open", "io.open", "gzip.open", "open_text", ".open"):
                 continue
-            mode = keywords(node).get("mode", node.args[1] if len(node.args) > 1 else None)
+            mode = get_keywords(node).get("mode", node.args[1] if len(node.args) > 1 else None)
             mode = mode.value if isinstance(mode, ast.Constant) else "r"
-            if "b" not in mode and not {"encoding", "newline"} <= set(keywords(node)):
+            if "b" not in mode and not {"encoding", "newline"} <= set(get_keywords(node)):
                 wrong.append(f"{name}:{node.lineno} {ast.unparse(node)}")
-        for called, node in calls(tree):
+        for called, node in find_calls(tree):
             if called.endswith((".read_text", ".write_text", ".FileHandler")):
-                if "encoding" not in keywords(node):
+                if "encoding" not in get_keywords(node):
                     wrong.append(f"{name}:{node.lineno} {ast.unparse(node)}")
     assert not wrong
 
 
-def test_durations_do_not_look_at_the_calendar(trees):
+def test_durations_use_monotonic_clock(trees):
     """Its clock may jump; dates are for the log alone."""
     calendar = r"time\.(time|time_ns|localtime|gmtime|ctime|strftime)|datetime\.\w+"
     wrong = [
         f"{name}:{node.lineno} {called}"
         for name, tree in trees.items()
-        for called, node in calls(tree)
+        for called, node in find_calls(tree)
         if re.fullmatch(calendar, called)
     ]
     assert not wrong
 
 
-def test_nothing_that_runs_what_it_reads(trees):
+def test_no_unsafe_deserialization(trees):
     wrong = []
     for name, tree in trees.items():
-        for module, line in imports(tree):
+        for module, line in find_imports(tree):
             if module.split(".")[0] in ("pickle", "dill", "marshal", "shelve", "cloudpickle"):
                 wrong.append(f"{name}:{line} {module}")
-        for called, node in calls(tree):
+        for called, node in find_calls(tree):
             forbidden = called in ("eval", "exec", "compile", "__import__", "os.system", "os.popen")
             loose = re.fullmatch(r"yaml\.(load|load_all|unsafe_load|full_load)(_all)?", called)
             if forbidden or loose:
                 wrong.append(f"{name}:{node.lineno} {called}")
             if called == "torch.load":
-                only = keywords(node).get("weights_only")
+                only = get_keywords(node).get("weights_only")
                 if not (isinstance(only, ast.Constant) and only.value is True):
                     wrong.append(f"{name}:{node.lineno} torch.load without weights_only=True")
     assert not wrong
 
 
-def test_data_is_not_split_at_unicode_line_ends(trees):
+def test_splitlines_is_not_used_on_data(trees):
     """str.splitlines knows eleven of them, a file one; the text of an error may be split so."""
     wrong = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
         for name, tree in trees.items()
-        for called, node in calls(tree)
+        for called, node in find_calls(tree)
         if called.endswith(".splitlines")
         and not re.match(r"str\((error|exc|e)\)\.splitlines", ast.unparse(node))
     ]
@@ -168,18 +168,18 @@ def test_errors_are_not_swallowed(trees):
     assert not wrong
 
 
-def test_only_the_command_line_prints(trees):
+def test_print_has_file_argument(trees):
     """Standard output carries translations and nothing else."""
     wrong = [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()
-        for called, node in calls(tree)
-        if called == "print" and "file" not in keywords(node)
+        for called, node in find_calls(tree)
+        if called == "print" and "file" not in get_keywords(node)
     ]
     assert not wrong
 
 
-def test_every_package_is_declared():
+def test_pyproject_lists_every_package():
     """What pyproject.toml does not list is left out of an installed copy."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     packages = re.search(r"\[tool.setuptools\]\npackages = \[(.*?)\]", project, re.S)[1]

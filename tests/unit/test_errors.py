@@ -18,31 +18,31 @@ for module in pkgutil.walk_packages(onmt_lite.__path__, "onmt_lite."):
         import_module(module.name)
 
 
-def kinds(error: type) -> list[type]:
-    return [error, *(kind for child in error.__subclasses__() for kind in kinds(child))]
+def list_error_types(error: type) -> list[type]:
+    return [error, *(kind for child in error.__subclasses__() for kind in list_error_types(child))]
 
 
-def travelled(error: BaseException) -> BaseException:
+def pickle_and_load(error: BaseException) -> BaseException:
     return pickle.loads(pickle.dumps(error))
 
 
-@pytest.mark.parametrize("kind", kinds(OnmtLiteError), ids=lambda kind: kind.__name__)
-def test_every_error_of_ours(kind):
+@pytest.mark.parametrize("kind", list_error_types(OnmtLiteError), ids=lambda kind: kind.__name__)
+def test_error_survives_pickling(kind):
     """Made of its text alone, as all are."""
     error = kind("what (where); what to do")
-    found = travelled(error)
+    found = pickle_and_load(error)
     assert type(found) is kind and str(found) == "what (where); what to do"
     assert found.exit_code == error.exit_code
 
 
-def test_all_problems():
-    found = travelled(OptionError("beam_size 0", "alpha: a\nb"))
+def test_option_error_keeps_all_problems():
+    found = pickle_and_load(OptionError("beam_size 0", "alpha: a\nb"))
     assert found.problems == ("beam_size 0", "alpha: a\nb")
     assert str(found) == "beam_size 0\nalpha: a\nb"
 
 
-def test_a_signal():
+def test_interrupted_survives_pickling():
     stop = Interrupted(signal.SIGTERM)
     stop.status = "after 3 lines"
-    found = travelled(stop)
+    found = pickle_and_load(stop)
     assert (found.signal, found.exit_code, found.status) == (signal.SIGTERM, 143, "after 3 lines")

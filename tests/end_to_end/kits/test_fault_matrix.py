@@ -24,17 +24,17 @@ MATRIX = """\
 4 CRLF: test_lines.py::test_a_file_has_the_lines_of_split, kit
 5 a CR inside a line: test_lines.py::test_a_file_has_the_lines_of_split, kit
 6 other line separators inside a line:
-    test_translator.py::test_line_separators_inside_a_line_are_spaces_to_the_model, kit
+    test_translator.py::test_line_separators_are_read_as_spaces, kit
 7 line separators in a translation:
     test_reports.py::test_line_breaks_become_spaces_in_text_and_escapes_in_jsonl,
     test_reports.py::test_line_breaks_in_hypothesis_do_not_end_output_line
 8 a NUL inside a line: test_file_types.py::test_file_types_unusual_text_is_text, kit
 9 half a character, from JSON: test_lines.py::test_text_with_half_a_character_is_mended
-10 an empty line: test_translator.py::test_blank_lines_never_reach_the_model
-11 a blank line: test_translator.py::test_blank_lines_never_reach_the_model, kit
+10 an empty line: test_translator.py::test_empty_lines_are_not_encoded
+11 a blank line: test_translator.py::test_empty_lines_are_not_encoded, kit
 12 no line feed at the end: test_lines.py::test_a_file_has_the_lines_of_split, kit
 13 an empty file: test_command_line.py::test_src_empty_file_gives_empty_output
-14 a line of a megabyte: test_translator.py::test_a_line_that_is_too_long_is_cut_and_noted,
+14 a line of a megabyte: test_translator.py::test_line_too_long_is_truncated_with_warning,
     test_lines.py::test_a_line_above_the_limit_is_cut_and_says_so
 15 millions of lines: test_kits.py::test_memory_does_not_grow_with_input,
     test_lines.py::test_memory_is_bounded_by_bytes_too
@@ -50,38 +50,38 @@ MATRIX = """\
 21 an input that changes meanwhile: test_lines.py::test_a_file_that_changes_while_it_is_read
 22 the output is an input, the model, a configuration:
     test_output_paths.py::test_output_that_is_an_input_is_rejected, kit
-23 special tokens in the text: test_translator.py::test_of_a_line_never_become_control_ids
+23 special tokens in the text: test_translator.py::test_control_tokens_in_text_are_not_ids
 24 files of different lengths: test_command_line.py::test_tgt_with_different_line_count_is_rejected,
     test_tasks.py::test_tgt_with_different_line_count_is_rejected
 25 emoji, bidi controls, unassigned characters: kit
 # B: options and YAML
-26 an unknown key: test_sources.py::test_unknown_names_say_what_to_write, kit
-27 a wrong type: test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line
-28 surprises of YAML: test_sources.py::test_yaml_values,
-    test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line, kit
-29 a key twice: test_sources.py::test_what_a_flat_configuration_cannot_mean
-30 tags that run code: test_sources.py::test_tags_are_refused,
-    test_sources.py::test_what_a_flat_configuration_cannot_mean
-31 deep nesting: test_sources.py::test_what_a_flat_configuration_cannot_mean
-32 anchors and aliases: test_sources.py::test_what_a_flat_configuration_cannot_mean
+26 an unknown key: test_sources.py::test_unknown_name_has_suggestion, kit
+27 a wrong type: test_sources.py::test_yaml_invalid_value_is_rejected_with_key_and_line
+28 surprises of YAML: test_sources.py::test_yaml_value_is_parsed,
+    test_sources.py::test_yaml_invalid_value_is_rejected_with_key_and_line, kit
+29 a key twice: test_sources.py::test_yaml_unsupported_syntax_is_rejected
+30 tags that run code: test_sources.py::test_yaml_tag_is_rejected,
+    test_sources.py::test_yaml_unsupported_syntax_is_rejected
+31 deep nesting: test_sources.py::test_yaml_unsupported_syntax_is_rejected
+32 anchors and aliases: test_sources.py::test_yaml_unsupported_syntax_is_rejected
 33 documents, lists, tabs, nothing at all:
-    test_sources.py::test_what_a_flat_configuration_cannot_mean,
-    test_sources.py::test_an_empty_file_sets_nothing,
-    test_sources.py::test_any_file_gives_values_or_an_option_error
-34 infinity and NaN: test_sources.py::test_wrong_yaml_values_are_refused_with_key_and_line,
-    test_sources.py::test_numbers_too_long_for_a_float_are_refused
-35 values out of range, all told at once: test_options.py::test_every_refusal_says_what_to_do,
-    test_options.py::test_problems_of_all_sources_and_cross_checks_come_together
+    test_sources.py::test_yaml_unsupported_syntax_is_rejected,
+    test_sources.py::test_yaml_empty_file_sets_nothing,
+    test_sources.py::test_any_yaml_gives_values_or_option_error
+34 infinity and NaN: test_sources.py::test_yaml_invalid_value_is_rejected_with_key_and_line,
+    test_sources.py::test_number_too_long_for_float_is_rejected
+35 values out of range, all told at once: test_options.py::test_error_has_remedy,
+    test_options.py::test_errors_of_all_sources_are_reported_together
 36 a beam larger than the vocabulary:
     test_brute_force.py::test_beam_as_large_as_search_space_equals_brute_force
-37 command line against YAML: test_options.py::test_precedence_from_left_to_right
+37 command line against YAML: test_options.py::test_config_later_source_overrides_earlier
 38 options that do not go together, a GPU that is absent:
-    test_options.py::test_every_refusal_says_what_to_do,
+    test_options.py::test_error_has_remedy,
     test_command_line.py::test_gpu_missing_is_reported_before_model_is_loaded
-39 a configuration that cannot be read: test_sources.py::test_missing_file_and_directory,
-    test_sources.py::test_files_that_are_no_text
+39 a configuration that cannot be read: test_sources.py::test_yaml_missing_file_is_rejected,
+    test_sources.py::test_yaml_binary_file_is_rejected
 40 an output that cannot be written: test_command_line.py::test_output_unwritable_is_an_error, kit
-41 variables of the environment: test_sources.py::test_yaml_values
+41 variables of the environment: test_sources.py::test_yaml_value_is_parsed
 # C: models
 42 missing and unexpected weights:
     test_corrupted_checkpoints.py::test_load_changed_weight_is_rejected,
@@ -116,7 +116,7 @@ MATRIX = """\
 58 a vocabulary smaller than twice the beam:
     test_brute_force.py::test_n_best_equals_reference_search,
     test_brute_force.py::test_beam_as_large_as_search_space_equals_brute_force
-59 min_length above max_length: test_options.py::test_every_refusal_says_what_to_do
+59 min_length above max_length: test_options.py::test_error_has_remedy
 60 n-gram blocking leaves nothing:
     test_brute_force.py::test_ngram_block_keeps_best_row_when_all_blocked
 61 the end comes first: test_command_line.py::test_empty_translation
@@ -161,7 +161,7 @@ MATRIX = """\
 80 a worker dies or hangs: test_workers.py::test_workers_repeat_bucket_of_dead_worker,
     test_workers.py::test_workers_replace_dead_idle_workers_and_fork_server
 81 the parent is killed: test_workers.py::test_workers_end_with_parent
-82 the clock jumps: test_architecture.py::test_durations_do_not_look_at_the_calendar
+82 the clock jumps: test_architecture.py::test_durations_use_monotonic_clock
 83 odd environments: test_process.py::test_output_does_not_depend_on_environment,
     test_process.py::test_closed_stderr_is_ignored
 84 no terminal: test_terminal.py::test_long_job_logs_progress_periodically
@@ -170,9 +170,9 @@ MATRIX = """\
 # F: the same again
 86 the same job again, and with kills:
     test_deterministic.py::test_deterministic_output_is_independent_of_batch_order_and_threads, kit
-87 other batches: test_translator.py::test_in_batches_of_any_size,
+87 other batches: test_translator.py::test_results_do_not_depend_on_batch_size,
     test_tasks.py::test_bucket_lines_does_not_change_output
-88 another order: test_translator.py::test_in_any_order
+88 another order: test_translator.py::test_results_do_not_depend_on_order
 89 shards: test_tasks.py::test_shard_outputs_concatenate_to_full_output
 """
 ROWS = re.findall(r"^(\d+) ([^:]+):\s+((?:[^\s,]+(?:,\s+)?)+)$", MATRIX, re.M)

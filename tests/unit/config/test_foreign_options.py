@@ -17,7 +17,7 @@ from onmt_lite.ray.options import load_ray_options
 from tests.support.option_problems import problem_of, problems_of, spellings
 
 # What each name must lead to, from the documentation of the tools
-EXPECTED = """
+EQUIVALENTS = """
 num_hypotheses n_best; no_repeat_ngram_size block_ngram_repeat; max_decoding_length max_length;
 min_decoding_length min_length; sampling_topk random_sampling_topk;
 sampling_temperature random_sampling_temp; disable_unk ban_unk_token; replace_unknowns replace_unk;
@@ -45,7 +45,7 @@ json-input input_format;
 beam_alpha alpha; load_model model; return_prob token_scores; min_output_length min_length;
 decoder_input_ids tgt_file_prefix; load_in_8bit precision
 """
-PAIRS = [tuple(pair.split()) for pair in EXPECTED.split(";")]
+PAIRS = [tuple(pair.split()) for pair in EQUIVALENTS.split(";")]
 # Translation options of each tool: from its source; of Marian from its documentation
 ALL_NAMES = {
     "CTranslate2 4.8.5": """
@@ -154,7 +154,7 @@ TOOLS, OTHERS = load_peers()["tools"], load_peers()["others"]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
+def test_foreign_name_suggests_equivalent_from_every_source(theirs, ours, tmp_path):
     for name in spellings(theirs, OPTIONS):
         by_keyword = problem_of(lambda name=name: TranslateOptions.of(**{name: 2}))
         for problem in (*problems_of(name, load_options, tmp_path / "a.yaml"), by_keyword):
@@ -164,7 +164,7 @@ def test_a_name_is_refused_with_ours_wherever_it_stands(theirs, ours, tmp_path):
     assert any(parse_option_name(names.get(name, "")) == ours for names in tables for name in spelt)
 
 
-def test_every_name_leads_to_one_option_that_exists():
+def test_foreign_names_map_to_one_existing_option():
     found: dict[str, set[str]] = {}
     for names in (*TOOLS.values(), OTHERS):
         for theirs, ours in names.items():
@@ -180,14 +180,14 @@ def test_every_name_leads_to_one_option_that_exists():
 
 
 @pytest.mark.parametrize("tool", ALL_NAMES)
-def test_every_name_of_a_tool_gets_an_answer(tool):
+def test_foreign_names_of_tool_all_have_hint(tool):
     known = {*OPTIONS, *load_opennmt_options()}
     names = [name for name in ALL_NAMES[tool].split() if name not in known]
     assert [name for name in names if find_hint(name, OPTIONS) is None] == []
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(OPTIONS) if "_" in name])
-def test_a_name_of_ours_with_hyphens_is_refused_with_ours(name):
+def test_option_with_hyphens_suggests_underscores(name):
     spelt = name.replace("_", "-")
     problem = problem_of(lambda: load_options([f"--{spelt}", "1"]))
     assert problem == f"unknown option {spelt}; use {name} instead (command line)"
@@ -214,12 +214,12 @@ def load_ray(words):
         (load_ray, "tgt", "only supported by translate.py; remove it"),
     ],
 )
-def test_no_name_gets_one_of_another_meaning_or_program(load, name, said):
+def test_foreign_name_without_equivalent_gets_matching_hint(load, name, said):
     problem = problem_of(lambda: load([f"--{name}", "1"]))
     assert problem == f"unknown option {name}; {said} (command line)"
 
 
-def test_names_that_are_ours_too_go_on_working():
+def test_shared_names_are_accepted_without_reading_peers():
     """And the table of the others is not even read."""
     load_peers.cache_clear()
     words = "-beam_size 4 -n_best 2 -max_length 9 -early_stopping true -repetition_penalty 1.2"

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = [TRANSLATE, TRAIN, EXPORT, RAY]
 MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main, RAY: ray_main}
 # What a program cannot do without, so that an example of one option loads
-ALWAYS = {
+REQUIRED = {
     TRANSLATE: [],
     TRAIN: "-train a -valid b -output c -train_steps 9".split(),
     EXPORT: "-model a -to opennmt-py -output c.pt".split(),
@@ -64,7 +64,7 @@ def main(capfdbinary, monkeypatch):
 
 
 class TestHelp:
-    def test_groups_in_the_order_of_use(self):
+    def test_help_groups_are_in_order_of_use(self):
         titles = re.findall(r"(?m)^(\w[\w ]*):$", format_help(OPTIONS, ""))
         assert titles == (
             "Input and output, Model, Text, Search, Sampling, Attention, Phrases, "
@@ -73,7 +73,7 @@ class TestHelp:
 
     @each_program
     @pytest.mark.parametrize("columns", [0, 40, 80, 100, 300])
-    def test_lines_fit(self, program, columns):
+    def test_help_lines_fit_terminal(self, program, columns):
         """80 when unknown, which the caller says; never more than 100, never a sliver."""
         width = max(40, min(columns, 100))
         text = format_help(program.options, "", columns) + "\n"
@@ -83,7 +83,7 @@ class TestHelp:
             assert len(line) <= width or len(line.split()) == 1, line
 
     @each_program
-    def test_each_option_says_what_it_does_its_default_and_what_it_needs(self, program):
+    def test_help_all_has_text_and_default_of_each_option(self, program):
         text = format_help(program.options, "usage", 100)
         squeezed = " ".join(text.split())
         for name, option in program.options.items():
@@ -93,7 +93,7 @@ class TestHelp:
             if option.value_type in (int, float) and option.default not in (None, ()):
                 assert f"Default: {option.default}." in said
 
-    def test_needs(self):
+    def test_help_describes_requirements_and_search_defaults(self):
         said = " ".join(describe_options(["beta"], OPTIONS).split())
         assert "Effective only with -coverage_penalty wu or summary." in said
         assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
@@ -107,7 +107,7 @@ class TestHelp:
         assert options.sampling.random_sampling_topk == 50
 
     @every_option
-    def test_every_example_parses_and_says_the_same_in_yaml(self, program, name, tmp_path):
+    def test_help_example_gives_same_values_as_yaml(self, program, name, tmp_path):
         option = program.options[name]
         command, pairs = example_of(option, program.options)
         assert command.split()[0] == f"-{name}"
@@ -116,7 +116,7 @@ class TestHelp:
             return
         # Files of the example need not exist, but an option must not contradict another
         given = {word[1:] for word in shlex.split(command) if re.match(r"-[a-z]", word)}
-        always = ALWAYS[program]
+        always = REQUIRED[program]
         pairs_of_always = dict(zip(always[::2], always[1::2]))
         beside = [w for k, v in pairs_of_always.items() if k[1:] not in given for w in (k, v)]
         _, by_words = LOADS[program]([*shlex.split(command), *beside])
@@ -127,7 +127,7 @@ class TestHelp:
         assert by_words.values[name] != option.default
         assert not [note for note in by_words.notices if note.startswith(f"{name}:")]
 
-    def test_an_option_a_group_and_both(self):
+    def test_help_of_option_and_group(self):
         option = describe_options(["beam_size"], OPTIONS)
         assert option.startswith("-beam_size N\n") and "    YAML:          beam_size: 8" in option
         assert "an integer between 1 and 1000" in option
@@ -143,14 +143,14 @@ class TestHelp:
         ("words", "hint"),
         [("beam_siez", "beam_size"), ("serach", "search"), ("sampeling", "sampling")],
     )
-    def test_an_unknown_name(self, main, words, hint):
+    def test_help_of_unknown_name_suggests_similar(self, main, words, hint):
         code, out, err = main(TRANSLATE, "-help", words, "beam_size")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err and f"did you mean {hint}?" in err
 
     @each_program
     @pytest.mark.parametrize("words", ["-help all", "--h=all"])
-    def test_all_lists_every_option_by_group(self, main, program, words, monkeypatch):
+    def test_help_all_lists_options_by_group(self, main, program, words, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         code, out, err = main(program, *words.split())
         assert (code, err) == (0, "")
@@ -160,7 +160,7 @@ class TestHelp:
         assert re.findall(r"(?m)^(\w[\w ]*):$", out) == [*group_options(program.options)]
 
     @pytest.mark.parametrize("program", [TRANSLATE, TRAIN, RAY], ids=lambda p: p.name)
-    def test_help_is_one_page(self, main, program, monkeypatch):
+    def test_help_fits_one_page(self, main, program, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         code, out, err = main(program, "-help")
         lines = out.split("\n")[:-1]
@@ -172,7 +172,7 @@ class TestHelp:
         assert "Default: 5." in out or program is TRAIN
         assert not re.search(r"Default: (-|0|0\.0|false)\.\n", out)
 
-    def test_the_page_of_the_translator_has_examples_that_load(self, main):
+    def test_help_page_examples_load(self, main):
         """And the options that a first job needs."""
         _, out, _ = main(TRANSLATE, "-help")
         usual = "src output model config beam_size n_best min_length block_ngram_repeat"
@@ -185,7 +185,7 @@ class TestHelp:
 
     @each_program
     @pytest.mark.parametrize("words", ["-help", "--help=true", "-h", "-nope 3 -help", "-help true"])
-    def test_the_programs(self, main, program, words, monkeypatch):
+    def test_help_works_for_every_program(self, main, program, words, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         code, out, err = main(program, *words.split())
         assert (code, err) == (0, "") and "\n  -config FILE" in out
@@ -193,7 +193,7 @@ class TestHelp:
         code, out, err = main(program, "-help", "config")
         assert (code, err) == (0, "") and out.startswith("-config FILE")
 
-    def test_the_width_of_the_terminal(self, main, monkeypatch):
+    def test_help_uses_terminal_width(self, main, monkeypatch):
         monkeypatch.setenv("COLUMNS", "60")
         _, out, _ = main(TRANSLATE, "-help", "search")
         widths = [len(line) for line in out.split("\n")]
@@ -202,14 +202,14 @@ class TestHelp:
 
 # -- values of YAML files -------------------------------------------------------------------------
 
-REFUSED = (
+REJECTED = (
     "beam_size: 0; beam_size: 1001; beam_size: 2.5; beam_size: many; beam_size: true;"
     "beam_size: [5]; alpha: 11; alpha: x; repetition_penalty: 0; length_penalty: average;"
     "length_penalty: 5; verbose: 1; verbose: 'true'; src: 5; src: [a]; model: {a: b};"
     "model: [a, 5]; model_weights: [1, 0]; device: gpu; beam_siez: 5; config: a.yaml;"
     "help: true; data_type: img; sample_rate: 8000; early_stopping: maybe; seed: -2"
 )
-TAKEN = (
+ACCEPTED = (
     "beam_size: 5; beam_size:; alpha: 2; model: a.pt; model: [a.pt, b.pt]; model: [];"
     "early_stopping: true; early_stopping: never; src_onmttok_kwargs: {mode: none};"
     "world_size: 2; gpu_ranks: [0, 1]; gpu_ranks: []; seed: -1; precision: '';"
@@ -217,8 +217,8 @@ TAKEN = (
 )
 
 
-@pytest.mark.parametrize(("texts", "taken"), [(REFUSED, False), (TAKEN, True)])
-def test_values_of_yaml_are_taken_or_refused_one_by_one(texts, taken):
+@pytest.mark.parametrize(("texts", "taken"), [(REJECTED, False), (ACCEPTED, True)])
+def test_yaml_value_is_accepted_or_rejected(texts, taken):
     for text in texts.split(";"):
         ((name, value),) = yaml.safe_load(text).items()
         resolver = Resolver(replace(TRANSLATE, rules=()))  # about values of several options
@@ -230,7 +230,7 @@ def test_values_of_yaml_are_taken_or_refused_one_by_one(texts, taken):
                 resolver.resolve()
 
 
-def test_help_yaml_has_the_texts_of_the_options_there_are():
+def test_help_yaml_has_exactly_the_existing_options():
     """No entry is left over, and the first section that has an option decides."""
     programs = {
         "common": OPTIONS,
@@ -252,7 +252,7 @@ def test_help_yaml_has_the_texts_of_the_options_there_are():
             }
 
 
-def test_help_yaml_is_not_read_for_options_without_help():
+def test_help_yaml_is_read_only_for_help():
     """A job starts without it."""
     read_help.cache_clear()
     load_options(["-beam_size", "3", "-src", "a.txt", "-n_best", "2"])

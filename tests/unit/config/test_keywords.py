@@ -59,7 +59,7 @@ WRONG = [
 ]
 
 
-def test_stub_file_equals_output_of_generator():
+def test_stub_file_is_up_to_date():
     text = keywords.STUB.read_text(encoding="utf-8")
     assert text == keywords.make_stub(), "run `python -m tests.support.make_keywords`"
 
@@ -72,7 +72,7 @@ def test_stub_file_equals_output_of_generator():
         ("translate_file", "FileOptions", {"src", "output"}),
     ],
 )
-def test_stub_has_the_options_that_a_call_accepts(translator, tmp_path, name, stub, parameters):
+def test_stub_has_options_of_each_call(translator, tmp_path, name, stub, parameters):
     """Whether it is the default or not: an option that a call cannot have is refused by name."""
     (tmp_path / "src").write_text("", encoding="utf-8")
     lines = [tmp_path / "src", tmp_path / "out"] if name == "translate_file" else [[]]
@@ -107,7 +107,7 @@ def accepts(option, value):
         return False
 
 
-def test_mypy_accepts_the_values_that_run_and_rejects_mistakes(tmp_path):
+def test_mypy_accepts_valid_values_and_rejects_mistakes(tmp_path):
     """As `mypy --strict` of a user's script; a path is a str or a Path where a file is meant."""
     lines, wrong = [*HEADER.splitlines(), *RIGHT, *WRONG], {*WRONG}
     for name in NAMES:

@@ -82,7 +82,7 @@ def run(tmp_path, monkeypatch, capfd):
     logging.getLogger("onmt_lite").handlers.clear()
 
 
-def test_the_table_is_whole():
+def test_option_table_is_complete():
     assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
     assert set(NAMES) <= {*OPTIONS, *load_opennmt_options()}
     # 2.2 to 3.0, and a name of training
@@ -94,7 +94,7 @@ def test_the_table_is_whole():
 
 
 @pytest.mark.parametrize("name", sorted(EOLE))
-def test_every_option_of_eole_is_answered(name, tmp_path):
+def test_eole_option_is_accepted_or_has_hint(name, tmp_path):
     """As one of ours, as one without effect, or with ours in words."""
     if name not in OPTIONS and name not in load_opennmt_options():
         problem = f"unknown option {name}; {find_hint(name, OPTIONS)} (command line)"
@@ -110,7 +110,7 @@ def test_every_option_of_eole_is_answered(name, tmp_path):
 BATCHES = [("batch_size 30 counts tokens and is slow; use -batch_type sents to count sentences",)]
 
 
-def test_a_call_of_eole_is_answered(tmp_path):
+def test_eole_command_line_gets_hint_per_option(tmp_path):
     words = "-model_path m -compute_dtype fp16 -engine ct2 -ref r -trackio true -task translate"
     words = ["predict", "-c", "a.yaml", *words.split(), "-hf_token", "secret"]
     with pytest.raises(OptionError) as caught:
@@ -130,13 +130,13 @@ def test_a_call_of_eole_is_answered(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["d18", "d35"])
-def test_all_defaults_in_one_file_ask_for_nothing(run, version):
+def test_opennmt_defaults_in_one_file_run_without_notices(run, version):
     code, out, err = run(defaults(version))
     assert (code, out.count("\n"), err) == (0, 2, "")
 
 
 @pytest.mark.parametrize("name", BY_CLASS["C"] + BY_CLASS["N"])
-def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path):
+def test_neutral_value_causes_no_notice(name, tmp_path):
     for version in ("d18", "d35"):
         if name not in (values := defaults(version)):
             continue
@@ -161,7 +161,7 @@ def test_the_default_of_what_does_nothing_is_taken_without_a_word(name, tmp_path
         ),
     ],
 )
-def test_values_that_are_no_defaults_are_refused(tmp_path, yaml, argv, problem):
+def test_unsupported_value_is_rejected(tmp_path, yaml, argv, problem):
     (tmp_path / "a.yaml").write_text(yaml, encoding="utf-8")
     with pytest.raises(OptionError) as caught:
         load_options(["-config", str(tmp_path / "a.yaml"), *argv.split()])
@@ -169,7 +169,7 @@ def test_values_that_are_no_defaults_are_refused(tmp_path, yaml, argv, problem):
     assert found.startswith(problem)
 
 
-def test_not_given_there_is_not_given_here(tmp_path):
+def test_neutral_value_resets_option_to_default(tmp_path):
     """As a value that takes back what another source gives."""
     path = tmp_path / "a.yaml"
     for text, argv, seed, origin in [
@@ -189,7 +189,7 @@ def test_not_given_there_is_not_given_here(tmp_path):
 
 
 @pytest.mark.parametrize("name", mark_sweeps(BY_CLASS["C"], BY_CLASS["C"][::5]))
-def test_one_line_names_it_and_the_output_is_the_same(run, name):
+def test_option_without_effect_has_one_notice_and_same_output(run, name):
     plain = run({})
     assert plain[0] == 0 and plain[2] == ""
     asks = words(name, ASKS[name])
@@ -201,7 +201,7 @@ def test_one_line_names_it_and_the_output_is_the_same(run, name):
 
 
 @pytest.mark.parametrize("name", BY_CLASS["N"])
-def test_refused_with_a_reason(run, name):
+def test_unsupported_option_is_rejected_with_remedy(run, name):
     for given, argv in (({name: ASKS[name]}, []), ({}, words(name, ASKS[name]))):
         code, out, err = run(given, *argv)
         assert (code, out) == (2, "")
@@ -213,7 +213,7 @@ def test_refused_with_a_reason(run, name):
 
 
 @pytest.mark.parametrize("name", ["log_file_level", "random_sampling_topk", "fp32", "seed"])
-def test_what_works_needs_no_word(run, name):
+def test_supported_option_causes_no_notice(run, name):
     values = {"log_file_level": "ERROR", "random_sampling_topk": 1, "fp32": True, "seed": -1}
     given = {"log_file": "log.txt", name: values[name]}
     assert run(given) == run({})
@@ -222,7 +222,7 @@ def test_what_works_needs_no_word(run, name):
 
 
 @pytest.mark.parametrize("level", ["NOTSET", "INFO", 20, "10", 0, "WARNING", 40, "CRITICAL"])
-def test_the_level_is_of_the_log_file_alone(run, level):
+def test_log_file_level_applies_to_log_file_only(run, level):
     *_, plain = run({"verbose": True})
     code, _, err = run({"verbose": True, "log_file": "log.txt", "log_file_level": level})
     assert (code, err) == (0, plain) and plain
@@ -234,18 +234,18 @@ def test_the_level_is_of_the_log_file_alone(run, level):
 
 
 @pytest.mark.parametrize("level", ["info", 15, True, "25"])
-def test_a_level_that_does_not_exist_is_refused(run, level):
+def test_log_file_level_unknown_is_rejected(run, level):
     code, _, err = run({"log_file": "log.txt", "log_file_level": level})
     assert code == 2 and "log_file_level: must be one of NOTSET, DEBUG, INFO" in err
 
 
-def test_max_sent_length_is_max_length(run):
+def test_max_sent_length_sets_max_length(run):
     long, short = run({}), run({"max_length": 2})
     assert run({"max_sent_length": 2})[1] == run({}, "-max_sent_length", "2")[1] == short[1]
     assert long[1] != short[1]
 
 
-def test_a_top_k_of_one_leaves_a_beam_as_it_is(run):
+def test_random_sampling_topk_1_does_not_change_beam(run):
     given = {"beam_size": 4, "n_best": 4}
     plain = run(given)
     assert run({**given, "random_sampling_topk": 1}) == plain
@@ -257,12 +257,12 @@ def test_a_top_k_of_one_leaves_a_beam_as_it_is(run):
     assert len(set(out.rstrip("\n").split("\n"))) == 2
 
 
-def test_md_is_the_table_of_options(capfd):
+def test_md_prints_option_table(capfd):
     assert translate.main(["-md"]) == 0
     assert capfd.readouterr() == (format_markdown(OPTIONS) + "\n", "")
 
 
-def test_save_config_stops_and_gives_the_same_job(run):
+def test_save_config_exits_and_saved_file_gives_same_output(run):
     given = {"search": "fairseq", "n_best": 2, "fp32": True, "fast": True, "seed": -1}
     *plain, _ = run(given)
     assert run(given, "-save_config", "saved.yaml") == (0, "", "")

@@ -52,7 +52,7 @@ def output():
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_writes_what_3_5_1_writes(folder, capfd, case):
+def test_opennmt_yaml_gives_output_of_opennmt_py_3_5_1(folder, capfd, case):
     assert run(case) == 0
     assert output() == case["lines"]
     out, err = capfd.readouterr()
@@ -61,7 +61,7 @@ def test_writes_what_3_5_1_writes(folder, capfd, case):
     assert out == ""
 
 
-def test_they_show_something():
+def test_opennmt_yaml_cases_cover_features():
     """Unknown tokens, replaced and not; several models; forced beginnings; alignments."""
     lines = [line for case in CASES for line in case["lines"]]
     assert any("<unk>" in line for line in lines) and any("eins" in line for line in lines)
@@ -80,7 +80,7 @@ def values(folder, text):
 
 
 @pytest.mark.parametrize("mark", ["'", '"'])
-def test_quotes_make_no_difference_in_yaml(folder, mark):
+def test_yaml_quotes_are_ignored(folder, mark):
     """As to ConfigArgParse, which reads all values as words."""
     plain = (
         "beam_size 4, n_best 2, alpha 0.9, beta 1e-1, max_length_ratio 2, replace_unk true,"
@@ -116,7 +116,7 @@ def test_quotes_make_no_difference_in_yaml(folder, mark):
         ("log_file_level: '20'", "20"),
     ],
 )
-def test_values_as_words(folder, text, value):
+def test_yaml_value_is_parsed_like_word(folder, text, value):
     name = text.partition(":")[0]
     assert values(folder, text)["precision" if name == "fp32" else name] == value
 
@@ -129,13 +129,13 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", WRONG.split(";"))
-def test_what_is_wrong_without_quotes_is_wrong_with_them(folder, text):
+def test_yaml_invalid_quoted_value_is_rejected(folder, text):
     name = text.partition(":")[0].strip()
     with pytest.raises(OptionError, match=f"{name}: must be .*q.yaml:1"):
         values(folder, text.strip())
 
 
-def test_an_option_of_training_is_refused_as_one(folder):
+def test_training_option_is_rejected_with_hint(folder):
     """What a file for both holds; OpenNMT-py refuses it as unknown."""
     text = (
         "model_task: lm\nlora_layers: [linear_values]\nsrc_vocab: a.txt\nshare_embeddings: true\n"

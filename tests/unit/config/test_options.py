@@ -32,7 +32,7 @@ def problems_of(*argv):
     return caught.value.problems
 
 
-def test_defaults_are_those_of_the_design():
+def test_defaults_match_design():
     options, resolved = load_options([])
     assert set(resolved.origins.values()) == {"default"}
     search = options.search
@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_design():
     assert (options.text.tokenizer, options.speed.device) == ("auto", "auto")
 
 
-def test_every_option_has_help_and_its_default_is_valid():
+def test_every_option_has_help_and_valid_default():
     for name, option in OPTIONS.items():
         assert len(option.help.split()) >= 2 and option.help[0].isupper(), name
         assert option.help == option.help.strip() and option.help[-1] not in ".\n", name
@@ -67,7 +67,7 @@ WORDS_OF |= {"dump_beam": "beam.json"}
     [("", False), ("-batch_size 30", True), ("-batch_size 2048", False), ("-batch_size 1", False)]
     + [(f"-batch_size 30 -batch_type {kind}", False) for kind in ("sents", "tokens")],
 )
-def test_a_batch_size_that_looks_like_sentences_is_noted(argv, noted):
+def test_batch_size_small_token_count_causes_notice(argv, noted):
     options, _ = load_options(argv.split())
     assert any("batch_type sents" in note for note in options.notes) == noted
 
@@ -139,21 +139,21 @@ REMEDY = re.compile(r"; |: must be |did you mean|takes one value|needs at least 
         ("x.txt", "python -m onmt_lite -src x.txt"),
     ],
 )
-def test_every_refusal_says_what_to_do(line, words):
+def test_error_has_remedy(line, words):
     problems = problems_of(*shlex.split(line))
     assert words in "\n".join(problems)
     for problem in problems:
         assert REMEDY.search(problem) or "cannot be read" in problem, problem
 
 
-def test_what_only_looks_like_a_contradiction():
+def test_compatible_options_are_accepted():
     lines = "-n_best 5 | -min_length 8 -max_length 8 | -gpu -1 | -gpu 0 -device auto | "
     lines += "-verbose -quiet false | -src a -tgt - | -device cuda:1"
     for line in lines.split(" | "):
         load_options(line.split())
 
 
-def test_problems_of_all_sources_and_cross_checks_come_together(tmp_path):
+def test_errors_of_all_sources_are_reported_together(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("beam_size: 2\nn_best: 3\nbeam_siez: 4\nalpha: x\nconfig: b.yaml\n")
     found = problems_of("-config", str(config), str(tmp_path / "no.yaml"), "-batch_size", "0")
@@ -166,7 +166,7 @@ def test_problems_of_all_sources_and_cross_checks_come_together(tmp_path):
 @pytest.mark.parametrize(
     "line", ["config: x.yaml", "print_config: true", "help: true", "version: true"]
 )
-def test_configurations_do_not_name_sources(tmp_path, line):
+def test_config_option_in_yaml_is_rejected(tmp_path, line):
     config = tmp_path / "a.yaml"
     config.write_text(line)
     (problem,) = problems_of("-config", str(config))
@@ -175,7 +175,7 @@ def test_configurations_do_not_name_sources(tmp_path, line):
     assert f"{config}:1" in problem
 
 
-def test_precedence_from_left_to_right(tmp_path):
+def test_config_later_source_overrides_earlier(tmp_path):
     for name, text in [("a", "beam_size: 2\nalpha: 0.5\nverbose: true"), ("b", "beam_size: 3")]:
         (tmp_path / f"{name}.yaml").write_text(text)
     files = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
@@ -191,7 +191,7 @@ def test_precedence_from_left_to_right(tmp_path):
     assert load_options(apart)[0].search == load_options(["-config", *files])[0].search
 
 
-def test_python_has_the_command_lines_checks_and_messages():
+def test_keyword_errors_equal_command_line_errors():
     assert TranslateOptions.of(beam_size=4, model=Path("m")).model.model == ("m",)
     for wrong in ({"beam_size": 0}, {"beam_siez": 3}, {"n_best": 9}, {"alpha": math.nan}):
         with pytest.raises(OptionError) as caught:
@@ -203,7 +203,7 @@ def test_python_has_the_command_lines_checks_and_messages():
         assert caught.value.problems == (said.replace("command line", "keyword argument"),)
 
 
-def test_python_takes_none_numbers_and_strings_strictly():
+def test_keyword_values_are_strictly_typed():
     assert TranslateOptions.of(alpha=2).search.alpha == 2.0
     assert TranslateOptions.of(gpu=None) == TranslateOptions.of()
     for wrong in ({"beam_size": 5.0}, {"beam_size": True}, {"verbose": 1}, {"alpha": 10**400}):
@@ -245,7 +245,7 @@ VALID = SOME.flatmap(lambda names: st.fixed_dictionaries({n: value_of(OPTIONS[n]
 @example({"model": ("a", "-b", "5", "null")})
 @example({"gpu": -1, "alpha": -1e-9})
 @example({"src": " a: b # c\n'", "tgt": "\x85"})
-def test_printed_configuration_loads_back(tmp_path_factory, values):
+def test_print_config_output_loads_same_values(tmp_path_factory, values):
     try:
         options = TranslateOptions.of(**values)
     except OptionError:
@@ -268,7 +268,7 @@ def test_printed_configuration_loads_back(tmp_path_factory, values):
 
 @settings(deadline=None, max_examples=60)
 @given(VALID)
-def test_command_line_and_python_agree(values):
+def test_command_line_and_keywords_give_same_options(values):
     """Values as words give what the same values give as numbers; -name=VALUE takes any text."""
     argv = []
     for name, value in values.items():
@@ -297,7 +297,7 @@ WORDS = st.one_of(
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(WORDS, max_size=8))
-def test_any_command_line_gives_options_or_an_option_error(argv):
+def test_any_command_line_gives_options_or_option_error(argv):
     assume(not any(word.lstrip("-").startswith("config") for word in argv))
     try:
         options, resolved = load_options(argv)
@@ -310,7 +310,7 @@ def test_any_command_line_gives_options_or_an_option_error(argv):
         assert options.search.min_length <= options.search.max_length
 
 
-def test_options_are_read_without_torch():
+def test_options_load_without_torch():
     """A wrong option must be told at once, not after seconds of loading."""
     code = (
         "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.config.cli\n"

@@ -130,13 +130,13 @@ def notes_of(argv):
     return load_options(argv)[0].notes
 
 
-def test_every_option_is_in_one_of_the_two_lists():
+def test_every_option_is_listed():
     listed = {name for name, _, _ in TABLE} | set(ALWAYS)
     assert listed == set(OPTIONS) - set(META_NAMES)
 
 
 @pytest.mark.parametrize(("name", "line", "why"), TABLE, ids=[line for _, line, _ in TABLE])
-def test_a_note_says_why(name, line, why, tmp_path):
+def test_notice_has_reason_and_origin(name, line, why, tmp_path):
     """And the same from YAML and Python, each with its origin."""
     (note,) = [n for n in notes_of(shlex.split(line)) if n.startswith(f"{name}: ")]
     assert note.startswith(f"{name}: has no effect; ") and why in note
@@ -189,12 +189,12 @@ EFFECTIVE = """
 
 
 @pytest.mark.parametrize("line", EFFECTIVE.strip().split("\n"))
-def test_no_note_where_there_is_an_effect_or_nothing_is_asked(line):
+def test_no_notice_for_option_with_effect_or_default(line):
     assert notes_of(line.split()) == ()
 
 
 @pytest.mark.parametrize("search", ["opennmt", "opennmt-2018", "fairseq", "marian", "ctranslate2"])
-def test_a_printed_configuration_loads_without_notes(search, tmp_path):
+def test_print_config_output_loads_without_notices(search, tmp_path):
     """All its values hold anyway."""
     _, resolved = load_options(["-search", search, "-alpha", "0.3", "-length_penalty", "none"])
     path = tmp_path / "a.yaml"
@@ -226,7 +226,7 @@ SEARCH = [
         lambda names: st.fixed_dictionaries({n: small(OPTIONS[n]) for n in names})
     )
 )
-def test_without_its_idle_options_a_line_means_the_same(values):
+def test_removing_options_without_effect_changes_nothing(values):
     """Leaving out what has no effect leaves nothing else idle, and notes name what was given."""
     try:
         options = TranslateOptions.of(**values)
@@ -285,7 +285,7 @@ def some_value(option, dice):
 
 
 @pytest.mark.parametrize("program", [TRANSLATE, TRAIN], ids=lambda program: program.name)
-def test_help_says_what_the_rules_ask_for(program):
+def test_help_requirements_match_rules(program):
     dice = random.Random(0)
     for rule in (rule for rule in program.rules if rule.help):
         condition = re.sub("Requires |Effective only with ", "", rule.help)
@@ -342,18 +342,18 @@ def run(tmp_path, monkeypatch, capfd):
         ("-beta 1", "beta: has no effect; coverage_penalty is none, "),
     ],
 )
-def test_one_line_in_the_log(run, line, note):
+def test_notice_about_model_is_one_log_line(run, line, note):
     err = run(line)
     assert err.count("NOTE") == 1 and f"NOTE: {note}" in err
 
 
-def test_max_length_above_what_the_model_takes(run, tiny_checkpoint):
+def test_max_length_above_model_limit_causes_notice(run, tiny_checkpoint):
     err = run("-max_length 1000", tiny_checkpoint)
     said = f"NOTE: max_length 1000: the model supports at most {tiny.MAX_POSITIONS} tokens"
     assert err.count("NOTE") == 1 and said in err
 
 
-def test_passed_over_tokens_change_nothing(toy):
+def test_ignore_when_blocking_ignores_unknown_tokens(toy):
     given = dict(block_ngram_repeat=1, min_length=4)
     expected = toy.translate(["katze"], ignore_when_blocking=["the"], **given)
     with pytest.warns(OptionWarning, match="ignored: 'zz'"):
@@ -362,14 +362,14 @@ def test_passed_over_tokens_change_nothing(toy):
     assert found != toy.translate(["katze"], **given)
 
 
-def test_beta_without_a_penalty_does_not_change_the_stop_rule(toy):
+def test_beta_without_penalty_does_not_change_stopping(toy):
     options = dict(search="ctranslate2", alpha=0.0, n_best=2, beam_size=3)
     with pytest.warns(OptionWarning, match="beta"):
         found = toy.translate(["katze"], beta=1.0, **options)
     assert found == toy.translate(["katze"], **options)
 
 
-def test_a_warning_once_where_the_call_is():
+def test_option_warning_once_at_line_of_call():
     toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
     with pytest.warns(OptionWarning, match="^beta: has no effect; ") as caught:
         toy.translate(["katze"])
@@ -384,7 +384,7 @@ def test_a_warning_once_where_the_call_is():
     assert [w.filename for w in caught] == [__file__]
 
 
-def test_what_calls_with_files_have_alone(tmp_path):
+def test_ban_words_file_has_no_effect_on_translate(tmp_path):
     (tmp_path / "ban").write_text("the\n", encoding="utf-8")
     toy = Translator.from_pretrained(TOY, ban_words=str(tmp_path / "ban"))
     with pytest.warns(OptionWarning, match="^ban_words: has no effect; it is an option of tr"):
@@ -402,13 +402,13 @@ def test_what_calls_with_files_have_alone(tmp_path):
         (0, {}, False),
     ],
 )
-def test_a_note_of_the_line_whose_end_may_not_come(toy, min_length, more, noted):
+def test_min_length_above_limit_marks_line(toy, min_length, more, noted):
     (found,) = toy.translate(["katze"], min_length=min_length, **more)
     assert ("min-length-over-limit" in found.notes) == noted
     assert not noted or not any(hyp.ended for hyp in found.hyps)
 
 
-def test_the_summary_names_the_lines(run):
+def test_min_length_above_limit_is_in_summary(run):
     assert (
         "line 1: min_length is above the length limit; raise max_length_ratio [min-length-"
         in run("-min_length 9")
@@ -427,13 +427,13 @@ def test_the_summary_names_the_lines(run):
         ("", ""),
     ],
 )
-def test_of_training(line, idle):
+def test_init_from_makes_sizes_ineffective(line, idle):
     words = f"-train a -output b -train_steps 3 {line}"
     notes = load_train_options(shlex.split(words))[0].notes
     assert [note.split("; ")[0] for note in notes] == [f"{idle}: has no effect"] * bool(idle)
 
 
-def test_model_notes_of_a_gpu(monkeypatch):
+def test_threads_on_gpu_causes_notice(monkeypatch):
     import torch
 
     from onmt_lite.inference.postprocess import model_notices

@@ -112,14 +112,14 @@ def test_command_line_spellings(resolve, expected, words):
         ("zzzzzz", "-help"),
     ],
 )
-def test_unknown_names_say_what_to_write(problems, name, hint):
+def test_unknown_name_has_suggestion(problems, name, hint):
     for found in (problems([f"-{name}", "1"]), problems([], f"{name}: 1")):
         assert len(found) == 1
         assert found[0].startswith(f"unknown option {name};")
         assert hint in found[0]
 
 
-def test_an_empty_name_does_not_list_every_option(problems):
+def test_empty_name_does_not_list_every_option(problems):
     (problem,) = problems([], "'': 1")
     assert len(problem) < 200, problem
 
@@ -138,7 +138,7 @@ WRONG_YAML = {  # a bool is not a number, nor is a number in quotes
 
 
 @pytest.mark.parametrize(("name", "value"), each(WRONG_YAML))
-def test_wrong_yaml_values_are_refused_with_key_and_line(problems, tmp_path, name, value):
+def test_yaml_invalid_value_is_rejected_with_key_and_line(problems, tmp_path, name, value):
     (problem,) = problems([], f"# comment\n{name}: {value}")
     assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"({tmp_path}/a.yaml:2)")
@@ -146,7 +146,7 @@ def test_wrong_yaml_values_are_refused_with_key_and_line(problems, tmp_path, nam
 
 @pytest.mark.parametrize("digits", [400, 5000])
 @pytest.mark.parametrize("name", ["count", "rate"])
-def test_numbers_too_long_for_a_float_are_refused(problems, name, digits):
+def test_number_too_long_for_float_is_rejected(problems, name, digits):
     """int to float overflows above 1e308, text to int above 4300 digits."""
     assert len(problems(["-" + name, "1" * digits])) == 1
     assert len(problems([], f"{name}: {'1' * digits}")) == 1
@@ -166,13 +166,13 @@ WRONG_WORDS = {
 
 
 @pytest.mark.parametrize(("name", "words"), each(WRONG_WORDS))
-def test_wrong_command_line_values_are_refused(problems, name, words):
+def test_command_line_invalid_value_is_rejected(problems, name, words):
     (problem,) = problems([name, *shlex.split(words)])
     assert problem.startswith(name.strip("-=") + ": ")
     assert "(command line)" in problem
 
 
-def test_messages_name_value_and_what_was_expected(problems):
+def test_error_has_value_and_valid_values(problems):
     assert problems(["-count", "11", "-mode", "avgg"]) == (
         "count: must be an integer between 1 and 10, got 11 (command line)",
         "mode: must be one of none, wu, avg, got 'avgg'; did you mean avg? (command line)",
@@ -181,14 +181,14 @@ def test_messages_name_value_and_what_was_expected(problems):
 
 
 @pytest.mark.parametrize("words", ["x", "-", "--", "5 -flag"])
-def test_words_before_any_option_are_refused(problems, words):
+def test_stray_words_are_rejected(problems, words):
     stray = words.removesuffix(" -flag")
     assert problems(words.split()) == (
         f"{stray!r} does not belong to any option; -help lists the options",
     )
 
 
-def test_null_is_as_if_absent(resolve):
+def test_yaml_null_counts_as_not_given(resolve):
     got = resolve([], "count: 3\ncap: 4", "count: null\ncap: ~\nname:")
     assert (got.values["count"], got.values["cap"], got.values["name"]) == (3, 4, "")
     assert got.origins["name"] == "default"
@@ -213,14 +213,14 @@ def test_null_is_as_if_absent(resolve):
         ("mode: none", "mode", "none"),
     ],
 )
-def test_yaml_values(resolve, text, name, value):
+def test_yaml_value_is_parsed(resolve, text, name, value):
     got = resolve([], text).values[name]
     assert got == value
     assert type(got) is type(value)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "\ufeff"])
-def test_an_empty_file_sets_nothing(resolve, text):
+def test_yaml_empty_file_sets_nothing(resolve, text):
     assert set(resolve([], text).origins.values()) == {"default"}
 
 
@@ -246,7 +246,7 @@ def test_an_empty_file_sets_nothing(resolve, text):
         ("name: !thing x", 1, "tag"),
     ],
 )
-def test_what_a_flat_configuration_cannot_mean(problems, tmp_path, text, line, word):
+def test_yaml_unsupported_syntax_is_rejected(problems, tmp_path, text, line, word):
     (problem,) = problems([], text)
     assert problem.startswith("config: ")
     assert word in problem
@@ -263,7 +263,7 @@ TAGS = {
 
 
 @pytest.mark.parametrize(("name", "value"), each(TAGS))
-def test_tags_are_refused(problems, name, value):
+def test_yaml_tag_is_rejected(problems, name, value):
     """A tag changes what a value is behind the reader's back, and PyYAML dies on wrong ones."""
     assert len(problems([], f"{name}: {value}")) == 1
 
@@ -278,13 +278,13 @@ def test_tags_are_refused(problems, name, value):
         (b"#" * (64 * 1024 + 1), "64 KiB"),
     ],
 )
-def test_files_that_are_no_text(problems, tmp_path, data, word):
+def test_yaml_binary_file_is_rejected(problems, tmp_path, data, word):
     (problem,) = problems([], data)
     assert word in problem
     assert f"{tmp_path}/a.yaml" in problem
 
 
-def test_a_file_of_just_64_kib_is_read(resolve):
+def test_yaml_file_of_64_kib_is_read(resolve):
     assert resolve([], b"count: 3\n".ljust(64 * 1024, b"#")).values["count"] == 3
 
 
@@ -295,7 +295,7 @@ def read(path):
     return resolver.resolve()
 
 
-def test_missing_file_and_directory(tmp_path):
+def test_yaml_missing_file_is_rejected(tmp_path):
     for path, word in [(tmp_path / "none.yaml", "No such file"), (tmp_path, "directory")]:
         with pytest.raises(OptionError) as caught:
             read(path)
@@ -328,7 +328,7 @@ VALUES = st.fixed_dictionaries(
 @example({"names": ["\x85\u2028\ufeff\ud800"]})
 @example({"name": "...", "names": ["", "null", "5", "- a", "*x", "!y"]})
 @example({"names": [" a "]})
-def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
+def test_yaml_dump_loads_same_values(tmp_path_factory, values):
     resolver = Resolver(PROGRAM)
     for name, value in values.items():
         resolver.add_value(name, value, "here")
@@ -338,7 +338,7 @@ def test_printed_yaml_gives_the_same_values_again(tmp_path_factory, values):
     assert read(path).values == first.values
 
 
-def test_an_origin_cannot_add_lines_to_printed_yaml(tmp_path):
+def test_yaml_dump_keeps_origin_on_one_line(tmp_path):
     """A file name may hold a line feed; what follows it must stay a comment."""
     path = tmp_path / "x\nname: stolen #.yaml"
     path.write_text("count: 3", encoding="utf-8")
@@ -360,7 +360,7 @@ YAML_TEXT = st.lists(
 @given(st.one_of(YAML_TEXT.map(lambda text: text.encode("utf-8", "ignore")), st.binary()))
 @example(b"flag: !!bool x")
 @example(b"rate: " + b"1" * 400)
-def test_any_file_gives_values_or_an_option_error(tmp_path_factory, data):
+def test_any_yaml_gives_values_or_option_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(data)
     try:
@@ -374,7 +374,7 @@ def test_any_file_gives_values_or_an_option_error(tmp_path_factory, data):
     assert all(type(name) is str for name in (values["name"], *values["names"]))
 
 
-def test_groups_must_not_share_a_name():
+def test_duplicate_option_in_groups_is_rejected():
     @dataclass(frozen=True)
     class Again:
         title: ClassVar[str] = "Again"
@@ -385,7 +385,7 @@ def test_groups_must_not_share_a_name():
         collect_options((Shape, Again))
 
 
-def test_the_table_has_every_option_under_its_group():
+def test_markdown_table_has_options_by_group():
     table = format_markdown(OPTIONS)
     assert "| `-count N` | `5` | how many. |" in table
     rows = [line for line in table.split("\n") if line.startswith("|")]

@@ -76,12 +76,12 @@ EXTRA_WORDS = [
 
 
 @pytest.mark.parametrize(("line", "start", "remedy"), EXTRA_WORDS)
-def test_extra_words_after_one_value_say_where_they_belong(line, start, remedy):
+def test_extra_words_suggest_option(line, start, remedy):
     problem = problem_of(load_options, shlex.split(line))
     assert problem.startswith(start) and remedy in problem
 
 
-def test_extra_words_of_other_programs_say_where_they_belong():
+def test_extra_words_of_other_programs_suggest_option():
     argv = "-train in.de -output r extra -train_steps 1".split()
     problem = problem_of(load_train_options, argv)
     assert problem.endswith("remove 'extra', or put the name of its option before it")
@@ -90,13 +90,13 @@ def test_extra_words_of_other_programs_say_where_they_belong():
 
 
 @pytest.mark.parametrize("dash", "‐ ‑ ‒ – — ― − --- -–".split())
-def test_an_option_after_another_dash_is_told_the_hyphen(dash):
+def test_option_with_other_dash_suggests_hyphen(dash):
     for argv in ([f"{dash}beam_size", "5"], ["-src", "in.de", f"{dash}beam_size=5"]):
         problem = problem_of(load_options, argv)
         assert "; start options with a hyphen: -beam_size" in problem
 
 
-def test_a_dash_in_the_text_of_a_value_stays():
+def test_dash_in_value_is_kept():
     words = ["-tgt_prefix", "–foo", "-tgt_file_prefix"]
     assert load_options(words)[0].text.tgt_prefix == "–foo"
 
@@ -109,7 +109,7 @@ def test_a_dash_in_the_text_of_a_value_stays():
         ("in.de out.en", "-src in.de -output out.en"),
     ],
 )
-def test_words_before_any_option_say_what_to_type(line, remedy):
+def test_stray_words_suggest_command(line, remedy):
     problem = problem_of(load_options, line.split())
     assert problem.startswith(f"{line!r} does not belong to any option; ") and problem.endswith(
         remedy
@@ -135,7 +135,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("name", "meant"), NAMES)
-def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, folder):
+def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
     (folder / "a.yaml").write_text(f"{name}: 1\n")
     problems = [
         problem_of(lambda: describe_options([name], OPTIONS, 80, PROGRAM.common_options)),
@@ -148,7 +148,7 @@ def test_an_unknown_name_is_told_the_options_that_have_its_words(name, meant, fo
         assert told or ("did you mean " in problem and meant in problem), problem
 
 
-def test_help_answers_names_of_other_tools_and_programs():
+def test_help_of_foreign_name_suggests_equivalent():
     problem = problem_of(
         lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.common_options, PROGRAM.hint)
     )
@@ -168,7 +168,7 @@ def test_help_answers_names_of_other_tools_and_programs():
     ("name", "near"),
     [("warmup_stps", "warmup_steps"), ("dropout_rate", "dropout"), ("train_step", "train_steps")],
 )
-def test_trainer_option_of_another_trainer_names_the_nearest(name, near):
+def test_unknown_training_option_suggests_similar(name, near):
     argv = f"-train in.de -output r -train_steps 1 -{name} 1".split()
     problem = problem_of(load_train_options, argv)
     assert problem.startswith(f"unknown option {name}; did you mean ") and near in problem
@@ -187,7 +187,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("name", "word", "meant"), VALUES)
-def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
+def test_invalid_value_suggests_similar_choice(name, word, meant):
     problem = problem_of(load_options, [f"-{name}", word])
     assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"; did you mean {meant}? (command line)")
@@ -205,7 +205,7 @@ def test_a_wrong_value_is_told_the_value_that_was_meant(name, word, meant):
         ("search", "huggingface", "one of opennmt, .*, transformers, "),
     ],
 )
-def test_a_wrong_value_is_told_all_values(name, word, expected):
+def test_invalid_value_lists_valid_values(name, word, expected):
     problem = problem_of(load_options, [f"-{name}", word])
     assert re.match(rf"{name}: must be {expected}.*, got '{word}' ", problem)
 
@@ -213,7 +213,7 @@ def test_a_wrong_value_is_told_all_values(name, word, expected):
 @pytest.mark.parametrize(
     "value", ["five", "5x", "5.0", "“5”", "1,000", "10**9", True, [5, 6], {"n": 5}, -1, 5.5, "٥"]
 )
-def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
+def test_invalid_value_without_similar_choice_has_no_suggestion(value):
     with pytest.raises(ValueError, match="must be an integer between 1 and 1000") as caught:
         check_value(OPTIONS["beam_size"], value)
     assert "did you mean" not in str(caught.value)
@@ -229,12 +229,12 @@ def test_a_wrong_value_without_a_likely_meaning_gets_no_guess(value):
         ("-model_weights 1e9", "at most 1,000,000,"),
     ],
 )
-def test_limits_are_written_in_digits(line, limit):
+def test_limits_are_formatted_as_digits(line, limit):
     assert limit in problem_of(load_options, line.split())
 
 
 @pytest.mark.parametrize("name", "d_model heads d_ff enc_layers dec_layers batch_tokens".split())
-def test_sizes_that_no_machine_has_are_refused(name):
+def test_excessive_sizes_are_rejected(name):
     argv = f"-train in.de -output r -train_steps 1 -{name} 9999999999".split()
     assert problem_of(load_train_options, argv).startswith(f"{name}: must be an integer ")
 
@@ -272,26 +272,26 @@ CONFIGS = [  # the file, the line of the error, what to do
 
 
 @pytest.mark.parametrize(("text", "line", "remedy"), CONFIGS)
-def test_a_file_that_is_no_configuration_has_cause_place_and_remedy(folder, text, line, remedy):
+def test_invalid_yaml_has_cause_line_and_remedy(folder, text, line, remedy):
     (folder / "a.yaml").write_text(text)
     problem = problem_of(load_options, ["-config", "a.yaml"])
     assert f"(a.yaml:{line})" in problem and remedy in problem
 
 
-def test_a_windows_path_works_as_the_remedy_says(folder):
+def test_windows_path_works_as_suggested(folder):
     (folder / "a.yaml").write_text("src: 'C:\\Users\\new.txt'\noutput: C:/Users/out.txt\n")
     data = load_options(["-config", "a.yaml"])[0].data
     assert (data.src, data.output) == ("C:\\Users\\new.txt", "C:/Users/out.txt")
 
 
 @pytest.mark.parametrize("text", ["", "# beam_size: 5\n", "---\n", "{}\n"])
-def test_a_configuration_without_options_gets_a_note(folder, text):
+def test_empty_configuration_causes_notice(folder, text):
     (folder / "a.yaml").write_text(text)
     (note,) = load_options(["-config", "a.yaml"])[0].notes
     assert note.startswith("config: has no effect; a.yaml is empty; add lines such as ")
 
 
-def test_what_could_not_be_read_is_not_missing_too():
+def test_invalid_option_is_not_reported_as_missing():
     argv = "-model de-en -to onnx -output x".split()
     assert problem_of(load_export_options, argv).startswith("to: must be one of ")
 
@@ -324,9 +324,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("line", "code", "start", "remedy"), MISSING)
-def test_a_path_that_leads_nowhere_names_option_and_remedy(
-    capfd, monkeypatch, line, code, start, remedy
-):
+def test_missing_path_has_option_and_remedy(capfd, monkeypatch, line, code, start, remedy):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = shlex.split(line)
     words += [] if "-src" in words else ["-src", "in.de"]
@@ -336,7 +334,7 @@ def test_a_path_that_leads_nowhere_names_option_and_remedy(
     assert said.startswith(start) and remedy in said
 
 
-def test_pairs_that_are_not_there_name_option_and_remedy(capfd):
+def test_missing_training_file_has_option_and_remedy(capfd):
     for option in ("train", "valid"):
         files = {"train": "in.de", "valid": "in.de", option: "no.tsv"}
         words = [word for name, path in files.items() for word in (f"-{name}", path)]
@@ -349,14 +347,14 @@ def test_pairs_that_are_not_there_name_option_and_remedy(capfd):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission_names_option_and_remedy(capfd, folder):
+def test_unreadable_file_has_option_and_remedy(capfd, folder):
     (folder / "in.de").chmod(0)
     assert translate.main(["-src", "in.de"]) == 5
     said = capfd.readouterr().err
     assert "error: src in.de: Permission denied; " in said and "; change its permissions" in said
 
 
-def test_phrases_in_the_place_of_a_file_are_answered_in_python():
+def test_ban_words_list_instead_of_file_has_hint():
     with pytest.raises(OptionError, match="pass the phrases themselves to translate()"):
         TranslateOptions.of(ban_words=["the"])
     with pytest.raises(CheckpointError, match="no model at models: .*did you mean models/opus"):
@@ -366,7 +364,7 @@ def test_phrases_in_the_place_of_a_file_are_answered_in_python():
 # -- the home directory ----------------------------------------------------------------------------
 
 
-def test_a_tilde_is_the_home_directory_in_every_path_option(folder):
+def test_tilde_is_expanded_in_every_path_option(folder):
     home = str(folder / "home")
     paths = {name: option for name, option in OPTIONS.items() if option.is_path}
     assert {"src", "model", "report", "dump_beam", "log_file", "ban_words"} <= paths.keys()
@@ -381,7 +379,7 @@ def test_a_tilde_is_the_home_directory_in_every_path_option(folder):
     assert check_value(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
 
 
-def test_a_tilde_is_expanded_wherever_options_come_from(folder):
+def test_tilde_is_expanded_in_every_source(folder):
     (folder / "home").mkdir()
     (folder / "home" / "a.yaml").write_text("src: ~/in.de\nmodel: [~/one, two]\n")
     home = str(folder / "home")
@@ -397,7 +395,7 @@ def test_a_tilde_is_expanded_wherever_options_come_from(folder):
     assert (exported.model, exported.output) == (f"{home}/m", f"{home}/x")
 
 
-def test_a_tilde_with_a_name_is_that_user(folder):
+def test_tilde_with_user_name_is_expanded(folder):
     pwd = pytest.importorskip("pwd")
     user = pwd.getpwuid(os.getuid())
     assert check_value(OPTIONS["src"], f"~{user.pw_name}/x") == f"{user.pw_dir}/x"
