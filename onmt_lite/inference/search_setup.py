@@ -123,19 +123,13 @@ def make_search_spec(
     rules = select_token_rules(options, checkpoint, preset)
     eos_ids = rules.eos_ids or (checkpoint.eos_id,)
     if sampling and sampling.mode == "beam":
-        sampling = replace(
-            sampling, min_tokens_to_keep=sampling.min_tokens_to_keep + len(eos_ids) - 1
-        )
+        n_kept = sampling.min_tokens_to_keep + len(eos_ids) - 1
+        sampling = replace(sampling, min_tokens_to_keep=n_kept)
     banned_after, banned = rules.banned_ids, tuple[int, ...]()
     if checkpoint.exclude_banned_from_softmax:
         banned_after, banned = banned, banned_after
     if search.ban_unk_token and vocab.unk_id is not None:
         banned = (*banned, vocab.unk_id)
-    force_eos: Literal["no", "paid", "free"] = (
-        "paid" if policy.open_rows_at_limit == "end" else "no"
-    )
-    if preset.free_forced_eos and rules.forced_eos:
-        force_eos = "free"
     exempt = (vocab.ids.get(token) for token in search.ignore_when_blocking)
     return SearchSpec(
         policy,
@@ -162,7 +156,7 @@ def make_search_spec(
         block_ngram_repeat=search.block_ngram_repeat if blocks_ngrams else 0,
         exempt_ids=tuple(i for i in exempt if i is not None),
         repetition_penalty=search.repetition_penalty,
-        force_eos=force_eos,
+        force_eos=choose_force_eos(policy, preset, rules),
         sampling=sampling,
         temperature=sampling_options.random_sampling_temp,
         filters=sampling.active_filters(option_values) if sampling else (),
@@ -170,6 +164,21 @@ def make_search_spec(
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,
     )
+
+
+def choose_force_eos(
+    policy: Policy, preset: Preset, rules: TokenRules
+) -> Literal["no", "paid", "free"]:
+    """Return how the last step forces EOS, see `SearchSpec.force_eos`.
+
+    Args:
+        policy: the policy of the search.
+        preset: the search preset.
+        rules: rules of the model.
+    """
+    if preset.free_forced_eos and rules.forced_eos:
+        return "free"
+    return "paid" if policy.open_rows_at_limit == "end" else "no"
 
 
 def select_token_rules(
