@@ -52,7 +52,7 @@ class Sampling:
     # `rows`: k independent chains, one token each per step; `beam`: the candidates of a sentence
     # are sampled together, without replacement
     mode: Literal["rows", "beam"]
-    # What the temperature divides: logits (before the softmax) or log-probabilities
+    # The temperature divides logits (before the softmax) or log-probabilities
     temperature: Literal["logits", "log_probs"]
     filters: tuple[str, ...] = FILTERS  # in order of application; also in the preset's `options`
     ranked_by: Literal["score", "draw"] = "score"  # `beam`: order of candidates; `draw`: as sampled
@@ -107,7 +107,7 @@ class Policy:
     groups: Literal["apart", "interleaved"] = "apart"
 
     # Scores of finished hypotheses
-    average_ignores_alpha: bool = False  # `avg` divides by the length, whatever alpha
+    average_ignores_alpha: bool = False  # `avg` divides by the length as if alpha were 1
     length_offset: int = 0  # added to T of a hypothesis that ended with EOS
     open_length_offset: int = 0  # added to T of a hypothesis without EOS
     stepwise_penalty_from: int = 1  # first step at which a stepwise penalty lowers final scores
@@ -168,8 +168,8 @@ class Preset:
     # Marian's decoder.yml
     model_defaults: Literal["transformers-4", "transformers-5", "marian"] | None = None
     model_fallbacks: Mapping[str, Any] = field(default_factory=dict)  # for keys not in that file
-    # Beam size 1 is a separate greedy loop: it stops at the first EOS whatever the stop rule, and
-    # the repetition penalty applies to logits
+    # Beam size 1 is a separate greedy loop: it stops at the first EOS regardless of the stop
+    # rule, and the repetition penalty applies to logits
     has_separate_greedy: bool = False
     # Supports rules in generation_config.json that have no option: several EOS tokens, and
     # `TokenRules` from `begin_suppress_tokens` on

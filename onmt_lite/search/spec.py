@@ -12,13 +12,13 @@ NO_TOKEN = -1  # padding of token tables
 class TokenRules:
     """Rules of a model's generation_config.json that have no command-line option."""
 
-    banned: tuple[tuple[int, ...], ...] = ()  # bad_words_ids: the last token after all the others
+    banned: tuple[tuple[int, ...], ...] = ()  # bad_words_ids: mask the last after all others
     forced_eos: bool = False  # a hypothesis that reaches its limit ends with EOS
     renormalize: bool = False  # log-softmax again after all processors
     eos_ids: tuple[int, ...] = ()  # EOS tokens, the forced one first; (): EOS of the vocabulary
     begin_suppress_tokens: tuple[int, ...] = ()  # banned as the first token of a translation
     encoder_no_repeat_ngram_size: int = 0  # ban n-grams of the source
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # bias of each sequence's last
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # tokens, bias of the last one
     exponential_decay_length_penalty: tuple[int, float] | None = None  # start length, factor
 
     @property
