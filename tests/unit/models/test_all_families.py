@@ -1,6 +1,6 @@
 """Properties of all architectures: cached steps, batch independence, half precision.
 
-The tests of each architecture compare its numbers with formulas and other systems.
+The tests of each architecture compare its numbers with formulas and changed systems.
 """
 
 from functools import partial
@@ -56,9 +56,9 @@ def test_forward_does_not_depend_on_the_batch(model):
 
 
 def test_forward_does_not_see_future_tokens(model):
-    memory, other = model.encode(SRC, SRC_LENGTHS), TGT.clone()
-    other[:, 3:] = 20
-    same = model.forward(memory, TGT)[:, :3] - model.forward(memory, other)[:, :3]
+    memory, changed = model.encode(SRC, SRC_LENGTHS), TGT.clone()
+    changed[:, 3:] = 20
+    same = model.forward(memory, TGT)[:, :3] - model.forward(memory, changed)[:, :3]
     assert same.abs().max() < ATOL
 
 

@@ -41,8 +41,8 @@ MODELS = {
     "transformer": (make_copying_transformer, {}),
 }
 SRC, SRC_LENGTHS = archives.pad_batch([SRC_VOCAB.encode(line.split()) for line in LINES], PAD)
-OWN = [TGT_VOCAB.encode_copied(line.split()) for line in LINES]
-IDS, _ = archives.pad_batch([ids for ids, _ in OWN], PAD)
+ENCODED = [TGT_VOCAB.encode_copied(line.split()) for line in LINES]
+IDS, _ = archives.pad_batch([ids for ids, _ in ENCODED], PAD)
 
 
 @pytest.fixture(params=MODELS)
@@ -70,11 +70,13 @@ def compute_mixture(tokens, vocab, logits, copied, z) -> dict[str, float]:
     return probs
 
 
-def assert_same(log_probs: torch.Tensor, vocab: Vocab, own: list[str], expected: dict[str, float]):
-    names = [f"literal {w}" if w in vocab.ids else w for w in own]
+def assert_same(
+    log_probs: torch.Tensor, vocab: Vocab, source_words: list[str], expected: dict[str, float]
+):
+    names = [f"literal {w}" if w in vocab.ids else w for w in source_words]
     found = dict(zip([*vocab.tokens, *names], log_probs.exp().tolist(), strict=False))
     assert found == pytest.approx(expected, abs=ATOL)
-    assert log_probs[len(vocab) + len(own) :].exp().sum() == 0  # words of other sentences
+    assert log_probs[len(vocab) + len(source_words) :].exp().sum() == 0  # words of other sentences
 
 
 @pytest.mark.parametrize("options", COPYING_RNNS.values(), ids=COPYING_RNNS)
@@ -93,9 +95,9 @@ def test_copy_opennmt_py_checkpoint_matches_the_formula(name):
         for tokens in (archives.read_opennmt_vocab(name, side) for side in ("src", "tgt"))
     )
     plain = Weights(dict(weights), Path("weights"))
-    own = opennmt.split_copy_weights(plain).tensors
+    copy_tensors = opennmt.split_copy_weights(plain).tensors
     inner = build(build_rnn, plain.tensors, options)
-    model = add_copying(inner, own, options, src_vocab, tgt_vocab)
+    model = add_copying(inner, copy_tensors, options, src_vocab, tgt_vocab)
     copying = None if options["reuse_copy_attn"] else options["copy_attn_type"]
     lines = [f"{src_vocab.tokens[5]} x {src_vocab.tokens[6]} x y", "x", src_vocab.tokens[7]]
     check_rnn(model, weights, {**options, "copying": copying}, lines, src_vocab, tgt_vocab)
@@ -103,8 +105,8 @@ def test_copy_opennmt_py_checkpoint_matches_the_formula(name):
 
 def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
     src, lengths = archives.pad_batch([src_vocab.encode(line.split()) for line in lines], PAD)
-    own = [tgt_vocab.encode_copied(line.split()) for line in lines]
-    ids, _ = archives.pad_batch([ids for ids, _ in own], PAD)
+    encoded = [tgt_vocab.encode_copied(line.split()) for line in lines]
+    ids, _ = archives.pad_batch([ids for ids, _ in encoded], PAD)
     log_probs = model.forward(model.encode(src, lengths, ids), TGT)
     w = {name: weight.double() for name, weight in weights.items()}
     for b, line in enumerate(lines):
@@ -117,12 +119,12 @@ def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
             z = rnn_reference.linear(w, "generator.linear_copy", h).sigmoid()
             logits = rnn_reference.linear(w, "generator.linear", h)
             expected = compute_mixture(line.split(), tgt_vocab, logits, attn, z)
-            assert_same(log_probs[b, t], tgt_vocab, own[b][1], expected)
+            assert_same(log_probs[b, t], tgt_vocab, encoded[b][1], expected)
 
 
 def test_copy_transformer_copies_by_its_alignment_attention():
     model = make_copying_transformer()
-    inner, own = tiny.make_model(), copy_weights(None, d=16)
+    inner, copy_tensors = tiny.make_model(), copy_weights(None, d=16)
     seen = []
     inner.output.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     log_probs = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
@@ -131,11 +133,11 @@ def test_copy_transformer_copies_by_its_alignment_attention():
     for t, tokens in enumerate(TGT.unbind(1)):
         logits, attn = inner.step(tokens, state)
         for b, line in enumerate(LINES):
-            gate = own["generator.linear_copy.weight"] @ seen[t][b, 0]
-            z = (gate + own["generator.linear_copy.bias"]).sigmoid()
+            gate = copy_tensors["generator.linear_copy.weight"] @ seen[t][b, 0]
+            z = (gate + copy_tensors["generator.linear_copy.bias"]).sigmoid()
             copied = attn[b, : SRC_LENGTHS[b]]
             expected = compute_mixture(line.split(), TGT_VOCAB, logits[b], copied, z)
-            assert_same(log_probs[b, t], TGT_VOCAB, OWN[b][1], expected)
+            assert_same(log_probs[b, t], TGT_VOCAB, ENCODED[b][1], expected)
 
 
 def test_copy_step_equals_forward(model):
@@ -151,13 +153,13 @@ def test_copy_step_equals_forward(model):
 
 
 def test_copy_forward_does_not_depend_on_the_batch(model):
-    together = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
+    batched = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
         memory = model.encode(SRC[b : b + 1, :n], SRC_LENGTHS[b : b + 1], IDS[b : b + 1, :n])
-        alone = model.forward(memory, TGT[b : b + 1])[0]
-        n_own = alone.size(1)
-        torch.testing.assert_close(together[b, :, :n_own], alone, atol=ATOL, rtol=0)
-        assert (together[b, :, n_own:] == -math.inf).all()
+        single = model.forward(memory, TGT[b : b + 1])[0]
+        n_words = single.size(1)
+        torch.testing.assert_close(batched[b, :, :n_words], single, atol=ATOL, rtol=0)
+        assert (batched[b, :, n_words:] == -math.inf).all()
 
 
 def test_select_moves_copy_inputs_with_their_sentence(model):
@@ -204,16 +206,16 @@ def test_encode_copied_numbers_unknown_words_after_the_vocabulary():
     assert vocab.encode_copied(words) == ([5, 6, 7], words)
 
 
-def wrap(own, tgt_vocab=TGT_VOCAB, **options):
+def add_mlp_copying(copying, tgt_vocab=TGT_VOCAB, **options):
     options = {"copy_attn_type": "mlp", **options}
-    return add_copying(random_models.make_rnn(), own, options, SRC_VOCAB, tgt_vocab)
+    return add_copying(random_models.make_rnn(), copying, options, SRC_VOCAB, tgt_vocab)
 
 
 MLP = copy_weights("mlp", d=8)
 
 
 @pytest.mark.parametrize(
-    "own, options, message",
+    "copying, options, message",
     [
         *(({k: w for k, w in MLP.items() if k != name}, {}, "") for name in sorted(MLP)),
         ({**MLP, "decoder.copy_attn.more": torch.ones(1)}, {}, "copy_attn.more"),
@@ -223,12 +225,12 @@ MLP = copy_weights("mlp", d=8)
         (MLP, dict(tgt_vocab=Vocab(["a"])), "padding"),
     ],
 )
-def test_missing_or_unexpected_copy_weight_is_rejected(own, options, message):
-    if any("linear_out" in name for name in MLP.keys() - own.keys()) and not message:
-        wrap(own)  # the output layer of the copy attention is not used
+def test_missing_or_unexpected_copy_weight_is_rejected(copying, options, message):
+    if any("linear_out" in name for name in MLP.keys() - copying.keys()) and not message:
+        add_mlp_copying(copying)  # the output layer of the copy attention is not used
         return
     with pytest.raises(CheckpointError, match=message or "."):
-        wrap(own, **options)
+        add_mlp_copying(copying, **options)
 
 
 def checkpoint_of(model) -> Checkpoint:
@@ -270,8 +272,8 @@ class TestTranslating:
     @staticmethod
     def compute_log_probs(translator, line, hyp) -> list[float]:
         """Compute token log-probabilities with one forward pass over the sentence."""
-        ids, own = TGT_VOCAB.encode_copied(line.split())
-        names = [*TGT_VOCAB.tokens, *own]
+        ids, source_words = TGT_VOCAB.encode_copied(line.split())
+        names = [*TGT_VOCAB.tokens, *source_words]
         out = [names.index(token) for token in hyp.tokens] + [TGT_VOCAB.eos_id] * hyp.ended
         model, src = translator.model, torch.tensor([SRC_VOCAB.encode(line.split())])
         memory = model.encode(src, torch.tensor([len(ids)]), torch.tensor([ids]))
@@ -280,11 +282,11 @@ class TestTranslating:
 
     @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"block_ngram_repeat": 1}])
     def test_copy_results_do_not_depend_on_the_batch(self, translator, options):
-        together = translator.translate(self.LINES, **options)
+        batched = translator.translate(self.LINES, **options)
         for i, line in enumerate(self.LINES):
             lines = [""] * i + [line]  # samples depend on the line number
-            alone = translator.translate(lines, **options)[i]
-            assert [h.tokens for h in alone.hyps] == [h.tokens for h in together[i].hyps]
+            single = translator.translate(lines, **options)[i]
+            assert [h.tokens for h in single.hyps] == [h.tokens for h in batched[i].hyps]
 
     def test_copied_eos_is_a_word(self, translator):
         (found,) = translator.translate(["</s>"])
@@ -293,10 +295,10 @@ class TestTranslating:
     def test_copy_models_in_ensembles(self, translator):
         """Two copies equal one model; with a model that cannot copy, avg_raw_probs is needed."""
         copying, plain = translator.checkpoint, checkpoint_of(random_models.make_rnn())
-        twice = Translator(combine([copying, copying], ["a", "b"]), translator.options)
-        pairs = zip(translator.translate(self.LINES), twice.translate(self.LINES))
-        for one, other in pairs:
-            assert [h.tokens for h in one.hyps] == [h.tokens for h in other.hyps]
+        double = Translator(combine([copying, copying], ["a", "b"]), translator.options)
+        pairs = zip(translator.translate(self.LINES), double.translate(self.LINES))
+        for expected, found in pairs:
+            assert [h.tokens for h in found.hyps] == [h.tokens for h in expected.hyps]
         for avg_raw_probs in (True, False):
             mixed = combine([plain, copying], ["a", "b"], avg_raw_probs=avg_raw_probs)
             assert mixed.model.has_copy_mechanism == avg_raw_probs

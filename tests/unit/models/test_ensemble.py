@@ -106,11 +106,11 @@ def test_word_that_one_member_can_copy():
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, tiny_checkpoint, tiny_pieces):
     """Two different models with one vocabulary."""
-    other = tmp_path_factory.mktemp("other")
+    directory = tmp_path_factory.mktemp("other")
     model = tiny.make_model(seed=7, tie_output=False)
     model.output.weight.mul_(2)
-    tiny.native.save(other, model, tiny_pieces)
-    return str(tiny_checkpoint), str(other)
+    tiny.native.save(directory, model, tiny_pieces)
+    return str(tiny_checkpoint), str(directory)
 
 
 @pytest.fixture(scope="module")
@@ -211,44 +211,44 @@ class TestSourceVocabularies:
 
     def make_permuted(self, rng):
         """Return two models, and the second with permuted source words and embeddings."""
-        one, other = random_models.make_rnn(), random_models.make_rnn(cell="GRU", seed=4)
+        first, second = random_models.make_rnn(), random_models.make_rnn(cell="GRU", seed=4)
         n_words = random_models.VOCAB_SIZE
         order = [0, 1, 2, 3, *rng.sample(range(4, n_words), n_words - 4)]
-        moved = copy.deepcopy(other)
-        moved.encoder.embedding.weight.data.copy_(other.encoder.embedding.weight[order])
-        return one, other, moved, [self.WORDS[i] for i in order]
+        permuted = copy.deepcopy(second)
+        permuted.encoder.embedding.weight.data.copy_(second.encoder.embedding.weight[order])
+        return first, second, permuted, [self.WORDS[i] for i in order]
 
     def test_source_vocabularies_may_have_different_orders(self):
-        one, other, moved, words = self.make_permuted(Random(1))
+        first, second, permuted, words = self.make_permuted(Random(1))
         options = TranslateOptions.of(device="cpu", n_best=3)
         found, expected = (
-            Translator(combine([checkpoint_of(one, self.WORDS), second], ["x", "y"]), options)
-            for second in (checkpoint_of(moved, words), checkpoint_of(other, self.WORDS))
+            Translator(combine([checkpoint_of(first, self.WORDS), checkpoint], ["x", "y"]), options)
+            for checkpoint in (checkpoint_of(permuted, words), checkpoint_of(second, self.WORDS))
         )
         assert found.translate(self.LINES) == expected.translate(self.LINES)
 
     def test_word_missing_in_one_source_vocabulary_is_unknown_there(self):
-        one, other, *_ = self.make_permuted(Random(1))
+        first, second, *_ = self.make_permuted(Random(1))
         second_words = [*self.WORDS[:-1], "new"]
         both = combine(
-            [checkpoint_of(one, self.WORDS), checkpoint_of(other, second_words)], ["x", "y"]
+            [checkpoint_of(first, self.WORDS), checkpoint_of(second, second_words)], ["x", "y"]
         )
         src = torch.tensor([both.src_vocab.encode(["s39", "new", "s8"])])
         memory = both.model.encode(src, torch.tensor([3]))
-        for model, ids, encoded in zip((one, other), ([39, 0, 8], [0, 39, 8]), memory):
+        for model, ids, encoded in zip((first, second), ([39, 0, 8], [0, 39, 8]), memory):
             expected = model.encode(torch.tensor([ids]), torch.tensor([3]))
             tgt = torch.tensor([[2, 5, 6]])
             torch.testing.assert_close(model.forward(encoded, tgt), model.forward(expected, tgt))
 
     def test_subword_vocabularies_must_be_equal(self):
         """A line is tokenized once, so the subwords of another model would be unknown."""
-        one, other, *_ = self.make_permuted(Random(1))
+        first, second, *_ = self.make_permuted(Random(1))
         subword = dataclasses.replace(
-            checkpoint_of(other, [*self.WORDS[:-1], "new"]),
+            checkpoint_of(second, [*self.WORDS[:-1], "new"]),
             tokenizers={"sentencepiece": SpaceTokenizer(), "space": SpaceTokenizer()},
         )
         with pytest.raises(CheckpointError, match="source vocabularies: ID 39"):
-            combine([checkpoint_of(one, self.WORDS), subword], ["x", "y"])
+            combine([checkpoint_of(first, self.WORDS), subword], ["x", "y"])
 
 
 class TestCompatibility:

@@ -32,8 +32,8 @@ def count_compilations(tmp_path, monkeypatch):
     compiler, calls, home = tmp_path / "cc", tmp_path / "calls", tmp_path / "home"
     compiler.write_text(COMPILER, encoding="utf-8")
     compiler.chmod(0o755)
-    (tmp_path / "made").write_bytes(b"a library")
-    for name, value in {"CC": compiler, "CALLS": calls, "SOURCE": tmp_path / "made"}.items():
+    (tmp_path / "compiled").write_bytes(b"a library")
+    for name, value in {"CC": compiler, "CALLS": calls, "SOURCE": tmp_path / "compiled"}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return lambda: calls.read_text(encoding="utf-8").count("called") if calls.exists() else 0

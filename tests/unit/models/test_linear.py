@@ -195,13 +195,13 @@ def test_translation_does_not_depend_on_the_batch(precision, every, german):
     given = dict(device="cpu", precision=precision, threads=1, report_align=True, n_best=2)
     translator = Translator.from_pretrained(**given)
     lines = german[::every]
-    alone = [translator.translate([line])[0].hyps for line in lines]
+    single = [translator.translate([line])[0].hyps for line in lines]
     for batch_size in (1, 7, 64):
         order = random.Random(batch_size).sample(range(len(lines)), len(lines))
         batches = dict(batch_type="sents", batch_size=batch_size)
-        mixed = translator.translate([lines[i] for i in order], **batches)
-        for i, found in zip(order, mixed, strict=True):
-            assert found.hyps == alone[i]
+        batched = translator.translate([lines[i] for i in order], **batches)
+        for i, found in zip(order, batched, strict=True):
+            assert found.hyps == single[i]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))

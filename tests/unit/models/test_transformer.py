@@ -38,8 +38,8 @@ def test_each_switch_changes_the_result(switches):
         for name, weight in shared.items():
             if weight.shape == weights[name].shape:
                 weight.copy_(weights[name])
-    one, other = (m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in (default, model))
-    assert (one - other).abs().max() > 0.01
+    expected, changed = (m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in (default, model))
+    assert (expected - changed).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "concat", "fairseq"])

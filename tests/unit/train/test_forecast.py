@@ -124,18 +124,18 @@ def test_measure_speed_ignores_the_first_update(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     batches = [[([4, 3], [5, 6])], [([4, 3], [5]), ([4, 3], [6])]]  # 3 and 4 target tokens
-    made = []
+    batch_sizes = []
 
     def update(batch):
-        made.append(batch.n_tokens)
-        now[0] += 9.0 if len(made) == 1 else 0.25
+        batch_sizes.append(batch.n_tokens)
+        now[0] += 9.0 if len(batch_sizes) == 1 else 0.25
 
     # Four updates of 4, 3, 4, 3 tokens in a second; a fifth ends the trial
     assert measure_speed(batches, update, lambda: False) == pytest.approx(18 / 1.25)
-    assert made == [3, 4, 3, 4, 3, 4]
-    made.clear()
+    assert batch_sizes == [3, 4, 3, 4, 3, 4]
+    batch_sizes.clear()
     assert measure_speed(batches, update, lambda: True) == pytest.approx(16)
-    assert made == [3, 4]
+    assert batch_sizes == [3, 4]
 
 
 @pytest.fixture
@@ -187,11 +187,11 @@ def test_measure_speed_does_not_change_the_run(corpus, tmp_path, monkeypatch):
 def test_log_gives_wall_clock_and_cpu_minutes(corpus, tmp_path, monkeypatch):
     """With a minute per step and CPU time twice as long."""
     trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
-    step, made = trainer.step, []
+    step, steps = trainer.step, []
     monkeypatch.setattr(
-        "onmt_lite.train.trainer.read_clocks", lambda: (60 * len(made), 120 * len(made))
+        "onmt_lite.train.trainer.read_clocks", lambda: (60 * len(steps), 120 * len(steps))
     )
-    trainer.step = lambda batch: made.append(batch) or step(batch)
+    trainer.step = lambda batch: steps.append(batch) or step(batch)
     trainer.run()
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
     assert "3.0 min (CPU 6.0)  epoch" in log

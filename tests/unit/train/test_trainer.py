@@ -80,8 +80,8 @@ def test_train_with_several_files_equals_one_file(corpus, tmp_path):
     train(options(corpus, tmp_path / "whole"))
     train(options(corpus, tmp_path / "parts", "-train", *parts))
     assert read_weights(tmp_path / "parts") == read_weights(tmp_path / "whole")
-    twice = Trainer(options(corpus, tmp_path / "twice", "-train", corpus, corpus))
-    assert len(twice.text.pairs) == 2 * len(lines)
+    doubled = Trainer(options(corpus, tmp_path / "twice", "-train", corpus, corpus))
+    assert len(doubled.text.pairs) == 2 * len(lines)
 
 
 def test_init_from_starts_with_the_weights_of_the_model(corpus, tmp_path):
@@ -178,9 +178,9 @@ def test_back_translation_gives_pairs_that_train(corpus, tmp_path):
     files = ["-src", str(tmp_path / "english.txt"), "-output", str(tmp_path / "german.txt")]
     assert translate(["-model", str(tmp_path / "back"), *files, *drawn]) == 0
     german = (tmp_path / "german.txt").read_text(encoding="utf-8").splitlines()
-    made = tmp_path / "made-by-machine.tsv"
-    made.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
-    both = ["-train", str(corpus), str(made), "-train_weights", "2", "1"]
+    synthetic = tmp_path / "made-by-machine.tsv"
+    synthetic.write_text("".join(map("{}\t{}\n".format, german, english)), encoding="utf-8")
+    both = ["-train", str(corpus), str(synthetic), "-train_weights", "2", "1"]
     trainer = Trainer(options(corpus, tmp_path / "run", *both))
     assert len(trainer.text.sample_epoch(0, Random(1))) == 2 * 300 + 40
     words = dict(map(reversed, WORDS))
@@ -291,8 +291,10 @@ def test_train_weights_repeat_pairs_by_weight():
     assert sum(n for (s, _), n in found.items() if s.isdigit()) == 3
     assert max(n for (s, _), n in found.items() if s.isdigit()) == 1
     assert found["c", "C"] == 3
-    other = {tuple(data.repeat_by_weight(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)}
-    assert len(other) > 1  # the sampled fraction differs between epochs
+    samples = {
+        tuple(data.repeat_by_weight(corpora[1:2], (0.3,), Random(seed))) for seed in range(9)
+    }
+    assert len(samples) > 1  # the sampled fraction differs between epochs
 
 
 def test_target_with_unknown_character_is_skipped(corpus, tmp_path):
@@ -313,16 +315,16 @@ def test_target_with_unknown_character_is_skipped(corpus, tmp_path):
 
 
 def test_valid_with_several_files_selects_by_mean_loss(corpus, tmp_path):
-    other = tmp_path / "other.tsv"
-    other.write_text("eins zwei.\tone two.\n", encoding="utf-8")
+    second = tmp_path / "other.tsv"
+    second.write_text("eins zwei.\tone two.\n", encoding="utf-8")
 
     def trainer(name, *valid):
         return Trainer(options(corpus, tmp_path / name, "-valid", *valid))
 
-    alone = [loss_of(trainer(path.stem, path)) for path in (corpus, other)]
-    both = trainer("both", corpus, other)
-    assert both.compute_held_out_losses() == pytest.approx(alone, rel=1e-5)
-    assert loss_of(both) == pytest.approx(sum(alone) / 2, rel=1e-5)
+    separate = [loss_of(trainer(path.stem, path)) for path in (corpus, second)]
+    both = trainer("both", corpus, second)
+    assert both.compute_held_out_losses() == pytest.approx(separate, rel=1e-5)
+    assert loss_of(both) == pytest.approx(sum(separate) / 2, rel=1e-5)
     losses = iter([[1.0, 5.0], [2.0, 3.0], [0.5, 9.0]])
     both.compute_held_out_losses = lambda: next(losses)
     written = []
