@@ -1,4 +1,4 @@
-"""What several test files need, made once."""
+"""Fixtures shared by several test directories."""
 
 import os
 import random
@@ -31,7 +31,7 @@ for signum in SIGNALS:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and what is named (files, -k) in this one."""
+    """Run the full suite in two processes, and selected tests in this one."""
     whole = [Path(arg).absolute() for arg in config.args] == [Path(__file__).parent]
     if not whole or config.option.keyword:
         return 0
@@ -41,21 +41,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Names of tests are the same in both processes; gzip data, for one, hold the time."""
+    """Give tests the same ids in both processes; gzip data contains the time, for example."""
     return argname if isinstance(val, bytes) and not val.isascii() else None
 
 
 @pytest.fixture(autouse=True)
-def closed_logs():
-    """Log files that a test opens are closed when it ends."""
+def close_logs():
+    """Close log files that a test has opened."""
     with configure_logging(JobOptions(quiet=True)):
         yield
 
 
 @pytest.fixture(autouse=True)
-def own_signals():
-    """A program that a test runs in this process leaves signals ignored, as at its end: jobs that
-    are started later would inherit that."""
+def restore_signals():
+    """Restore signal handlers: a program ignores signals at its end, and children inherit that."""
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     yield
     pending_signals.clear()
@@ -70,13 +69,13 @@ def tiny_pieces() -> bytes:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """Pairs to train on, `source<TAB>target` lines."""
+    """Training pairs, `source<TAB>target` lines."""
     return write_pairs(tmp_path_factory.mktemp("corpus") / "pairs.tsv")
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory, tiny_pieces):
-    """Directory of a model; tests that change it work on a copy."""
+    """Directory of a small model; tests that change it use a copy."""
     return tiny.write_checkpoint(tmp_path_factory.mktemp("tiny"), tiny_pieces)
 
 
@@ -87,5 +86,5 @@ def translator(tiny_checkpoint) -> Translator:
 
 @pytest.fixture(scope="session")
 def space_translator(tiny_checkpoint) -> Translator:
-    """Lines are pieces already: what goes in and comes out is not segmented anew."""
+    """A Translator for lines that are split into subwords already."""
     return Translator.from_pretrained(tiny_checkpoint, device="cpu", tokenizer="space")

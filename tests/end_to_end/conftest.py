@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_jobs import Warm
-from tests.support.job_runner import Start
+from tests.support.forked_jobs import WarmStarter
+from tests.support.job_runner import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "translate.py"
@@ -46,7 +46,7 @@ class Result:
         assert (self.code, self.out) == (code, b"")
 
 
-def names(folder):
+def list_names(folder):
     return sorted(os.listdir(folder))
 
 
@@ -102,7 +102,7 @@ def main(table, tmp_path, capfdbinary, monkeypatch):
 
 
 @contextlib.contextmanager
-def redirected(number, path, flag):
+def redirect_descriptor(number, path, flag):
     """A descriptor of this process leads to a file: as `1>> path` of a shell with os.O_APPEND, as
     `1> path` with os.O_TRUNC."""
     before = os.dup(number)
@@ -127,7 +127,7 @@ def env():
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-class Forked:
+class ForkedProcess:
     """A process that is forked off the warm one and used as a `subprocess.Popen`."""
 
     def __init__(self, warm, start, program="onmt_lite", *, stdin=subprocess.DEVNULL, **outs):
@@ -181,11 +181,11 @@ class Forked:
 
 @pytest.fixture(scope="session")
 def warm():
-    with Warm() as warm:
+    with WarmStarter() as warm:
         yield warm
 
 
-def end(started):
+def kill_processes(started):
     """Kill processes of a test and close what leads to them."""
     for one in started:
         if one.poll() is None:
@@ -212,11 +212,13 @@ def process(command, tmp_path, env, warm):
             started.append(subprocess.Popen(words, cwd=tmp_path, **popen))
         else:
             env_of = popen.pop("env", env)
-            started.append(Forked(warm, Start(words[2:], str(tmp_path), env_of), **popen))
+            started.append(
+                ForkedProcess(warm, LaunchOptions(words[2:], str(tmp_path), env_of), **popen)
+            )
         return started[-1]
 
     yield start
-    end(started)
+    kill_processes(started)
 
 
 @pytest.fixture
@@ -241,9 +243,9 @@ def until():
     """Wait for something that must come true soon."""
 
     def wait(condition):
-        end = time.monotonic() + 200
+        kill_processes = time.monotonic() + 200
         while not (found := condition()):
-            assert time.monotonic() < end, "waited in vain"
+            assert time.monotonic() < kill_processes, "waited in vain"
             time.sleep(0.01)
         return found
 

@@ -16,7 +16,7 @@ from onmt_lite.jobs.progress import format_times
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.system import clock
 from onmt_lite.text.tokenizers import SpaceTokenizer
-from tests.end_to_end.conftest import names, write_table
+from tests.end_to_end.conftest import list_names, write_table
 
 ERROR = "onmt_lite: error: "
 MATCH = "they must match line by line"
@@ -293,7 +293,7 @@ def test_output_unwritable_is_an_error(main, src, tmp_path):
         done = main("-src", src, f"-{option}", name, *model)
         done.failed(5, f"cannot write {name}: it is a directory; use the path of a file")
         (tmp_path / name).rmdir()
-    assert names(tmp_path) == ["folder", "src.txt"]
+    assert list_names(tmp_path) == ["folder", "src.txt"]
 
 
 def test_output_on_full_disk_is_an_error(main, src):
@@ -312,7 +312,7 @@ def test_output_of_failed_run_is_unchanged(main, tmp_path):
     problem = "line 2: 'zz' is not in the vocabulary, and the model has no unknown token"
     done.failed(3, f"{problem}; remove it from the line or use another model")
     assert (tmp_path / "out").read_bytes() == b"older\n"
-    assert names(tmp_path) == ["out", "src"]
+    assert list_names(tmp_path) == ["out", "src"]
 
 
 def test_tgt_unknown_token_is_located(main, src, tmp_path):
@@ -342,7 +342,7 @@ def test_model_invalid_is_rejected(main, src, tmp_path, model, word):
     assert (done.code, done.out) == (4, b"")
     assert re.fullmatch(r"onmt_lite: error: .*model.*\n", done.err)
     assert word in done.err
-    assert not [name for name in names(tmp_path) if name.startswith("out")]
+    assert not [name for name in list_names(tmp_path) if name.startswith("out")]
 
 
 def test_tgt_impossible_reference_keeps_output(main, src, table, tmp_path):
@@ -375,7 +375,7 @@ def test_tgt_with_different_line_count_is_rejected(main, src, tmp_path, n_tgt):
     done = main(*argv, stdin=src.read_bytes())  # cannot be counted beforehand
     assert done.code == 3
     assert MATCH in done.err
-    assert not [name for name in names(tmp_path) if name.startswith("out")]
+    assert not [name for name in list_names(tmp_path) if name.startswith("out")]
 
 
 def test_tgt_with_equal_line_count_from_stream(main, src, tmp_path):
@@ -391,11 +391,11 @@ def test_output_locked_by_another_job_is_an_error(main, src, tmp_path):
         holder = f"process {os.getpid()} on {os.uname().nodename}"
         busy = f"cannot write out: another job is writing it ({holder})"
         done.failed(5, f"{busy}; wait until it ends or choose another output")
-        assert names(tmp_path) == ["out", "out.parts", "src.txt"]
+        assert list_names(tmp_path) == ["out", "out.parts", "src.txt"]
     assert (tmp_path / "out").read_bytes() == b"older\n"
     assert main("-src", src, "-output", "out").code == 0
     assert (tmp_path / "out").read_bytes() == "ein\nü\n\nx y z\n".encode()
-    assert names(tmp_path) == ["out", "src.txt"]
+    assert list_names(tmp_path) == ["out", "src.txt"]
 
 
 def test_output_symbolic_link_is_kept(main, src, tmp_path):
@@ -407,7 +407,7 @@ def test_output_symbolic_link_is_kept(main, src, tmp_path):
         assert main("-src", src, "-output", link).code == 0
         assert os.path.islink(link)
         assert (tmp_path / "there" / real).read_bytes() == "ein\nü\n\nx y z\n".encode()
-    assert names(tmp_path / "there") == ["new", "real"]
+    assert list_names(tmp_path / "there") == ["new", "real"]
 
 
 def test_errors_are_single_lines(main, tmp_path):

@@ -308,7 +308,7 @@ class TestJsonl:
         done = main("-input_format", "jsonl", stdin=data)
         assert (done.code, done.out) == (7, b"\n\n\n")
         assert f"{blank} is complete; line 1 {has}" in done.err
-        assert f"blank [no-text-field]\n    1: {has}\n" in done.err
+        assert f"empty [no-text-field]\n    1: {has}\n" in done.err
         (tmp_path / "a.jsonl").write_bytes(data + b'{"text": "one"}\n')
         done = main("-src", "a.jsonl", "-output_format", "jsonl")
         records = [json.loads(line) for line in done.lines]
@@ -342,7 +342,7 @@ class TestJsonl:
         assert "line 1: invalid UTF-8 bytes" in done.err and "NOTE" not in done.err
 
     def test_text_field_empty_name(self, main):
-        main("-text_field", "").failed(2, "text_field is empty; give the name of a field")
+        main("-text_field", "").failed(2, "text_field is empty; set it to the name of a JSON field")
 
 
 GERMAN = "Grüße aus München\nÄpfel und Öl\nDas Haus\nfür fünf\nschön\nsüß\nBär"

@@ -12,7 +12,7 @@ import yaml
 
 from onmt_lite import OptionWarning, Translator
 from onmt_lite.config.files import GZIP_CHUNK, GzipCompressor
-from tests.support.stop_signals import stopped_before_part
+from tests.support.stop_signals import stop_before_part
 
 OBJECTS = b'{"text": "one", "id": 7}\n{"id": 8, "text": "two"}\n'
 TEXTS = ["ein", "ü"]  # of OBJECTS
@@ -98,7 +98,7 @@ def test_output_gzip_bytes_do_not_depend_on_workers_or_resume(main, src, process
     assert json.loads(gzip.decompress(notes).split(b"\n")[0])["id"] == 2
     assert a[TIME_FIELD] == notes[TIME_FIELD] == bytes(4) and a[3] == 0  # no name either
     assert process("-src", src, "-output", "w.gz", *argv[:2], "-workers", "2").wait() == 0
-    with stopped_before_part(1):
+    with stop_before_part(1):
         assert main("-src", src, "-output", "r.gz", *argv).code == 143
     assert not (tmp_path / "r.gz").exists()
     done = main("-src", src, "-output", "r.gz", *argv, "-resume")
@@ -147,7 +147,7 @@ def test_gzip_compressor_bytes_do_not_depend_on_chunks(sizes):
 
 def test_resume_compares_resolved_output_format(main, src, tmp_path):
     argv = ["-src", src, "-output", "o.jsonl", "-bucket_lines", "1"]
-    with stopped_before_part(1):
+    with stop_before_part(1):
         assert main(*argv).code == 128 + signal.SIGTERM
     refused = main(*argv, "-resume", "-output_format", "text")
     assert refused.code == 2 and "output_format was jsonl, now text" in refused.err

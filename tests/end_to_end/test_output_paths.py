@@ -10,9 +10,9 @@ import pytest
 
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.config.files import find_descriptor, is_device
-from tests.end_to_end.conftest import redirected
+from tests.end_to_end.conftest import redirect_descriptor
 from tests.support.files import DATA
-from tests.support.stop_signals import stopped_before_part
+from tests.support.stop_signals import stop_before_part
 
 OUT = "ein\nü\n\nx y z\n".encode()  # of the fixture src
 
@@ -188,11 +188,11 @@ def test_output_unfinished_file_is_private(process, tmp_path, until):
 def test_output_dev_stdout_is_appended_to(main, src, tmp_path, path):
     os.symlink("/dev/stdout", tmp_path / "link")
     (tmp_path / "all").write_bytes(b"earlier\n")
-    with redirected(1, "all", os.O_APPEND):
+    with redirect_descriptor(1, "all", os.O_APPEND):
         assert main("-src", src, "-output", path).code == 0
     assert (tmp_path / "all").read_bytes() == b"earlier\n" + OUT
     # One file for three programs, each of which goes on where the last one stopped
-    with redirected(1, "all", os.O_TRUNC):
+    with redirect_descriptor(1, "all", os.O_TRUNC):
         os.write(1, b"head\n")
         assert main("-src", src, "-output", path).code == 0
         os.write(1, b"tail\n")
@@ -237,7 +237,7 @@ def test_output_to_descriptor_path(main, src, tmp_path):
     with open(tmp_path / "other", "wb") as other:
         assert main("-src", src, "-output", f"/dev/fd/{other.fileno()}").code == 0
     assert (tmp_path / "other").read_bytes() == OUT
-    with redirected(2, "two", os.O_TRUNC):
+    with redirect_descriptor(2, "two", os.O_TRUNC):
         assert main("-src", src, "-output", "/dev/stderr", "-quiet").code == 0
     assert (tmp_path / "two").read_bytes() == OUT
     done = main("-src", src, "-output", "/dev/fd/997")
@@ -247,7 +247,7 @@ def test_output_to_descriptor_path(main, src, tmp_path):
 def test_log_file_to_descriptor_path(main, src, tmp_path):
     """Opened by name, a log would be written over what else goes to that file."""
     (tmp_path / "said").write_bytes(b"earlier\n")
-    with redirected(2, "said", os.O_APPEND):
+    with redirect_descriptor(2, "said", os.O_APPEND):
         done = main("-src", src, "-log_file", "/dev/stderr", "-quiet")
     assert (done.code, done.out) == (0, OUT)
     said = (tmp_path / "said").read_text()
@@ -275,12 +275,12 @@ def test_output_inside_model_directory_is_allowed(main, src, table, tmp_path, mo
     monkeypatch.chdir(model)
     argv = ["-src", src, "-model", ".", "-output", "out.txt", "-report", "notes"]
     argv += ["-bucket_lines", 1, "-log_file", "job.log"]
-    with stopped_before_part(1):
+    with stop_before_part(1):
         assert main(*argv).code == 143
     assert (model / "out.txt.parts").exists()
     done = main(*argv, "-resume")
     assert done.code == 0 and "resuming: 1 of 4 lines" in done.err
     if hasattr(os, "listxattr") and os.listxattr("out.txt"):  # the mark of a complete output
         assert main(*argv).code == 0
-    with redirected(1, "fresh", os.O_TRUNC | os.O_CREAT):
+    with redirect_descriptor(1, "fresh", os.O_TRUNC | os.O_CREAT):
         assert main("-src", src, "-model", ".").code == 0

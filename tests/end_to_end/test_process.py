@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.end_to_end.conftest import ROOT, names
+from tests.end_to_end.conftest import ROOT, list_names
 from tests.support.sweeps import mark_sweeps
 
 
@@ -206,12 +206,12 @@ def test_help_and_print_config_with_broken_stdout(shell, process, words):
 
 def test_output_does_not_depend_on_environment(shell, env, tmp_path, table):
     """An ASCII locale, no UTF-8 mode, no HOME, another folder; names that are not ASCII."""
-    names = ["quelle-ü.txt", "ziel-ü.txt", "log-ü.txt"]
+    list_names = ["quelle-ü.txt", "ziel-ü.txt", "log-ü.txt"]
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / names[0]).write_bytes(b"two\n\nodd\n")
+    (tmp_path / "sub" / list_names[0]).write_bytes(b"two\n\nodd\n")
     bare = {k: v for k, v in env.items() if k not in ("HOME", "LANG")}
     bare |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    src, output, log = (f"sub/{name}" for name in names)
+    src, output, log = (f"sub/{name}" for name in list_names)
     done = shell("", "-src", src, "-output", output, "-verbose", "-log_file", log, env=bare)
     assert (done.code, done.out) == (0, b"")
     assert "PRED 1: " in done.err
@@ -228,5 +228,5 @@ def test_job_with_few_file_descriptors(shell, src):
 
 def test_memory_limit_too_low_for_torch_is_an_error(shell, src):
     done = shell("", "-src", src, "-output", "out", first="ulimit -v 400000; exec")
-    assert (done.code, names(src.parent)) == (6, ["src.txt"])
+    assert (done.code, list_names(src.parent)) == (6, ["src.txt"])
     assert re.fullmatch(r"onmt_lite: error: out of memory: .* 390 MiB \(ulimit -v\).*\n", done.err)

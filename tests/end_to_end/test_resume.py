@@ -23,8 +23,8 @@ from onmt_lite.jobs import job as job_module
 from onmt_lite.jobs.fingerprint import IGNORED_OPTIONS, compute_fingerprint, list_differences
 from onmt_lite.jobs.store import read_sealed
 from onmt_lite.system.terminal import Interrupted
-from tests.end_to_end.conftest import ROOT, SCRIPT, names
-from tests.support.stop_signals import stopped_before_part
+from tests.end_to_end.conftest import ROOT, SCRIPT, list_names
+from tests.support.stop_signals import stop_before_part
 
 LINES = b"one\ntwo\n\nodd\n" * 10
 GOLD = "ein\nü\n\nx y z\n".encode() * 10
@@ -54,7 +54,7 @@ def stop(main):
     """stop(n, *argv): a job that is stopped before bucket n is written."""
 
     def run(n, *argv, error=None):
-        with stopped_before_part(n, error):
+        with stop_before_part(n, error):
             return main(*argv)
 
     return run
@@ -86,7 +86,7 @@ def test_resume_continues_stopped_job(main, stop, lines, tmp_path):
     assert (tmp_path / "out").read_bytes() == GOLD
     report = (tmp_path / "rep").read_text().splitlines()
     assert [json.loads(line) for line in report] == REPORT
-    assert names(tmp_path) == ["out", "rep", "src"]
+    assert list_names(tmp_path) == ["out", "rep", "src"]
     done = main(*argv, "-resume")
     assert (done.code, done.out, (tmp_path / "out").read_bytes()) == (0, b"", GOLD)
 
@@ -98,7 +98,7 @@ def test_job_without_resume_starts_over_with_notice(main, stop, lines, tmp_path)
     said = f"NOTE: overwriting {tmp_path}/out.parts, which an interrupted job left"
     assert done.code == 0 and said in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
-    assert names(tmp_path) == ["out", "src"]
+    assert list_names(tmp_path) == ["out", "src"]
 
 
 def test_resume_names_changes(main, stop, lines, table, tmp_path):
@@ -142,7 +142,7 @@ def test_resume_needs_files(main, lines, tmp_path):
         ("-src src -output out -report /dev/null", f"report is /dev/null, {no_file}"),
     ]:
         main(*words.split(), "-resume").failed(2, f"resume: {said}")
-    assert names(tmp_path) == ["pipe", "src"]
+    assert list_names(tmp_path) == ["pipe", "src"]
     done = main("-src", "none", "-output", "out", "-resume")
     assert done.code == 5 and "error: src none: the file does not exist; " in done.err
 
@@ -162,12 +162,12 @@ def test_report_with_stdout_output(main, lines, tmp_path):
     done = main("-src", "src", "-report", "rep")
     assert (done.code, done.out) == (0, GOLD)
     assert [json.loads(line) for line in (tmp_path / "rep").read_text().splitlines()] == REPORT
-    assert names(tmp_path) == ["rep", "src"]
+    assert list_names(tmp_path) == ["rep", "src"]
     (tmp_path / "bad").write_bytes(b"one\n\nzz\n")
     assert main("-src", "bad", "-report", "rep").code == 3
-    assert names(tmp_path) == ["bad", "rep", "src"]
+    assert list_names(tmp_path) == ["bad", "rep", "src"]
     main("-src", "src", "-report", "-").failed(
-        2, "report: standard input and output are for translations; give a file"
+        2, "report: standard input and output are reserved for translation; use a file"
     )
 
 
@@ -250,7 +250,7 @@ def test_resume_after_sigkill_and_sigterm(lines, table, tmp_path, env):
         other = subprocess.run(words, **popen, timeout=200)
         holder = f"(process {job.pid} on {os.uname().nodename})"
         busy = f"cannot write out's end: another job is writing it {holder}; wait "
-        busy += "for its end or choose another output"
+        busy += "until it ends or choose another output"
         assert other.returncode == 5
         assert other.stderr.decode() == f"onmt_lite: error: {busy}\n"
         job.kill()
@@ -264,7 +264,7 @@ def test_resume_after_sigkill_and_sigterm(lines, table, tmp_path, env):
     done = subprocess.run(command, shell=True, **popen, timeout=200)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out's end").read_bytes() == GOLD
-    assert names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
+    assert list_names(tmp_path) == ["a model's.json", "out's end", "slow.py", "src"]
 
 
 def test_stop_signal_while_loading_can_resume(main, lines, tmp_path, monkeypatch):
@@ -276,14 +276,14 @@ def test_stop_signal_while_loading_can_resume(main, lines, tmp_path, monkeypatch
         said, command = done.err.splitlines()
         said_before = f"onmt_lite: stopped by SIGINT before the first line; {state}; resume with:"
         assert (done.code, said) == (130, said_before)
-        assert command.endswith("-resume") and names(tmp_path) == [*left, "src"]
+        assert command.endswith("-resume") and list_names(tmp_path) == [*left, "src"]
 
     with monkeypatch.context() as patch:  # before the options are read
         patch.setattr(program, "prepare_environment", lambda: os.kill(os.getpid(), signal.SIGINT))
         is_stopped("out was not written")
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new process
         done = main("-src", "src", "-print_model")
-        assert (done.code, done.out) == (130, b"") and names(tmp_path) == ["src"]
+        assert (done.code, done.out) == (130, b"") and list_names(tmp_path) == ["src"]
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load_checkpoints", stops)
         (tmp_path / "out").write_bytes(b"older\n")
@@ -350,7 +350,7 @@ def test_resume_does_not_read_pipes(main, tmp_path):
     writer.start()
     assert main("-src", "pipe", "-output", "out").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
-    assert names(tmp_path) == ["out", "pipe"]
+    assert list_names(tmp_path) == ["out", "pipe"]
 
 
 def test_resume_with_dump_beam_logs_notice(main, stop, lines, tmp_path):
@@ -359,7 +359,7 @@ def test_resume_with_dump_beam_logs_notice(main, stop, lines, tmp_path):
     assert "-dump_beam" in shlex.split(command)
     done = main(*argv, "-resume")
     assert done.code == 0 and "NOTE: beam.json is not written: earlier lines" in done.err
-    assert names(tmp_path) == ["out", "src"] and (tmp_path / "out").read_bytes() == GOLD
+    assert list_names(tmp_path) == ["out", "src"] and (tmp_path / "out").read_bytes() == GOLD
     (tmp_path / "out").unlink()
     assert main(*argv, "-resume").code == 0  # from the first line
     assert len(json.loads((tmp_path / "beam.json").read_text())["scores"]) == 40
@@ -381,4 +381,4 @@ def test_resume_with_phrases_from_pipe_is_rejected(main, lines, tmp_path):
             assert done.code == 2
             assert "resume: ban_words is pipe, which cannot be read again" in done.err
         else:
-            assert done.code == 0 and names(tmp_path) == ["out", "pipe", "src"]
+            assert done.code == 0 and list_names(tmp_path) == ["out", "pipe", "src"]

@@ -16,8 +16,8 @@ from onmt_lite import export
 from onmt_lite.system.terminal import SIGNALS, Interrupted, stop_on_signals
 from onmt_lite.train import __main__ as train
 from onmt_lite.train import data
-from tests.end_to_end.conftest import ROOT, Forked, end
-from tests.support.job_runner import Start
+from tests.end_to_end.conftest import ROOT, ForkedProcess, kill_processes
+from tests.support.job_runner import LaunchOptions
 from tests.support.sweeps import mark_sweeps
 from tests.support.tiny_training import write_pairs
 
@@ -39,12 +39,12 @@ def start(folder, env, warm):
     started = []
 
     def run(*more, ignored=()):
-        start = Start([*TINY, *more], str(folder), env, ignored=ignored)
-        started.append(Forked(warm, start, "onmt_lite.train"))
+        start = LaunchOptions([*TINY, *more], str(folder), env, ignored=ignored)
+        started.append(ForkedProcess(warm, start, "onmt_lite.train"))
         return started[-1]
 
     yield run
-    end(started)
+    kill_processes(started)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""A program that calls its Translator in forked processes, and prints the result of each call.
+"""A program that calls its Translator in forked processes and prints the result of each call.
 
-`python -m tests.support.fork_check '{"threads": 2}'`: the options of the parent's Translator.
+`python -m tests.support.fork_check '{"threads": 2}'` passes the options of the parent's Translator.
 A fork that takes too long is killed.
 """
 
@@ -21,7 +21,7 @@ shared = []  # the parent's Translator, as a program with a multiprocessing Pool
 
 
 def calls(translator, folder):
-    """Return the calls by name: those of the parent's Translator, and others."""
+    """Return calls by name: some use the Translator of the parent."""
     stream = translator.translate_stream([TEXT, TEXT])
 
     def load(**options):
@@ -55,7 +55,7 @@ def translate_shared():
 
 
 def describe_outcome(call):
-    """Return what a call returns or raises, as text."""
+    """Return the result or the error of a call as a string."""
     try:
         return str(call())
     except Exception as error:
@@ -63,7 +63,7 @@ def describe_outcome(call):
 
 
 def in_fork(call):
-    """Return what a call returns or raises in a fork; "hangs" if it does not end."""
+    """Return the result or the error of a call in a fork; "hangs" if it does not end."""
     here, there = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:

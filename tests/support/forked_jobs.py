@@ -1,7 +1,7 @@
-"""Jobs that are forked off a process that has loaded torch: the same program, seconds sooner.
+"""Jobs forked off a process that has loaded torch: the same program, but seconds faster to start.
 
-For kits of hundreds of trials, and for tests of the command line.  What the interpreter settles
-before `main` (the locale, descriptors that are closed) is not tried this way.
+For kits with hundreds of trials and for command line tests.  Things that the interpreter sets up
+before `main` (the locale, closed descriptors) are not covered this way.
 """
 
 import fcntl
@@ -18,11 +18,11 @@ from importlib import import_module
 from pathlib import Path
 
 from tests.support import faulty
-from tests.support.job_runner import ROOT, Job, Start, opened_streams, reap
+from tests.support.job_runner import ROOT, Job, LaunchOptions, open_streams, reap
 
 
-class Warm:
-    """Starts jobs as `Cold` does."""
+class WarmStarter:
+    """Starts jobs like `ColdStarter`, but forks them."""
 
     execs = False
 
@@ -36,7 +36,7 @@ class Warm:
         )
         theirs.close()
 
-    def __enter__(self) -> "Warm":
+    def __enter__(self) -> "WarmStarter":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -47,7 +47,7 @@ class Warm:
         socket.send_fds(self.ours, [json.dumps(request).encode()], fds or [])
         return json.loads(self.ours.recv(1 << 16))
 
-    def spawn(self, start: Start, fds: list[int], program: str = "onmt_lite") -> int:
+    def fork_job(self, start: LaunchOptions, fds: list[int], program: str = "onmt_lite") -> int:
         """The pid of a job with these standard streams; `program` is what `python -m` would run."""
         return self.ask({**asdict(start), "program": program}, fds)
 
@@ -56,34 +56,36 @@ class Warm:
         found = self.ask({"pid": pid, "seconds": seconds})
         return None if found is None else tuple(found)
 
-    def start(self, start: Start, folder: Path) -> Job:
-        with opened_streams(start, folder) as fds:
+    def start(self, start: LaunchOptions, folder: Path) -> Job:
+        with open_streams(start, folder) as fds:
             pid = self.spawn(start, fds)
         return Job(pid, folder, partial(self.reap, pid))
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until nobody asks any more."""
+    """Handle requests until the parent closes the connection."""
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not data:
             return
         request = json.loads(data)
         if "pid" in request:
-            answer = reap(request["pid"], request["seconds"])
+            reply = reap(request["pid"], request["seconds"])
         else:
-            answer = os.fork()
-            if not answer:
+            reply = os.fork()
+            if not reply:
                 control.close()
-                start = Start(**{field.name: request[field.name] for field in fields(Start)})
-                become(start, fds, request["program"])
+                start = LaunchOptions(
+                    **{field.name: request[field.name] for field in fields(LaunchOptions)}
+                )
+                run_as_program(start, fds, request["program"])
             for fd in fds:
                 os.close(fd)
-        control.send(json.dumps(answer).encode())
+        control.send(json.dumps(reply).encode())
 
 
-def become(start: Start, fds: list[int], program: str) -> None:
-    """In the child: be the program, and end as the interpreter would."""
+def run_as_program(start: LaunchOptions, fds: list[int], program: str) -> None:
+    """In the child: run the program, and exit as the interpreter would."""
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

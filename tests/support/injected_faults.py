@@ -1,7 +1,8 @@
-"""Tasks for workers that do what a test wants of a bucket, each time that it is tried.
+"""Tasks for workers that fail in a chosen way.
 
-The folder of the environment's variable DEEDS has a file for each such bucket, named by its number:
-the deeds, a word each, of which every try takes the first.
+The directory in the environment variable INJECTED_FAULTS contains a file for each bucket that
+fails, named by its number.  The file lists one fault per attempt, and each attempt removes the
+first one.
 """
 
 import os
@@ -15,42 +16,42 @@ from onmt_lite.jobs.tasks import Task
 
 
 @dataclass(frozen=True)
-class Acting(Task):
-    """A task that does the deed first."""
+class FaultyTask(Task):
+    """A task that triggers its injected fault first."""
 
-    def do(self, place, progress):
-        return act(self, place, progress, super().do)
+    def do(self, engine, progress):
+        return run_with_fault(self, engine, progress, super().do)
 
 
-def act(task, place, progress, do):
-    deed = take_deed(task.work.number)
-    if deed.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, deed))
-        time.sleep(60)  # until a signal that stops has done so
-    if deed == "exit":
+def run_with_fault(task, engine, progress, do):
+    fault = take_fault(task.work.number)
+    if fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, fault))
+        time.sleep(60)  # wait until the signal takes effect
+    if fault == "exit":
         os._exit(3)
-    if deed == "data":
+    if fault == "data":
         raise DataError("line 7: bad")
-    if deed == "defect":
+    if fault == "bug":
         raise KeyError("seven")
-    if deed == "wait":
-        go_on = folder() / "go on"
-        while not go_on.exists():
+    if fault == "wait":
+        release = get_fault_directory() / "continue"
+        while not release.exists():
             time.sleep(0.01)
-    done = do(place, progress)
-    if deed == "late":  # it has told of its progress already
+    done = do(engine, progress)
+    if fault == "late":  # after it has reported progress
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 
 
-def take_deed(number: int) -> str:
-    path = folder() / str(number)
+def take_fault(number: int) -> str:
+    path = get_fault_directory() / str(number)
     if not path.exists():
         return ""
-    deed, _, rest = path.read_text("utf-8").partition(" ")
+    fault, _, rest = path.read_text("utf-8").partition(" ")
     path.write_text(rest, "utf-8")
-    return deed
+    return fault
 
 
-def folder() -> Path:
-    return Path(os.environ["DEEDS"])
+def get_fault_directory() -> Path:
+    return Path(os.environ["INJECTED_FAULTS"])

@@ -1,6 +1,4 @@
-"""A bench for jobs: a folder with a model, an input and its known translations, and a program that
-is started, killed and judged from outside.
-"""
+"""Start, kill and check jobs in a directory with a model and known translations."""
 
 import contextlib
 import ctypes
@@ -32,8 +30,8 @@ DIGITS = ["</s>", *"0123456789"]
 
 
 @dataclass
-class Row:
-    """What one trial showed.  `problem` is empty where all is well."""
+class TrialResult:
+    """The result of a trial.  `problem` is empty if it passed."""
 
     kit: str
     trial: int
@@ -52,8 +50,8 @@ class Row:
 
 
 @dataclass
-class Ended:
-    """A job that has ended: its code as `subprocess` gives it, -N after signal N."""
+class JobResult:
+    """A finished job; `code` as in `subprocess`, -N for signal N."""
 
     code: int
     out: bytes
@@ -68,7 +66,7 @@ class Ended:
 
 
 class Job:
-    """A running process, first of a session of its own."""
+    """A running process, the leader of a session."""
 
     def __init__(self, pid: int, folder: Path, reap: Callable[[float], tuple[int, float] | None]):
         self.pid, self.folder, self._reap = pid, folder, reap
@@ -79,20 +77,22 @@ class Job:
             os.killpg(self.pid, number) if everyone else os.kill(self.pid, number)
 
     def stop(self) -> None:
-        """SIGKILL to the job and all that it has started."""
+        """Kill the job and all its descendants."""
         for pid in [self.pid, *self.others()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def others(self) -> list[int]:
-        """Other processes of the session that run."""
-        return [pid for pid, _, session in processes() if session == self.pid and pid != self.pid]
+        """Return the other running processes of the session."""
+        return [
+            pid for pid, _, session in list_processes() if session == self.pid and pid != self.pid
+        ]
 
     def running(self) -> bool:
-        return any(pid == self.pid for pid, _, _ in processes())
+        return any(pid == self.pid for pid, _, _ in list_processes())
 
     def until(self, condition: Callable[[], object], seconds: float = TIMEOUT) -> bool:
-        """Wait for what must come true while the job runs; False where it does not."""
+        """Wait for a condition while the job runs; return False if it does not come true."""
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end or not self.running():
@@ -100,8 +100,8 @@ class Job:
             time.sleep(0.002)
         return True
 
-    def wait(self, seconds: float = TIMEOUT) -> Ended:
-        """Its end; a job that does not end is stopped and has the code 999."""
+    def wait(self, seconds: float = TIMEOUT) -> JobResult:
+        """Wait for the end; a job that does not end is killed and gets exit code 999."""
         found = self._reap(seconds)
         if found is None:
             self.stop()
@@ -109,7 +109,7 @@ class Job:
             found = (999, 0.0)
         took = time.monotonic() - self.started
         out, err = ((self.folder / name).read_bytes() for name in ("stdout", "stderr"))
-        return Ended(found[0], out, err.decode("utf-8", "replace"), took, found[1])
+        return JobResult(found[0], out, err.decode("utf-8", "replace"), took, found[1])
 
     def orphans(self, seconds: float = 5.0) -> list[int]:
         """Processes that the job has left behind, so many seconds after its end."""
@@ -119,8 +119,8 @@ class Job:
         return left
 
 
-def processes() -> Iterator[tuple[int, int, int]]:
-    """(pid, parent, session) of each process that is not a zombie."""
+def list_processes() -> Iterator[tuple[int, int, int]]:
+    """Return (pid, parent, session) of each process that is not a zombie."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -130,10 +130,16 @@ def processes() -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass
-class Start:
-    """How a job is started.  `limits`: of `resource`, by name; `streams`: descriptors or None for
-    the files stdout and stderr; `close`: descriptors that the job does not have; `modes_count`:
-    also for root; `ignored`: signals, as nohup ignores SIGHUP."""
+class LaunchOptions:
+    """How to start a job.
+
+    Attributes:
+        limits: limits of the module `resource`, by name.
+        streams: descriptors; None: the files stdout and stderr.
+        close: descriptors to close.
+        modes_count: whether file modes apply to root, too.
+        ignored: signals to ignore, as nohup ignores SIGHUP.
+    """
 
     argv: list[str]
     cwd: str
@@ -145,7 +151,7 @@ class Start:
     ignored: tuple[int, ...] = ()
 
     def apply(self) -> None:
-        """In the child: everything but the streams."""
+        """In the child: apply everything except the streams."""
         for name, limit in self.limits.items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
         for fd in self.close:
@@ -158,8 +164,8 @@ class Start:
 
 
 @contextlib.contextmanager
-def opened_streams(start: Start, folder: Path) -> Iterator[list[int]]:
-    """Descriptors of the three streams of a job; those that nobody gives are files in `folder`."""
+def open_streams(start: LaunchOptions, folder: Path) -> Iterator[list[int]]:
+    """Yield descriptors for the standard streams; the default is files in `folder`."""
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as files:
         stdin, *outs = start.streams
@@ -170,7 +176,7 @@ def opened_streams(start: Start, folder: Path) -> Iterator[list[int]]:
 
 
 def reap(pid: int, seconds: float) -> tuple[int, float] | None:
-    """Exit code and peak memory in MB of a child that ends within these seconds."""
+    """Return exit code and peak memory in MB of a child, if it ends in time."""
     end = time.monotonic() + seconds
     while True:
         found, status, used = os.wait4(pid, os.WNOHANG)
@@ -181,16 +187,16 @@ def reap(pid: int, seconds: float) -> tuple[int, float] | None:
         time.sleep(0.003)
 
 
-class Cold:
-    """Starts jobs as a user does, each in a process of its own."""
+class ColdStarter:
+    """Starts each job in a new process, as a user does."""
 
     execs = True
 
     def __init__(self, tool: Sequence[str] = TOOL):
         self.tool = list(tool)
 
-    def start(self, start: Start, folder: Path) -> Job:
-        with opened_streams(start, folder) as (stdin, stdout, stderr):
+    def start(self, start: LaunchOptions, folder: Path) -> Job:
+        with open_streams(start, folder) as (stdin, stdout, stderr):
             process = subprocess.Popen(
                 [*self.tool, *start.argv],
                 cwd=start.cwd,
@@ -206,16 +212,16 @@ class Cold:
 
 
 class Bench:
-    """A folder with a table model, an input whose lines are all different, and what must come out.
+    """A directory with a table model, an input with distinct lines, and the expected output.
 
-    model.json   reads the line nK as the four digits of K, also one that ends in a bad byte
-    in.txt       lines: known words, blank ones, some with a CR, a BOM, bad UTF-8
+    model.json   translates the line nK to the four digits of K, even if it ends in a bad byte
+    in.txt       known words and empty lines, some with CR, a BOM or bad UTF-8
     """
 
     def __init__(
         self, folder: Path, starter, n_lines: int = 3000, seed: int = 1, simple: bool = False
     ):
-        """`simple`: the program knows the table model alone."""
+        """`simple`: the program only supports the table model."""
         self.folder, self.starter, self.simple = folder, starter, simple
         self.random = random.Random(seed)
         folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +231,7 @@ class Bench:
         self.random.shuffle(numbers)
         kinds = self.random.choices(["", "\r", "blank", "bad"], [90, 4, 4, 2], k=n_lines)
         kinds[-1] = ""  # has no line feed after it, so there must be something before
-        pairs = [line_of(k, kind) for k, kind in zip(numbers, kinds)]
+        pairs = [make_line(k, kind) for k, kind in zip(numbers, kinds)]
         self.lines = [line for line, _ in pairs]
         self.truth = b"".join(text for _, text in pairs)
         self.src.write_bytes(b"\xef\xbb\xbf" + b"\n".join(self.lines))  # no final line feed
@@ -238,37 +244,37 @@ class Bench:
         self.n_started = 0
 
     def room(self) -> Path:
-        """An empty folder for a trial."""
+        """Create an empty directory for a trial."""
         self.n_started += 1
         room = self.folder / f"trial-{self.n_started}"
         room.mkdir()
         return room
 
     def start(self, room: Path, *argv: object, **how) -> Job:
-        """Start the program in `room`; streams are kept beside it."""
+        """Start the program in `room`; its streams are stored next to it."""
         env = {**self.env, **how.pop("env", {})}
         env = {name: value for name, value in env.items() if value is not None}
         words = list(map(str, argv)) if how.pop("bare", False) else [*self.base, *map(str, argv)]
-        start = Start(words, str(how.pop("cwd", room)), env, **how)
+        start = LaunchOptions(words, str(how.pop("cwd", room)), env, **how)
         self.n_started += 1
         return self.starter.start(start, self.folder / f"{room.name}-{self.n_started}.streams")
 
-    def run(self, room: Path, *argv: object, seconds: float = TIMEOUT, **how) -> Ended:
+    def run(self, room: Path, *argv: object, seconds: float = TIMEOUT, **how) -> JobResult:
         return self.start(room, *argv, **how).wait(seconds)
 
     def clear(self, room: Path) -> None:
-        """Remove a trial that went well."""
+        """Remove the directory of a trial that passed."""
         shutil.rmtree(room, ignore_errors=True)
         for streams in self.folder.glob(f"{room.name}-*.streams"):
             shutil.rmtree(streams)
 
-    def judge(self, row: Row, path: Path) -> Row:
-        """Compare an output with the truth, line by line."""
+    def judge(self, row: TrialResult, path: Path) -> TrialResult:
+        """Compare an output with the expected lines."""
         if not path.exists():
             return fail(row, "no output")
         return self.compare(row, path.read_bytes())
 
-    def compare(self, row: Row, out: bytes, truth: bytes | None = None) -> Row:
+    def compare(self, row: TrialResult, out: bytes, truth: bytes | None = None) -> TrialResult:
         truth = self.truth if truth is None else truth
         if out == truth:
             return row
@@ -279,13 +285,13 @@ class Bench:
         return fail(row, f"the output is another one ({len(out)} of {len(truth)} bytes)")
 
 
-def fail(row: Row, problem: str) -> Row:
+def fail(row: TrialResult, problem: str) -> TrialResult:
     row.problem = f"{row.problem}; {problem}" if row.problem else problem
     return row
 
 
-def expect(row: Row, ended: Ended, *codes: int) -> Row:
-    """Check what holds of every end: the code, and no traceback."""
+def check_exit(row: TrialResult, ended: JobResult, *codes: int) -> TrialResult:
+    """Check the exit code, and that there is no traceback."""
     row.code, row.seconds, row.peak_mb = ended.code, round(ended.seconds, 2), ended.peak_mb
     row.stderr = ended.err[-400:]
     if ended.code not in codes:
@@ -295,15 +301,15 @@ def expect(row: Row, ended: Ended, *codes: int) -> Row:
     return row
 
 
-def only(row: Row, room: Path, *names: str) -> Row:
+def check_files(row: TrialResult, room: Path, *names: str) -> TrialResult:
     """Check that a trial has left no other files."""
     if more := {path.name for path in room.iterdir()} - set(names):
         fail(row, f"files left: {sorted(more)}")
     return row
 
 
-def printed_command(ended: Ended) -> list[str] | None:
-    """The command that goes on, as the last line that has one tells it to a person."""
+def find_resume_command(ended: JobResult) -> list[str] | None:
+    """Return the printed command that resumes the job."""
     for line in reversed(ended.err.split("\n")):
         if " -resume" in line:
             words = line[line.find(shlex.quote(sys.executable)) :]
@@ -313,7 +319,7 @@ def printed_command(ended: Ended) -> list[str] | None:
 
 
 def write_model(path: Path, n_sources: int) -> None:
-    """A table model of the lines n0, n1, ... whose translations are digits, surely enough."""
+    """Write a table model for the lines n0, n1, ...; translations are digits."""
 
     def sure(token: int) -> list[float]:
         return [9.0 if i == token else 0.0 for i in range(len(DIGITS))]
@@ -328,8 +334,8 @@ def write_model(path: Path, n_sources: int) -> None:
     path.write_text(json.dumps(model), encoding="ascii")
 
 
-def line_of(k: int, kind: str) -> tuple[bytes, bytes]:
-    """A line of the input without its end, and its line of the output."""
+def make_line(k: int, kind: str) -> tuple[bytes, bytes]:
+    """Return an input line without line end, and its output line."""
     text = " ".join(f"{k:04}").encode() + b"\n"
     line = f"n{k}".encode()
     if kind == "blank":
@@ -337,5 +343,5 @@ def line_of(k: int, kind: str) -> tuple[bytes, bytes]:
     return line + {"": b"", "\r": b"\r", "bad": b"\xff"}[kind], text
 
 
-def sha(path: Path) -> str:
+def hash_bytes(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Jobs that are stopped, in this process and in others."""
+"""Stop jobs with signals, in this process and in others."""
 
 import contextlib
 import signal
@@ -9,16 +9,15 @@ from onmt_lite.jobs.store import ResultParts
 from onmt_lite.system.terminal import SIGNALS, Interrupted
 
 
-def heed_signals():
-    """For a process that is started: who ignores signals, as nohup does, and a program that has
-    ended in this process, leaves that to it; then it would not end."""
+def restore_default_signals():
+    """Restore default handlers: a process that inherits ignored signals would not end."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
-def stopped_before_part(n, error=None):
-    """Within, a job of one process is stopped when n of its parts are written."""
+def stop_before_part(n, error=None):
+    """Stop a job of this process when it has written n partial files."""
     write, written = ResultParts.write, []
 
     def until(self, *given):

@@ -17,13 +17,13 @@ from pathlib import Path
 from random import Random
 
 from tests.end_to_end.kits import damage, kills, places, texts
-from tests.support.forked_jobs import Warm
-from tests.support.job_runner import TOOL, Bench, Cold, Row
+from tests.support.forked_jobs import WarmStarter
+from tests.support.job_runner import TOOL, Bench, ColdStarter, TrialResult
 
 WORKERS = ("-workers", "2")
 
 # Name -> what it does, trials, and whether it tries what only a process of its own shows
-KITS: dict[str, tuple[Callable[..., Iterator[Row]], int, bool]] = {
+KITS: dict[str, tuple[Callable[..., Iterator[TrialResult]], int, bool]] = {
     "K1": (kills.k1, 50, False),
     "K1w": (lambda *given: kills.k1(*given, *WORKERS), 20, False),
     "K2": (kills.k2, 30, False),
@@ -41,7 +41,7 @@ KITS: dict[str, tuple[Callable[..., Iterator[Row]], int, bool]] = {
     "K13": (places.k13, 1, True),
     "K14": (texts.k14, 1, False),
     "K15": (texts.k15, 1_000_000, True),
-    "faults": (places.faults, 0, False),
+    "faults": (places.inject_faults, 0, False),
 }
 MANY = ("K6", "K7", "K8", "faults")  # hundreds of trials: always forked
 
@@ -61,20 +61,20 @@ def main() -> int:
     print(f"{'kit':7} trials failed  lost doubled moved  peak MB  seconds  exit codes")
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(args.rows, "w")) if args.rows else None
-        warm = stack.enter_context(Warm())
+        warm = stack.enter_context(WarmStarter())
         for name in args.kits.split(","):
             kit, n, own_process = KITS[name]
             fork = (args.warm or name in MANY) and not own_process
-            starter = warm if fork else Cold(TOOL)
+            starter = warm if fork else ColdStarter(TOOL)
             bench = Bench(folder / name, starter, args.lines, args.seed)
             trials = kit(bench, Random(args.seed), n if args.n is None else args.n)
-            rows = list(told(trials, out))
+            rows = list(report_results(trials, out))
             print(summary(name, rows), flush=True)
             n_failed += sum(bool(row.problem) for row in rows)
     return int(n_failed > 0)
 
 
-def told(trials: Iterator[Row], out) -> Iterator[Row]:
+def report_results(trials: Iterator[TrialResult], out) -> Iterator[TrialResult]:
     """Rows as they come: all to the file, those that failed to stderr."""
     for row in trials:
         if out:
@@ -85,7 +85,7 @@ def told(trials: Iterator[Row], out) -> Iterator[Row]:
         yield row
 
 
-def summary(name: str, rows: list[Row]) -> str:
+def summary(name: str, rows: list[TrialResult]) -> str:
     codes: dict[int | None, int] = {}
     for row in rows:
         codes[row.code] = codes.get(row.code, 0) + 1

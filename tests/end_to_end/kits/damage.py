@@ -18,7 +18,7 @@ import yaml
 
 from onmt_lite.checkpoints import native
 from tests.support import tiny
-from tests.support.job_runner import ROOT, Bench, Row, expect, fail, sha
+from tests.support.job_runner import ROOT, Bench, TrialResult, check_exit, fail, hash_bytes
 
 CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints"
 LIMITS = {"RLIMIT_AS": 6 << 30}
@@ -50,16 +50,16 @@ class Models:
         self.zip = self._model(CHECKPOINTS / "onmt351_transformer.pt")
 
     def _model(self, path: Path) -> Model:
-        row, out, peak_mb = self.run(Row("clean", 0, path.name), path)
+        row, out, peak_mb = self.run(TrialResult("clean", 0, path.name), path)
         assert row.code == 0, row
         return Model(path, out, peak_mb)
 
-    def run(self, row: Row, path: Path, *argv: object) -> tuple[Row, bytes, float]:
+    def run(self, row: TrialResult, path: Path, *argv: object) -> tuple[TrialResult, bytes, float]:
         """Translate with the model at `path`: the output, and the peak of memory in MB."""
         room = self.bench.room()
         words = ["-model", path, "-src", self.src, "-output", "out", *argv]
         ended = self.bench.run(room, *words, bare=True, limits=LIMITS, seconds=SECONDS)
-        expect(row, ended, 0, 4, 7)
+        check_exit(row, ended, 0, 4, 7)
         if ended.code == 4 and ended.err.count("\n") != 1:
             fail(row, f"{ended.err.count(chr(10))} lines of errors")
         out = (room / "out").read_bytes() if ended.code in (0, 7) else b""
@@ -67,7 +67,7 @@ class Models:
             self.bench.clear(room)
         return row, out, ended.peak_mb
 
-    def judge(self, row: Row, path: Path, model: Model, sealed: bool) -> Row:
+    def judge(self, row: TrialResult, path: Path, model: Model, sealed: bool) -> TrialResult:
         row, out, peak_mb = self.run(row, path)
         if row.code == 7 and not sealed or row.code == 0 and not sealed and out != model.gold:
             fail(row, "silently another translation")
@@ -78,26 +78,26 @@ class Models:
         return row
 
 
-def k6(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k6(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """n checkpoints with damage, 70 % of it in their description and index."""
     models, room = Models(bench), bench.room()
     for i in range(n):
         if i % 5 < 2:
-            row, path = damaged_zip(random, Row("K6", i, "zip"), models.zip, room)
+            row, path = damage_zip(random, TrialResult("K6", i, "zip"), models.zip, room)
             row = models.judge(row, path, models.zip, sealed=False)
         else:
             sealed = i % 5 == 4
             name = random.choices([native.MANIFEST, native.WEIGHTS], [7, 3])[0]
             path = copied(models.native, room)
             done = damage_manifest(random, path) if sealed else damage_bytes(random, path / name)
-            row = Row("K6", i, f"{name}, {'sealed' if sealed else 'bytes'}: {done}")
+            row = TrialResult("K6", i, f"{name}, {'sealed' if sealed else 'bytes'}: {done}")
             row = models.judge(row, path, models.native, sealed)
         if not row.problem:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         yield row
     canary = Path("/tmp/onmt_lite_canary")
     for i, name in enumerate(["evil.pt", "evil2.pt"]):
-        row, _, _ = models.run(Row("K6", n + i, f"exploit {name}"), CHECKPOINTS / name)
+        row, _, _ = models.run(TrialResult("K6", n + i, f"exploit {name}"), CHECKPOINTS / name)
         if row.code != 4 or canary.exists():
             fail(row, "an exploit was loaded")
         yield row
@@ -108,7 +108,9 @@ def copied(model: Model, room: Path) -> Path:
     return shutil.copytree(model.path, path)
 
 
-def damaged_zip(random: Random, row: Row, model: Model, room: Path) -> tuple[Row, Path]:
+def damage_zip(
+    random: Random, row: TrialResult, model: Model, room: Path
+) -> tuple[TrialResult, Path]:
     """Damage to a PyTorch file: to its index, its pickle (the first member) or anywhere."""
     path = room / f"model-{randomness.randrange(1 << 40)}.pt"
     shutil.copy(model.path, path)
@@ -178,16 +180,16 @@ def write_manifest(path: Path, manifest: dict) -> None:
     (path / native.MANIFEST).write_text(json.dumps(manifest), encoding="ascii")
 
 
-def k7(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k7(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """n sentencepiece models with damage, half of them under a right checksum."""
     models, room = Models(bench), bench.room()
     for i in range(n):
         path, sealed = copied(models.native, room), i % 2 == 1
-        row = Row("K7", i, "sealed " if sealed else "")
+        row = TrialResult("K7", i, "sealed " if sealed else "")
         row.action += damage_bytes(random, path / native.SENTENCEPIECE)
         if sealed:
             manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
-            manifest["files"][native.SENTENCEPIECE] = sha(path / native.SENTENCEPIECE)
+            manifest["files"][native.SENTENCEPIECE] = hash_bytes(path / native.SENTENCEPIECE)
             write_manifest(path, manifest)
         row = models.judge(row, path, models.native, sealed)
         if not row.problem:
@@ -250,30 +252,32 @@ BY_HAND = [
 ]
 
 
-def k8(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k8(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """n configurations: 40 % with changed bytes, 40 % with changed words, the others by hand."""
     file = bench.folder / "config.yml"
     lines = bench.folder / "few.txt"
     lines.write_bytes(b"\n".join(bench.lines[:20]) + b"\n")
-    gold = configured(bench, Row("clean", 0, ""), file, lines, CONFIG.encode())[1]
+    gold = configured(bench, TrialResult("clean", 0, ""), file, lines, CONFIG.encode())[1]
     for i in range(n):
         if i % 5 < 2:
-            row, data = Row("K8", i, "bytes"), changed_bytes(random)
+            row, data = TrialResult("K8", i, "bytes"), changed_bytes(random)
         elif i % 5 < 4:
-            row, data = changed_words(random, i)
+            row, data = change_words(random, i)
         else:
             data = BY_HAND[i // 5 % len(BY_HAND)].encode()
-            row = Row("K8", i, f"by hand: {data[:40]!r}")
+            row = TrialResult("K8", i, f"by hand: {data[:40]!r}")
         row, out = configured(bench, row, file, lines, data)
-        yield judge_config(row, out, gold, data)
+        yield check_config(row, out, gold, data)
 
 
-def configured(bench: Bench, row: Row, file: Path, lines: Path, data: bytes) -> tuple[Row, bytes]:
+def configured(
+    bench: Bench, row: TrialResult, file: Path, lines: Path, data: bytes
+) -> tuple[TrialResult, bytes]:
     file.write_bytes(data)
     room = bench.room()
     words = ["-config", file, "-model", bench.model, "-src", lines, "-output", "out"]
     ended = bench.run(room, *words, bare=True, seconds=SECONDS)
-    expect(row, ended, 0, 2)
+    check_exit(row, ended, 0, 2)
     out = (room / "out").read_bytes() if ended.code == 0 else b""
     if (room / "canary").exists():
         fail(row, "a tag was run")
@@ -300,7 +304,7 @@ def changed_bytes(random: Random) -> bytes:
     return bytes(data)
 
 
-def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
+def change_words(random: Random, i: int) -> tuple[TrialResult, bytes]:
     """An error as a person makes one."""
     lines = CONFIG.split("\n")[:-1]
     at = random.randrange(1, len(lines))
@@ -308,7 +312,7 @@ def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
     kind = random.choice(["typo", "typo", "type", "gone", "twice", "indented", "no space"])
     said = ""
     if kind == "typo":
-        wrong = misspelt(random, key)
+        wrong = misspell(random, key)
         said, lines[at] = f"{wrong} for {key}", f"{wrong}: {value}"
     elif kind == "type":
         lines[at] = f"{key}: " + random.choice(["x", "'1'", "[1]", "{a: 1}", "1.5", "-1", "~", ""])
@@ -320,11 +324,11 @@ def changed_words(random: Random, i: int) -> tuple[Row, bytes]:
         lines[at] = "  " + lines[at]
     else:
         lines[at] = f"{key}:{value}"
-    row = Row("K8", i, f"{kind}: {said or lines[min(at, len(lines) - 1)]}")
+    row = TrialResult("K8", i, f"{kind}: {said or lines[min(at, len(lines) - 1)]}")
     return row, "\n".join([*lines, ""]).encode()
 
 
-def misspelt(random: Random, key: str) -> str:
+def misspell(random: Random, key: str) -> str:
     """One or two edits away from the key, and no other option's name."""
     word = list(key)
     for _ in range(random.choice([1, 1, 2])):
@@ -342,7 +346,7 @@ def misspelt(random: Random, key: str) -> str:
     return wrong if wrong not in KEYS else wrong + "x"
 
 
-def judge_config(row: Row, out: bytes, gold: bytes, data: bytes) -> Row:
+def check_config(row: TrialResult, out: bytes, gold: bytes, data: bytes) -> TrialResult:
     """A configuration that says the same translates the same; else it is valid or refused with
     its place."""
     if row.code == 0:

@@ -11,14 +11,14 @@ from random import Random
 
 from tests.support.job_runner import (
     Bench,
-    Ended,
     Job,
-    Row,
-    expect,
+    JobResult,
+    TrialResult,
+    check_exit,
+    check_files,
     fail,
-    only,
-    printed_command,
-    processes,
+    find_resume_command,
+    list_processes,
 )
 
 POLITE = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -26,7 +26,7 @@ PATIENCE = 5.0  # seconds that a polite signal may take
 STORE = "out.parts"
 
 
-def written(bench: Bench, room: Path) -> float:
+def get_written_share(bench: Bench, room: Path) -> float:
     """How much of the output is on its way or there, from 0 to 1."""
     n_parts = len(list((room / STORE).glob("[0-9]*")))
     with contextlib.suppress(FileNotFoundError):
@@ -39,85 +39,91 @@ def begun(room: Path) -> bool:
     return (room / STORE).exists() or (room / "out").exists()
 
 
-def timed(bench: Bench, *argv: object) -> tuple[float, float]:
+def measure_run(bench: Bench, *argv: object) -> tuple[float, float]:
     """Seconds of a clean run until it has begun, and in all."""
     room = bench.room()
     job = bench.start(room, "-output", "out", *argv)
     job.until(lambda: begun(room))
     loaded = time.monotonic() - job.started
     ended = job.wait()
-    row = bench.judge(expect(Row("clean", 0, ""), ended, 0), room / "out")
+    row = bench.judge(check_exit(TrialResult("clean", 0, ""), ended, 0), room / "out")
     assert not row.problem, f"a clean run fails: {row.json()}"
     bench.clear(room)
     return loaded, ended.seconds
 
 
-def meet(bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded: float) -> None:
+def wait_for_moment(
+    bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded: float
+) -> None:
     """Wait for a moment of the job: while it loads, when so much is written, at its rename."""
     if moment == "load":
         time.sleep(random.uniform(0, loaded))
     elif moment == "rename":
-        job.until(lambda: written(bench, room) >= 1)
+        job.until(lambda: get_written_share(bench, room) >= 1)
         time.sleep(random.choice([0.0, 0.001, 0.004, 0.01, 0.03]))
     else:
-        before = written(bench, room)
+        before = get_written_share(bench, room)
         wanted = before + random.random() * (1 - before)
-        job.until(lambda: written(bench, room) > wanted)
+        job.until(lambda: get_written_share(bench, room) > wanted)
         time.sleep(random.uniform(0, 0.02))
 
 
 MOMENTS = ["work", "work", "load", "work", "rename"]
 
 
-def whole_or_absent(bench: Bench, row: Row, room: Path) -> None:
+def check_output_is_whole(bench: Bench, row: TrialResult, room: Path) -> None:
     """An output is never there in part."""
     if (room / "out").exists():
         bench.judge(row, room / "out")
 
 
-def none_left(row: Row, job: Job) -> None:
+def none_left(row: TrialResult, job: Job) -> None:
     if left := job.orphans():
         fail(row, f"processes left: {left}")
         job.stop()
 
 
-def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """SIGKILL, then -resume; every 5th resume is killed too.  With `-workers 2` in `argv`, every
     10th kill hits one worker alone."""
-    loaded, _ = timed(bench, *argv)
+    loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         moment, room = MOMENTS[i % len(MOMENTS)], bench.room()
-        row = Row("K1", i, f"SIGKILL, {moment}" + (f", {' '.join(map(str, argv))}" if argv else ""))
+        row = TrialResult(
+            "K1", i, f"SIGKILL, {moment}" + (f", {' '.join(map(str, argv))}" if argv else "")
+        )
         job = bench.start(room, "-output", "out", *argv)
-        meet(bench, random, room, job, moment, loaded)
+        wait_for_moment(bench, random, room, job, moment, loaded)
         if argv and i % 10 == 9:
             yield kill_a_worker(bench, random, row, room, job)
             continue
         job.signal(signal.SIGKILL, everyone=i % 2 == 0)  # else its workers must see to themselves
         job.wait()
-        whole_or_absent(bench, row, room)
+        check_output_is_whole(bench, row, room)
         none_left(row, job)
         if i % 5 == 4:
             again = bench.start(room, "-output", "out", *argv, "-resume")
-            meet(bench, random, room, again, random.choice(MOMENTS), loaded)
+            wait_for_moment(bench, random, room, again, random.choice(MOMENTS), loaded)
             again.signal(signal.SIGKILL)
             again.wait()
             again.orphans()
-            whole_or_absent(bench, row, room)
+            check_output_is_whole(bench, row, room)
         yield resume(bench, row, room, *argv)
 
 
-def kill_a_worker(bench: Bench, random: Random, row: Row, room: Path, job: Job) -> Row:
+def kill_a_worker(
+    bench: Bench, random: Random, row: TrialResult, room: Path, job: Job
+) -> TrialResult:
     row.action = "SIGKILL of a worker"
-    if workers := workers_of(job):
+    if workers := list_workers(job):
         os.kill(random.choice(workers), signal.SIGKILL)
-    return finish(bench, row, room, job.wait())
+    return check_last_run(bench, row, room, job.wait())
 
 
-def workers_of(job: Job) -> list[int]:
+def list_workers(job: Job) -> list[int]:
     """Processes that translate: those of the session that have loaded torch, but not the one that
     has made the others."""
-    others = {pid: parent for pid, parent, session in processes() if session == job.pid != pid}
+    others = {pid: parent for pid, parent, session in list_processes() if session == job.pid != pid}
     return [pid for pid in sorted(others) if pid not in others.values() and translates(pid)]
 
 
@@ -128,54 +134,60 @@ def translates(pid: int) -> bool:
         return False
 
 
-def resume(bench: Bench, row: Row, room: Path, *argv: object, codes: tuple[int, ...] = (0,)) -> Row:
+def resume(
+    bench: Bench, row: TrialResult, room: Path, *argv: object, codes: tuple[int, ...] = (0,)
+) -> TrialResult:
     ended = bench.run(room, "-output", "out", *argv, "-resume")
-    return finish(bench, row, room, ended, codes)
+    return check_last_run(bench, row, room, ended, codes)
 
 
-def finish(bench: Bench, row: Row, room: Path, ended: Ended, codes: tuple[int, ...] = (0,)) -> Row:
+def check_last_run(
+    bench: Bench, row: TrialResult, room: Path, ended: JobResult, codes: tuple[int, ...] = (0,)
+) -> TrialResult:
     """Judge the last run of a trial, which must leave the whole output and nothing else."""
-    expect(row, ended, *codes)
+    check_exit(row, ended, *codes)
     if ended.code == 0 and not row.problem:
-        only(bench.judge(row, room / "out"), room, "out")
+        check_files(bench.judge(row, room / "out"), room, "out")
     if not row.problem:
         bench.clear(room)
     return row
 
 
-def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """SIGINT, SIGTERM, SIGHUP: an end within seconds, and a command that goes on."""
-    loaded, _ = timed(bench, *argv)
+    loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         number, moment, room = list(POLITE)[i % 3], MOMENTS[(i // 3) % 4], bench.room()
-        row = Row("K2", i, f"{number.name}, {moment}")
+        row = TrialResult("K2", i, f"{number.name}, {moment}")
         if i % 4 == 3:
             (room / "out").write_bytes(b"older\n")
         job = bench.start(room, "-output", "out", *argv)
-        meet(bench, random, room, job, moment, loaded)
+        wait_for_moment(bench, random, room, job, moment, loaded)
         told = time.monotonic()
         job.signal(number, everyone=i % 2 == 0)
         ended = job.wait()
         took = time.monotonic() - told
         if ended.code == 0:  # it was done before the signal came
-            yield finish(bench, row, room, ended)
+            yield check_last_run(bench, row, room, ended)
             continue
         # A signal may come before the program is there to take it
         codes = [POLITE[number]] if (room / STORE).exists() else [POLITE[number], -number]
-        expect(row, ended, *codes)
+        check_exit(row, ended, *codes)
         if took > PATIENCE:
             fail(row, f"the end came {took:.1f} s after the signal")
         none_left(row, job)
         if i % 4 != 3:
-            whole_or_absent(bench, row, room)
+            check_output_is_whole(bench, row, room)
         elif (room / "out").read_bytes() not in (b"older\n", bench.truth):
             fail(row, "the older output is not as it was")
-        yield go_on(bench, row, room, ended)
+        yield run_printed_command(bench, row, room, ended)
 
 
-def go_on(bench: Bench, row: Row, room: Path, ended: Ended) -> Row:
+def run_printed_command(
+    bench: Bench, row: TrialResult, room: Path, ended: JobResult
+) -> TrialResult:
     """Let a shell run the printed command; a job without a store began nothing and prints none."""
-    command = printed_command(ended)
+    command = find_resume_command(ended)
     if command is None:
         if (room / STORE).exists():
             return fail(row, "no command that goes on")
@@ -187,31 +199,31 @@ def go_on(bench: Bench, row: Row, room: Path, ended: Ended) -> Row:
     )
     if done.returncode != 0:
         return fail(row, f"the command ended with {done.returncode}: {done.stderr[-200:]!r}")
-    only(bench.judge(row, room / "out"), room, "out")
+    check_files(bench.judge(row, room / "out"), room, "out")
     if not row.problem:
         bench.clear(room)
     return row
 
 
-def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """A job is killed, a file of its store damaged, then resumed: the truth, or exit 2 or 5."""
     for i in range(n):
         room = bench.room()
         job = bench.start(room, "-output", "out", *argv)
-        meet(bench, random, room, job, "work", 0.0)
+        wait_for_moment(bench, random, room, job, "work", 0.0)
         job.signal(signal.SIGKILL)
         job.wait()
         if not (room / STORE).exists():
-            yield resume(bench, Row("K3", i, "too late"), room, *argv)
+            yield resume(bench, TrialResult("K3", i, "too late"), room, *argv)
             continue
         kept = sorted((room / STORE).iterdir())
         others, parts = ([p for p in kept if p.name.isdigit() == is_part] for is_part in (0, 1))
         file = random.choice(random.choice([others, parts or others]))
-        row = Row("K3", i, damage(random, file))
+        row = TrialResult("K3", i, damage_store(random, file))
         yield resume(bench, row, room, *argv, codes=(0, 2, 5))
 
 
-def damage(random: Random, file: Path) -> str:
+def damage_store(random: Random, file: Path) -> str:
     """Change a file in a way that a crash or a bad disk might; says which."""
     if not file.exists():
         return f"{file.name}: was not there"
@@ -240,13 +252,13 @@ def damage(random: Random, file: Path) -> str:
     return f"{file.name}: {kind}"
 
 
-def k11(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k11(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """Two to five jobs on one output: one writes, the others are refused; then the holder of
     another is killed and the output is free."""
-    loaded, _ = timed(bench, *argv)
+    loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         room, jobs = bench.room(), list[Job]()
-        row = Row("K11", i, f"{2 + i % 4} jobs")
+        row = TrialResult("K11", i, f"{2 + i % 4} jobs")
         for _ in range(2 + i % 4):
             jobs.append(bench.start(room, "-output", "out", *argv))
             time.sleep(random.uniform(0, loaded / 4))
@@ -256,15 +268,15 @@ def k11(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         if codes[0] != 0 or set(codes) - {0, 5}:
             fail(row, f"exit codes {codes}")
         for ended in ends:
-            expect(row, ended, 0, 5)
-        only(bench.judge(row, room / "out"), room, "out")
+            check_exit(row, ended, 0, 5)
+        check_files(bench.judge(row, room / "out"), room, "out")
         yield after_the_holder(bench, random, row, *argv)
 
 
-def after_the_holder(bench: Bench, random: Random, row: Row, *argv: object) -> Row:
+def after_the_holder(bench: Bench, random: Random, row: TrialResult, *argv: object) -> TrialResult:
     room = bench.room()
     holder = bench.start(room, "-output", "out", *argv)
-    meet(bench, random, room, holder, "work", 0.0)
+    wait_for_moment(bench, random, room, holder, "work", 0.0)
     if holder.running() and not (room / "out").exists():
         refused = bench.run(room, "-output", "out", *argv, "-resume")
         finished = (room / "out").exists()
@@ -277,15 +289,17 @@ def after_the_holder(bench: Bench, random: Random, row: Row, *argv: object) -> R
     return resume(bench, row, room, *argv)
 
 
-def k12(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k12(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """SIGKILL and SIGSTOP of workers, SIGKILL of the parent."""
     argv = ("-workers", "2")
     for i in range(n):
         room, action = bench.room(), ["SIGKILL", "SIGSTOP", "SIGKILL", "parent"][i % 4]
-        row = Row("K12", i, f"{action} of a worker" if action != "parent" else "parent killed")
+        row = TrialResult(
+            "K12", i, f"{action} of a worker" if action != "parent" else "parent killed"
+        )
         job = bench.start(room, "-output", "out", *argv)
-        meet(bench, random, room, job, "work", 0.0)
-        workers = workers_of(job)
+        wait_for_moment(bench, random, room, job, "work", 0.0)
+        workers = list_workers(job)
         if action == "parent":
             job.signal(signal.SIGKILL)
             job.wait()
@@ -296,6 +310,6 @@ def k12(bench: Bench, random: Random, n: int) -> Iterator[Row]:
             fail(row, "no workers are seen")
         if workers:
             os.kill(random.choice(workers), getattr(signal, action))
-        finish(bench, row, room, job.wait())
+        check_last_run(bench, row, room, job.wait())
         none_left(row, job)
         yield row

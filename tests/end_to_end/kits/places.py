@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.end_to_end.kits.kills import finish, resume
-from tests.support.job_runner import Bench, Ended, Row, expect, fail, only, sha
+from tests.end_to_end.kits.kills import check_last_run, resume
+from tests.support.job_runner import (
+    Bench,
+    JobResult,
+    TrialResult,
+    check_exit,
+    check_files,
+    fail,
+    hash_bytes,
+)
 
 SMALL_DISKS = ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3")
 FULL = ("No space left", "File too large")
@@ -23,26 +31,30 @@ STORED = ("out.parts", "out.parts/.lock", "out.parts/manifest.json", "out.parts/
 # -- K4: full disks --------------------------------------------------------------------------------
 
 
-def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """The disk is full at n points; with room again, -resume ends well."""
     for i in range(n):
         least, most = min(1024, len(bench.truth) // 2), len(bench.truth) - 1  # stderr is a file too
         limit = [least, most][i] if i < 2 else random.randrange(least, most)
-        yield file_limit(bench, Row("K4", i, f"files of at most {limit} bytes"), limit, i, argv)
+        yield file_limit(
+            bench, TrialResult("K4", i, f"files of at most {limit} bytes"), limit, i, argv
+        )
     for device in ("/dev/full", "-"):
-        yield full_device(bench, Row("K4", n, f"-output {device}, which is full"), device)
+        yield full_device(bench, TrialResult("K4", n, f"-output {device}, which is full"), device)
     for options in SMALL_DISKS if n > 2 else ():
-        row = Row("K4", n, f"a file system of {options}")
+        row = TrialResult("K4", n, f"a file system of {options}")
         with contextlib.suppress(PermissionError, FileNotFoundError):
-            yield small_disk(bench, row, options, argv)
+            yield mount_small_disk(bench, row, options, argv)
 
 
-def file_limit(bench: Bench, row: Row, limit: int, i: int, argv: tuple[object, ...]) -> Row:
+def file_limit(
+    bench: Bench, row: TrialResult, limit: int, i: int, argv: tuple[object, ...]
+) -> TrialResult:
     room = bench.room()
     if older := i % 2 == 1:
         (room / "out").write_bytes(b"older\n")
     ended = bench.run(room, "-output", "out", *argv, limits={"RLIMIT_FSIZE": limit})
-    refused(row, ended)
+    check_rejected(row, ended)
     if older and (room / "out").read_bytes() != b"older\n":
         fail(row, "the older output is not as it was")
     if not older and (room / "out").exists():
@@ -50,25 +62,27 @@ def file_limit(bench: Bench, row: Row, limit: int, i: int, argv: tuple[object, .
     return resume(bench, row, room, *argv)
 
 
-def refused(row: Row, ended: Ended, path: str = "out") -> Row:
+def check_rejected(row: TrialResult, ended: JobResult, path: str = "out") -> TrialResult:
     """Exit 5, in a line that says where and why."""
-    expect(row, ended, 5)
+    check_exit(row, ended, 5)
     errors = [line for line in ended.err.split("\n") if "error:" in line]
     if len(errors) != 1 or path not in errors[0] or not any(why in errors[0] for why in FULL):
         fail(row, f"says {errors}")
     return row
 
 
-def full_device(bench: Bench, row: Row, device: str) -> Row:
+def full_device(bench: Bench, row: TrialResult, device: str) -> TrialResult:
     room = bench.room()
     with open("/dev/full", "wb") as full:
         streams = (subprocess.DEVNULL, full.fileno() if device == "-" else None, None)
         ended = bench.run(room, "-output", device, streams=streams)
-    refused(row, ended, "standard output" if device == "-" else device)
-    return only(row, room)
+    check_rejected(row, ended, "standard output" if device == "-" else device)
+    return check_files(row, room)
 
 
-def small_disk(bench: Bench, row: Row, options: str, argv: tuple[object, ...]) -> Row:
+def mount_small_disk(
+    bench: Bench, row: TrialResult, options: str, argv: tuple[object, ...]
+) -> TrialResult:
     """Raises PermissionError where nothing can be mounted."""
     room = bench.room()
     mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(room)]
@@ -77,13 +91,13 @@ def small_disk(bench: Bench, row: Row, options: str, argv: tuple[object, ...]) -
     try:
         ended = bench.run(room, "-output", "out", *argv)
         if ended.code:  # there may have been room enough
-            refused(row, ended)
+            check_rejected(row, ended)
             if (room / "out").exists():
                 fail(row, "an output")
             roomy = ["mount", "-o", "remount,size=9m,nr_inodes=99", str(room)]
             subprocess.run(roomy, check=True)
             ended = bench.run(room, "-output", "out", *argv, "-resume")
-        return only(bench.judge(expect(row, ended, 0), room / "out"), room, "out")
+        return check_files(bench.judge(check_exit(row, ended, 0), room / "out"), room, "out")
     finally:
         subprocess.run(["umount", str(room)], check=True)
 
@@ -91,25 +105,27 @@ def small_disk(bench: Bench, row: Row, options: str, argv: tuple[object, ...]) -
 # -- K5: other people's files ----------------------------------------------------------------------
 
 
-def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """Outputs that cannot be, and files under our names that are not ours: refused at once, and
     everything is as it was.  The first n cases; 0: all."""
     for i, (action, prepare, words, codes) in enumerate(CASES[: n or None]):
-        row, room = Row("K5", i, action), bench.room()
+        row, room = TrialResult("K5", i, action), bench.room()
         (room / "precious").write_bytes(b"precious\n")
         words = [word.format(src=bench.src, model=bench.model) for word in words]
         how = prepare(room, bench) or {}
         if how.get("modes_count") and not bench.starter.execs:
             continue
-        before = state(room), sha(bench.src), sha(bench.model)
+        before = list_state(room), hash_bytes(bench.src), hash_bytes(bench.model)
         ended = bench.run(room, *words, *argv, seconds=20, **how)
-        expect(row, ended, *codes)
+        check_exit(row, ended, *codes)
         if ended.code == 0:
             target = room / ("target" if (room / "target").exists() else "out")
             bench.judge(row, target)
         elif "error:" not in ended.err or len(ended.err.strip().split("\n")) != 1:
             fail(row, f"says {ended.err!r}")
-        if (after := (state(room), sha(bench.src), sha(bench.model))) != before and ended.code:
+        if (
+            after := (list_state(room), hash_bytes(bench.src), hash_bytes(bench.model))
+        ) != before and ended.code:
             fail(row, f"files are not as they were: {after} instead of {before}")
         if (room / "precious").read_bytes() != b"precious\n":
             fail(row, "another's file was written to")
@@ -119,18 +135,18 @@ def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
         yield row
 
 
-def state(room: Path) -> list[tuple[str, str]]:
+def list_state(room: Path) -> list[tuple[str, str]]:
     """Names in a folder, and what is behind them."""
 
     def kind(path: Path) -> str:
         if path.is_symlink():
             return f"-> {os.readlink(path)}"
-        return sha(path) if path.is_file() else "other"
+        return hash_bytes(path) if path.is_file() else "other"
 
     return sorted((str(path.relative_to(room)), kind(path)) for path in room.rglob("*"))
 
 
-def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
+def create_foreign_file(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
     """Somebody else's `name` beside the output, or in a folder there."""
 
     def made(what: str, make: Callable[[Path], object], *more: str):
@@ -151,8 +167,8 @@ def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
     makes = {
         "a file of text": lambda path: path.write_bytes(b"precious\n"),
         "an empty file": lambda path: path.touch(),
-        "a link to a file": lambda path: path.symlink_to(precious_near(path)),
-        "a second name of a file": lambda path: path.hardlink_to(precious_near(path)),
+        "a link to a file": lambda path: path.symlink_to(get_protected_file(path)),
+        "a second name of a file": lambda path: path.hardlink_to(get_protected_file(path)),
         "a link to nothing": lambda path: path.symlink_to("nothing"),
         "a link to itself": lambda path: path.symlink_to(path.name),
         "a FIFO": os.mkfifo,
@@ -164,7 +180,7 @@ def beside(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
     return [made(what, make, *more) for what, make in makes.items() for more in ((), ("-resume",))]
 
 
-def precious_near(path: Path) -> Path:
+def get_protected_file(path: Path) -> Path:
     """The file of the trial that must not change."""
     folder = path.parent
     return (folder if (folder / "precious").exists() else folder.parent) / "precious"
@@ -174,7 +190,7 @@ def nothing(room: Path, bench: Bench) -> None:
     pass
 
 
-def out_is_link(to: str) -> Callable[[Path, Bench], None]:
+def link_output(to: str) -> Callable[[Path, Bench], None]:
     """To a file of the trial, of the bench (src, model) or to nothing."""
     return lambda room, bench: (room / "out").symlink_to(getattr(bench, to, to))
 
@@ -189,7 +205,7 @@ def read_only(room: Path, bench: Bench) -> dict:
 
 
 CASES = [
-    *[case for name in STORED for case in beside(name)],
+    *[case for name in STORED for case in create_foreign_file(name)],
     ("out is a directory", lambda room, bench: (room / "out").mkdir(), ["-output", "out"], (5,)),
     ("its folder is a file", nothing, ["-output", "precious/out"], (5,)),
     ("its folder is missing", nothing, ["-output", "no/out"], (5,)),
@@ -199,42 +215,46 @@ CASES = [
     ("the name is a folder's", nothing, ["-output", "none/"], (5,)),
     ("out is the input", nothing, ["-output", "{src}"], (2,)),
     ("out is the model", nothing, ["-output", "{model}"], (2,)),
-    ("out is a link to the input", out_is_link("src"), ["-output", "out"], (2,)),
+    ("out is a link to the input", link_output("src"), ["-output", "out"], (2,)),
     ("out is a second name of the input", second_name, ["-output", "out"], (2,)),
-    ("out is a link to the model", out_is_link("model"), ["-output", "out"], (2,)),
+    ("out is a link to the model", link_output("model"), ["-output", "out"], (2,)),
     ("the log is the input", nothing, ["-output", "out", "-log_file", "{src}"], (2,)),
     ("the log is the model", nothing, ["-output", "out", "-log_file", "{model}"], (2,)),
-    ("out is a link to a file to be made", out_is_link("target"), ["-output", "out"], (0,)),
-    ("out is a link to a folder", out_is_link("."), ["-output", "out"], (5,)),
+    ("out is a link to a file to be made", link_output("target"), ["-output", "out"], (0,)),
+    ("out is a link to a folder", link_output("."), ["-output", "out"], (5,)),
 ]
 
 
 # -- K10: pipes ------------------------------------------------------------------------------------
 
 
-def k10(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k10(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """Readers and writers that leave, and streams that are closed or full: n times each that has
     something to do with chance."""
     for i in range(n):
-        yield reader_leaves(bench, Row("K10", i, "the reader of stdout leaves"), random)
-        yield writer_dies(bench, Row("K10", i, "the writer of stdin stops"), random)
+        yield reader_leaves(bench, TrialResult("K10", i, "the reader of stdout leaves"), random)
+        yield run_until_writer_dies(
+            bench, TrialResult("K10", i, "the writer of stdin stops"), random
+        )
     for i, close in enumerate([(2,), (0,), (0, 1, 2)]):
-        row, room = Row("K10", i, f"closed: {close}"), bench.room()
-        yield finish(bench, row, room, bench.run(room, "-output", "out", *argv, close=close))
+        row, room = TrialResult("K10", i, f"closed: {close}"), bench.room()
+        yield check_last_run(
+            bench, row, room, bench.run(room, "-output", "out", *argv, close=close)
+        )
     with open("/dev/full", "wb") as full:
         for i, more in enumerate([[], ["-report_time", "-verbose"]]):
-            row, room = Row("K10", i, f"stderr is full {more}"), bench.room()
+            row, room = TrialResult("K10", i, f"stderr is full {more}"), bench.room()
             streams = (subprocess.DEVNULL, None, full.fileno())
             ended = bench.run(room, "-output", "out", *argv, *more, streams=streams)
-            yield finish(bench, row, room, ended)
-    yield stderr_without_reader(bench, Row("K10", 0, "the reader of stderr is gone"))
-    row, room = Row("K10", 0, "stdout closed"), bench.room()
-    yield only(expect(row, bench.run(room, close=(1,)), 5), room)
+            yield check_last_run(bench, row, room, ended)
+    yield stderr_without_reader(bench, TrialResult("K10", 0, "the reader of stderr is gone"))
+    row, room = TrialResult("K10", 0, "stdout closed"), bench.room()
+    yield check_files(check_exit(row, bench.run(room, close=(1,)), 5), room)
     for path in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "-"):
-        yield appended(bench, Row("K10", 0, f"-output {path} >> file"), path)
+        yield check_appended_output(bench, TrialResult("K10", 0, f"-output {path} >> file"), path)
 
 
-def reader_leaves(bench: Bench, row: Row, random: Random) -> Row:
+def reader_leaves(bench: Bench, row: TrialResult, random: Random) -> TrialResult:
     ours, theirs = os.pipe()
     job = bench.start(bench.room(), streams=(subprocess.DEVNULL, theirs, None))
     os.close(theirs)
@@ -246,7 +266,7 @@ def reader_leaves(bench: Bench, row: Row, random: Random) -> Row:
     ended = job.wait()
     # A pipe takes 64 KB, which may be all of it
     codes = (0, 141, -signal.SIGPIPE) if len(bench.truth) - wanted < 70_000 else (141, -13)
-    expect(row, ended, *codes)
+    check_exit(row, ended, *codes)
     if not bench.truth.startswith(data):
         fail(row, "what was read is not the truth's beginning")
     if ended.code and "error:" in ended.err:
@@ -254,7 +274,7 @@ def reader_leaves(bench: Bench, row: Row, random: Random) -> Row:
     return row
 
 
-def writer_dies(bench: Bench, row: Row, random: Random) -> Row:
+def run_until_writer_dies(bench: Bench, row: TrialResult, random: Random) -> TrialResult:
     """The job must end within seconds of the end of its input, with all lines that came."""
     data = bench.src.read_bytes()
     cut = random.randrange(1, len(data) // 4)
@@ -271,13 +291,13 @@ def writer_dies(bench: Bench, row: Row, random: Random) -> Row:
     expected = bench.truth.split(b"\n")[:whole]
     # The last line may be cut off in its middle: then it is another one, or unknown to the table
     codes = (0,) if data[cut - 1 : cut] == b"\n" else (0, 3)
-    expect(row, ended, *codes)
+    check_exit(row, ended, *codes)
     if ended.code == 0 and (lines[:whole] != expected or len(lines) - whole not in (0, 1)):
         fail(row, f"{len(lines)} lines came out of {whole}")
     return row
 
 
-def stderr_without_reader(bench: Bench, row: Row) -> Row:
+def stderr_without_reader(bench: Bench, row: TrialResult) -> TrialResult:
     ours, theirs = os.pipe()
     room = bench.room()
     job = bench.start(
@@ -285,19 +305,19 @@ def stderr_without_reader(bench: Bench, row: Row) -> Row:
     )
     os.close(theirs)
     os.close(ours)
-    return finish(bench, row, room, job.wait())
+    return check_last_run(bench, row, room, job.wait())
 
 
-def appended(bench: Bench, row: Row, path: str) -> Row:
+def check_appended_output(bench: Bench, row: TrialResult, path: str) -> TrialResult:
     """What the shell appends to a file stays behind what was there."""
     room = bench.room()
     (room / "all").write_bytes(b"earlier\n")
     with open(room / "all", "ab") as out:
         streams = (subprocess.DEVNULL, out.fileno(), None)
         ended = bench.run(room, "-output", path, streams=streams)
-    expect(row, ended, 0)
+    check_exit(row, ended, 0)
     bench.compare(row, (room / "all").read_bytes(), b"earlier\n" + bench.truth)
-    return only(row, room, "all")
+    return check_files(row, room, "all")
 
 
 # -- K13: environments -----------------------------------------------------------------------------
@@ -322,36 +342,39 @@ ENVIRONMENTS: dict[str, dict] = {
 }
 
 
-def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """The same bytes whatever the environment.  n is not asked: each case once."""
     for i, (action, how) in enumerate(ENVIRONMENTS.items()):
-        row, room, how = Row("K13", i, action), bench.room(), dict(how)
+        row, room, how = TrialResult("K13", i, action), bench.room(), dict(how)
         words = how.pop("words", [])
         ended = bench.run(room, "-output", "out", *argv, *words, **how)
-        yield finish(bench, row, room, ended)
+        yield check_last_run(bench, row, room, ended)
     if os.getuid() == 0:
-        row, room = Row("K13", len(ENVIRONMENTS), "the current folder is read-only"), bench.room()
+        row, room = (
+            TrialResult("K13", len(ENVIRONMENTS), "the current folder is read-only"),
+            bench.room(),
+        )
         elsewhere = bench.room()
         elsewhere.chmod(0o777)
         room.chmod(0o555)
         ended = bench.run(room, "-output", elsewhere / "out", *argv)
-        yield finish(bench, row, elsewhere, ended)
+        yield check_last_run(bench, row, elsewhere, ended)
 
 
 # -- a fault at every write, fsync and rename ------------------------------------------------------
 
 
-def faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def inject_faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """Each call that changes a file of the output fails once, or the process ends before it: a
     resume then gives the truth.  n of all such faults; 0: all."""
-    kinds, calls = ("ENOSPC", "EIO", "die"), counted(bench, argv)
+    kinds, calls = ("ENOSPC", "EIO", "die"), count_calls(bench, argv)
     every = [(kind, name, k) for kind in kinds for name in calls for k in range(calls[name])]
     for kind, name, k in random.sample(every, n) if n else every:
-        row = Row("faults", k, f"{kind} at {name} {k + 1} of {calls[name]}")
+        row = TrialResult("faults", k, f"{kind} at {name} {k + 1} of {calls[name]}")
         yield fault(bench, row, f"{kind}:{name}:{k}", kind, argv)
 
 
-def counted(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:
+def count_calls(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:
     """How many calls of each kind a clean run makes."""
     room = bench.room()
     with open(room / "calls", "wb") as calls:
@@ -362,10 +385,12 @@ def counted(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def fault(bench: Bench, row: Row, spec: str, kind: str, argv: tuple[object, ...]) -> Row:
+def fault(
+    bench: Bench, row: TrialResult, spec: str, kind: str, argv: tuple[object, ...]
+) -> TrialResult:
     room = bench.room()
     ended = bench.run(room, "-output", "out", *argv, env={"KIT_FAULT": spec})
-    expect(row, ended, *((9,) if kind == "die" else (0, 5)))
+    check_exit(row, ended, *((9,) if kind == "die" else (0, 5)))
     if (room / "out").exists():
         bench.judge(row, room / "out")
     return resume(bench, row, room, *argv)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.end_to_end.kits import kills, places, texts
 from tests.end_to_end.kits.__main__ import KITS
-from tests.support.forked_jobs import Warm
-from tests.support.job_runner import Bench, Cold
+from tests.support.forked_jobs import WarmStarter
+from tests.support.job_runner import Bench, ColdStarter
 from tests.support.sweeps import mark_sweeps
 
 TOY = Path(__file__).parent / "toy.py"
@@ -29,7 +29,7 @@ FOUND = {
 
 
 def toy(folder, *argv):
-    return Bench(folder, Cold([sys.executable, str(TOY), *argv]), n_lines=200, simple=True)
+    return Bench(folder, ColdStarter([sys.executable, str(TOY), *argv]), n_lines=200, simple=True)
 
 
 def problems(kit, bench, n, seed=1, argv=()):
@@ -54,7 +54,7 @@ def test_kits_find_each_injected_bug(broken, kit, n, tmp_path):
 
 @pytest.fixture(scope="module")
 def warm():
-    with Warm() as warm:
+    with WarmStarter() as warm:
         yield warm
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.support import tiny
-from tests.support.job_runner import Bench, Row, expect, fail, only
+from tests.support.job_runner import Bench, TrialResult, check_exit, check_files, fail
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r"
 ODD = [
@@ -23,7 +23,7 @@ BLANK = ["", " ", "\t", "\u00a0", "\u3000 "]
 N_PLAIN = 160  # lines before the first odd one: a file is known as binary by its first 4 KB
 
 
-def fuzzed(random: Random, known: list[str], n: int) -> list[tuple[bytes, int | None]]:
+def make_fuzzed_lines(random: Random, known: list[str], n: int) -> list[tuple[bytes, int | None]]:
     """Lines without their ends, and which of the known ones each is."""
     lines: list[tuple[bytes, int | None]] = []
     while len(lines) < n:
@@ -59,29 +59,29 @@ PLANES = [
 ]
 
 
-def text_of(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
     """A line as the reader gives it."""
     return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
-def k9(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[Row]:
+def k9(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """n files of odd lines among known ones: as many lines out, the known ones as alone."""
-    model, known = text_model(bench)
-    gold = alone(bench, model, known)
+    model, known = make_text_model(bench)
+    gold = translate_separately(bench, model, known)
     kits = [fuzz_text, fuzz_notes, fuzz_gzip, fuzz_jsonl]
     if bench.simple:
         kits = [fuzz_text]
     for i in range(n):
-        lines = fuzzed(random, known, 1000)
+        lines = make_fuzzed_lines(random, known, 1000)
         kit = kits[i % len(kits)]
         room = bench.room()
-        row = kit(bench, Row("K9", i, kit.__name__), room, random, model, lines, gold)
+        row = kit(bench, TrialResult("K9", i, kit.__name__), room, random, model, lines, gold)
         if not row.problem:
             bench.clear(room)
         yield row
 
 
-def text_model(bench: Bench) -> tuple[Path, list[str]]:
+def make_text_model(bench: Bench) -> tuple[Path, list[str]]:
     """A model that takes any text, and lines for it; a simple tool has the table model."""
     if bench.simple:
         return bench.model, [f"n{k}" for k in range(20)]
@@ -92,11 +92,11 @@ def text_model(bench: Bench) -> tuple[Path, list[str]]:
     return path, tiny.SENTENCES
 
 
-def alone(bench: Bench, model: Path, known: list[str]) -> list[bytes]:
+def translate_separately(bench: Bench, model: Path, known: list[str]) -> list[bytes]:
     """The translations of the known lines, in a file of their own."""
     room = bench.room()
     (room / "src").write_text("".join(f"{line}\n" for line in known), encoding="utf-8")
-    ended = bench.run(room, *words_for(model, "-src", "src"), bare=True)
+    ended = bench.run(room, *get_short_search_options(model, "-src", "src"), bare=True)
     assert ended.code == 0, ended
     gold = lines_out(room)
     bench.clear(room)
@@ -110,7 +110,7 @@ def write_lines(path: Path, random: Random, lines: list[tuple[bytes, int | None]
     return data
 
 
-def judge_lines(row: Row, out: list, lines: list, gold: list) -> Row:
+def check_lines(row: TrialResult, out: list, lines: list, gold: list) -> TrialResult:
     """As many as came in, and the known ones at their places."""
     row.lost, row.doubled = max(0, len(lines) - len(out)), max(0, len(out) - len(lines))
     if len(out) != len(lines):
@@ -119,7 +119,7 @@ def judge_lines(row: Row, out: list, lines: list, gold: list) -> Row:
     return fail(row, f"{row.moved} known lines are others") if row.moved else row
 
 
-def words_for(model: Path, *more: object) -> list[object]:
+def get_short_search_options(model: Path, *more: object) -> list[object]:
     """For short searches: it is lines that are counted."""
     short = ["-beam_size", 2, "-max_length", 12]
     return ["-model", model, "-output", "out", "-bucket_lines", 100, *short, *more]
@@ -129,35 +129,35 @@ def lines_out(room: Path) -> list[bytes]:
     return (room / "out").read_bytes().split(b"\n")[:-1]
 
 
-def records_out(room: Path) -> tuple[list[dict], list[bytes]]:
+def read_records(room: Path) -> tuple[list[dict], list[bytes]]:
     """Records of an output, and the texts in them."""
     records = list(map(json.loads, lines_out(room)))
     return records, [(r["hyps"] or [{"text": ""}])[0]["text"].encode() for r in records]
 
 
-def fuzz_text(bench, row, room, random, model, lines, gold) -> Row:
+def fuzz_text(bench, row, room, random, model, lines, gold) -> TrialResult:
     write_lines(room / "src", random, lines)
     row.action = "text"
-    ended = bench.run(room, *words_for(model, "-src", "src"), bare=True)
-    if expect(row, ended, 0, 7).problem:
+    ended = bench.run(room, *get_short_search_options(model, "-src", "src"), bare=True)
+    if check_exit(row, ended, 0, 7).problem:
         return row
-    return judge_lines(row, lines_out(room), lines, gold)
+    return check_lines(row, lines_out(room), lines, gold)
 
 
-def fuzz_notes(bench, row, room, random, model, lines, gold) -> Row:
+def fuzz_notes(bench, row, room, random, model, lines, gold) -> TrialResult:
     write_lines(room / "src", random, lines)
     row.action = "text to JSONL"
-    words = words_for(model, "-src", "src", "-output_format", "jsonl")
-    if expect(row, bench.run(room, *words, bare=True), 0, 7).problem:
+    words = get_short_search_options(model, "-src", "src", "-output_format", "jsonl")
+    if check_exit(row, bench.run(room, *words, bare=True), 0, 7).problem:
         return row
-    records, texts = records_out(room)
-    judge_lines(row, texts, lines, gold)
+    records, texts = read_records(room)
+    check_lines(row, texts, lines, gold)
     for i, (record, (line, _)) in enumerate(zip(records, lines)):
         if record["id"] != i or not record["hyps"]:
             fail(row, f"record {i} is {record}")
         if ("invalid-utf8" in record["notes"]) != (not is_utf8(line)):
             fail(row, f"line {i + 1} {line!r} has the notes {record['notes']}")
-        if not text_of(line).strip() and "empty" not in record["notes"]:
+        if not decode_line(line).strip() and "empty" not in record["notes"]:
             fail(row, f"line {i + 1} {line!r} has the notes {record['notes']}")
     return row
 
@@ -170,7 +170,7 @@ def is_utf8(line: bytes) -> bool:
     return True
 
 
-def fuzz_gzip(bench, row, room, random, model, lines, gold) -> Row:
+def fuzz_gzip(bench, row, room, random, model, lines, gold) -> TrialResult:
     """Whole, or damaged: then exit 5, or the same lines where the damage hits nothing."""
     data = write_lines(room / "plain", random, lines)
     half = random.randrange(len(data))
@@ -188,17 +188,17 @@ def fuzz_gzip(bench, row, room, random, model, lines, gold) -> Row:
         same = gzip.decompress(bytes(packed)) == data
     except (OSError, EOFError, ValueError, zlib.error):
         same = False
-    ended = bench.run(room, *words_for(model, "-src", "src.gz"), bare=True)
-    expect(row, ended, *((0, 7) if same else (0, 3, 5, 7) if kind != "cut off" else (5,)))
-    return judge_lines(row, lines_out(room), lines, gold) if ended.code in (0, 7) else row
+    ended = bench.run(room, *get_short_search_options(model, "-src", "src.gz"), bare=True)
+    check_exit(row, ended, *((0, 7) if same else (0, 3, 5, 7) if kind != "cut off" else (5,)))
+    return check_lines(row, lines_out(room), lines, gold) if ended.code in (0, 7) else row
 
 
-def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> Row:
+def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> TrialResult:
     """Objects with a text and other fields; a few lines are none."""
     row.action = "JSONL"
     objects, bad = [], set()
     for i, (line, _) in enumerate(lines):
-        record = {"n": i, "text": text_of(line), "é": [None, {"id": 3}]}
+        record = {"n": i, "text": decode_line(line), "é": [None, {"id": 3}]}
         data = json.dumps(record, ensure_ascii=i % 2)
         if random.random() < 0.02:
             bad.add(i)
@@ -206,12 +206,12 @@ def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> Row:
             data = random.choice(wrong)
         objects.append(data.encode("utf-8"))
     (room / "src.jsonl").write_bytes(b"\n".join(objects) + b"\n")
-    words = words_for(model, "-src", "src.jsonl", "-output_format", "jsonl")
-    if expect(row, bench.run(room, *words, bare=True), 7 if bad else 0).problem:
+    words = get_short_search_options(model, "-src", "src.jsonl", "-output_format", "jsonl")
+    if check_exit(row, bench.run(room, *words, bare=True), 7 if bad else 0).problem:
         return row
-    records, texts = records_out(room)
+    records, texts = read_records(room)
     kept = [(line, None if i in bad else k) for i, (line, k) in enumerate(lines)]
-    judge_lines(row, texts, kept, gold)
+    check_lines(row, texts, kept, gold)
     for i, record in enumerate(records):
         note = "no-text-field" if objects[i] == b'{"n": 1}' else "invalid-json"
         if (note in record["notes"]) != (i in bad):
@@ -224,20 +224,20 @@ def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> Row:
 # -- K14: the same whatever the batches ------------------------------------------------------------
 
 
-def k14(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k14(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """The same translations with other batches, orders, buckets, shards, workers, threads."""
-    model, known = text_model(bench)
-    lines = [line for line, _ in fuzzed(random, known, 400)][N_PLAIN - 60 :]
+    model, known = make_text_model(bench)
+    lines = [line for line, _ in make_fuzzed_lines(random, known, 400)][N_PLAIN - 60 :]
     room = bench.room()
     src = room / "src"
     src.write_bytes(b"\n".join(lines) + b"\n")
 
-    def run(name: str, *argv: object) -> tuple[Row, list[bytes]]:
+    def run(name: str, *argv: object) -> tuple[TrialResult, list[bytes]]:
         place = bench.room()
-        row = Row("K14", 0, name)
-        words = words_for(model, "-src", src, *argv)
-        expect(row, bench.run(place, *words, bare=True), 0, 7)
-        only(row, place, "out")
+        row = TrialResult("K14", 0, name)
+        words = get_short_search_options(model, "-src", src, *argv)
+        check_exit(row, bench.run(place, *words, bare=True), 0, 7)
+        check_files(row, place, "out")
         return row, lines_out(place) if (place / "out").exists() else []
 
     first, gold = run("clean")
@@ -253,12 +253,12 @@ def k14(bench: Bench, random: Random, n: int) -> Iterator[Row]:
         "3 workers": ("-workers", 3, "-bucket_lines", 10),
     }.items():  # fmt: skip
         row, out = run(name, *argv)
-        yield judge_lines(row, out, [(b"", i) for i in range(len(gold))], gold)
+        yield check_lines(row, out, [(b"", i) for i in range(len(gold))], gold)
     order = list(range(len(lines)))
     random.shuffle(order)
     src.write_bytes(b"\n".join(lines[i] for i in order) + b"\n")
     row, out = run("shuffled")
-    yield judge_lines(row, out, [(b"", i) for i in order], gold)
+    yield check_lines(row, out, [(b"", i) for i in order], gold)
     src.write_bytes(b"\n".join(lines) + b"\n")
     for n_shards in (1, 3, 8):
         joined: list[bytes] = []
@@ -267,18 +267,18 @@ def k14(bench: Bench, random: Random, n: int) -> Iterator[Row]:
             joined += out
             if row.problem:
                 yield row
-        yield judge_lines(row, joined, [(b"", i) for i in range(len(gold))], gold)
+        yield check_lines(row, joined, [(b"", i) for i in range(len(gold))], gold)
 
 
 # -- K15: memory -----------------------------------------------------------------------------------
 
 
-def k15(bench: Bench, random: Random, n: int) -> Iterator[Row]:
+def k15(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
     """Peak memory over n lines and over a tenth of them: within 5 %, and every line right."""
     peaks = []
     for n_lines in (n // 10, n):
         room = bench.room()
-        row = Row("K15", n_lines, f"{n_lines:,} lines")
+        row = TrialResult("K15", n_lines, f"{n_lines:,} lines")
         times = -(-n_lines // len(bench.lines))
         block = b"\n".join(bench.lines) + b"\n"
         with open(room / "src", "wb") as src:
@@ -286,7 +286,7 @@ def k15(bench: Bench, random: Random, n: int) -> Iterator[Row]:
                 src.write(block)
         words = ["-model", bench.model, "-src", "src", "-output", "out", "-beam_size", 1]
         ended = bench.run(room, *words, bare=True, seconds=6000)
-        expect(row, ended, 0)
+        check_exit(row, ended, 0)
         peaks.append(ended.peak_mb)
         if not same_blocks(room / "out", bench.truth, times):
             fail(row, "the output is another one")

@@ -12,7 +12,7 @@ import sacrebleu
 
 import translate
 from onmt_lite.jobs.reports import SACREBLEU_METHODS
-from tests.support.stop_signals import stopped_before_part
+from tests.support.stop_signals import stop_before_part
 
 LINES = ["der hund", "", "die katze sieht den see", "ein kind", "der hund", "das rote haus", "ein"]
 # Of the second and fourth line one side is blank
@@ -76,7 +76,7 @@ def test_report_bleu_scores_best_hypotheses_of_shard(run, tmp_path):
 
 def test_report_bleu_resumed_job_scores_all_lines(run, tmp_path):
     """It is stopped before its last buckets."""
-    with stopped_before_part(2):
+    with stop_before_part(2):
         code, said = run("-bucket_lines", "2")
         assert code == 143 and not (tmp_path / "out").exists()
     code, said = run("-bucket_lines", "2", "-resume")

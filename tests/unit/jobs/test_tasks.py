@@ -225,7 +225,7 @@ def test_shard_of_stream_is_rejected(tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo")
     for words in ([], ["-src", str(tmp_path / "fifo")]):
         assert main(["-model", str(TOY), "-shard", "1/2", *words]) == 2
-        assert "shard: the lines of" in capsys.readouterr().err
+        assert "in advance; use a file" in capsys.readouterr().err
 
 
 def test_bucket_lines_does_not_change_output(src, translated):

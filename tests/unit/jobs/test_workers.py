@@ -1,4 +1,4 @@
-"""-workers N: the same output as of one process, whatever happens to the processes."""
+"""-workers N: the output of a single process, whatever happens to the workers."""
 
 import contextlib
 import math
@@ -30,8 +30,8 @@ from onmt_lite.jobs.workers import Workers
 from onmt_lite.system.log import LOG
 from onmt_lite.system.resources import count_usable_cores
 from onmt_lite.text.lines import Line
-from tests.support.injected_faults import Acting
-from tests.support.stop_signals import heed_signals
+from tests.support.injected_faults import FaultyTask
+from tests.support.stop_signals import restore_default_signals
 
 ROOT = Path(__file__).resolve().parents[3]
 TOY = str(ROOT / "data" / "toy.json")
@@ -39,15 +39,15 @@ OPTIONS = TranslateOptions.of(model=TOY, device="cpu", output_format="jsonl", ve
 
 
 class CustomError(Exception):
-    """Of such a module too."""
+    """An error of a module that the parent does not import."""
 
 
 def make_tasks(first: int, n: int, n_lines: int = 3) -> list[Task]:
-    """Tasks that do what tests/support/injected_faults.py says of some buckets."""
+    """Build tasks with the faults of tests/support/injected_faults.py."""
     texts = ["katze", "", "katze"]
     numbered = [Line(i, texts[i % 3]) for i in range(first * n_lines, (first + n) * n_lines)]
     buckets = [Bucket(first + i, numbered[i * n_lines : (i + 1) * n_lines]) for i in range(n)]
-    return [Acting(bucket, OPTIONS) for bucket in buckets]
+    return [FaultyTask(bucket, OPTIONS) for bucket in buckets]
 
 
 def in_process(tasks: list[Task]) -> list[BucketResult]:
@@ -57,30 +57,30 @@ def in_process(tasks: list[Task]) -> list[BucketResult]:
 
 
 def run(engine, tasks, seen: list | None = None) -> list[BucketResult]:
-    """What the tasks return; what progress is told goes into `seen`."""
+    """Run tasks and return their results; `seen` collects the progress."""
     return list(engine.run(tasks, lambda *batch: None if seen is None else seen.append(batch)))
 
 
-def told(results: Iterable[BucketResult]) -> list[tuple]:
-    """What is the same on every run."""
+def get_stable_fields(results: Iterable[BucketResult]) -> list[tuple]:
+    """Return the fields that do not differ between runs."""
     results = sorted(results, key=lambda result: result.number)
     return [(r.number, r.n_lines, r.data, r.report, r.log, vars(r.summary)) for r in results]
 
 
 def assert_done(results: Iterable[BucketResult], tasks: list[Task]) -> None:
-    assert told(results) == told(in_process(tasks))
+    assert get_stable_fields(results) == get_stable_fields(in_process(tasks))
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs, or is stopped, and is no zombie."""
+def is_alive(pid: int) -> bool:
+    """Return True if a process runs or is stopped, but is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def children(pid: int) -> list[int]:
-    """Those of all its threads."""
+def list_children(pid: int) -> list[int]:
+    """Return the child processes of all threads of a process."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -88,9 +88,9 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def family(pid: int) -> list[int]:
-    """The fork server of a process and its workers."""
-    return [found for child in children(pid) for found in (child, *children(child))]
+def list_family(pid: int) -> list[int]:
+    """Return the fork server of a process and its workers."""
+    return [found for child in list_children(pid) for found in (child, *list_children(child))]
 
 
 def wait_until(holds, seconds: float = 200):
@@ -101,11 +101,11 @@ def wait_until(holds, seconds: float = 200):
 
 
 @contextlib.contextmanager
-def acting(folder: Path, deeds: dict[int, str], n: int = 2, patience: float = 15.0):
-    """An engine whose workers do these deeds, by number of the bucket."""
+def run_with_faults(folder: Path, faults: dict[int, str], n: int = 2, patience: float = 15.0):
+    """Yield an engine whose workers fail in the given buckets."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEEDS", str(folder))
-        for number, words in deeds.items():
+        patch.setenv("INJECTED_FAULTS", str(folder))
+        for number, words in faults.items():
             (folder / str(number)).write_text(words, "utf-8")
         with Workers(OPTIONS, n, patience) as engine:
             yield engine
@@ -113,10 +113,9 @@ def acting(folder: Path, deeds: dict[int, str], n: int = 2, patience: float = 15
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """An engine of two workers for all tests that end well; buckets of a test have numbers of
-    their own."""
+    """An engine of two workers, shared by tests that use different bucket numbers."""
     folder = tmp_path_factory.mktemp("deeds")
-    with acting(folder, {}, patience=3.0) as engine:
+    with run_with_faults(folder, {}, patience=3.0) as engine:
         yield engine, folder
 
 
@@ -140,7 +139,7 @@ def test_workers_results_equal_single_process(shared):
 
 
 @pytest.mark.parametrize(
-    ("deeds", "says"),
+    ("faults", "expected"),
     [
         ("SIGKILL", "was killed (SIGKILL), likely out of memory, at lines 607 to 609"),
         ("SIGKILL SIGSEGV", "was killed (SIGSEGV), at lines 607 to 609"),
@@ -149,33 +148,33 @@ def test_workers_results_equal_single_process(shared):
         ("late", "was killed (SIGKILL)"),
     ],
 )
-def test_workers_repeat_bucket_of_dead_worker(shared, log, deeds, says):
+def test_workers_repeat_bucket_of_dead_worker(shared, log, faults, expected):
     engine, folder = shared
-    (folder / "202").write_text(deeds, "utf-8")
+    (folder / "202").write_text(faults, "utf-8")
     buckets, seen = make_tasks(200, 8), []
     assert_done(run(engine, buckets, seen), buckets)
-    assert sum(n_lines for n_lines, _ in seen) == 24  # what is done again counts once
-    assert says in log[-1] and len(log) == len(deeds.split())
+    assert sum(n_lines for n_lines, _ in seen) == 24  # repeated work counts once
+    assert expected in log[-1] and len(log) == len(faults.split())
 
 
 def test_workers_replace_dead_idle_workers_and_fork_server(shared, log):
-    """A worker that has nothing to do is replaced as well; a fork server is started again."""
+    """Idle workers are replaced as well, and a dead fork server is started again."""
     engine, _ = shared
     server = engine._server.process.pid
-    before = children(server)
+    before = list_children(server)
     os.kill(before[0], signal.SIGKILL)
     assert_done(run(engine, make_tasks(300, 6)), make_tasks(300, 6))
     os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, children(server))))
+    wait_until(lambda: not any(map(is_alive, list_children(server))))
     assert_done(run(engine, make_tasks(310, 20)), make_tasks(310, 20))
     assert engine._server.process.pid != server and log
 
 
 def test_dispatcher_slow_bucket_limits_open_tasks(shared):
-    """While the first bucket is not done, few others are: what waits for it stays bounded."""
+    """Few later buckets are assigned until the first is done, so memory is bounded."""
     engine, folder = shared
     (folder / "400").write_text("wait", "utf-8")
-    (folder / "go on").unlink(missing_ok=True)
+    (folder / "continue").unlink(missing_ok=True)
     n_read = 0
 
     def source():
@@ -191,7 +190,7 @@ def test_dispatcher_slow_bucket_limits_open_tasks(shared):
         wait_until(lambda: len(done) == most - 1)
         time.sleep(0.2)  # a chance to do more than that
         assert len(done) == most - 1 and n_read <= most + READ_AHEAD + 1
-        (folder / "go on").touch()
+        (folder / "continue").touch()
 
     opener = threading.Thread(target=look_and_go_on)
     opener.start()
@@ -202,47 +201,47 @@ def test_dispatcher_slow_bucket_limits_open_tasks(shared):
 
 
 def test_dispatcher_yields_results_while_waiting_for_input(shared):
-    """Who types a line sees its translation before the next one; also before one that fails."""
+    """A typed line is translated before the next one arrives, even if that one fails."""
     engine, _ = shared
-    came, results = threading.Event(), []
+    has_result, results = threading.Event(), []
 
     def typed():
         for bucket in make_tasks(500, 3):
             yield bucket
-            assert came.wait(200)
-            came.clear()
+            assert has_result.wait(200)
+            has_result.clear()
         yield from make_tasks(503, 2)
         raise DataError("line 16: bad")
 
     with pytest.raises(DataError, match="line 16"):
         for done in engine.run(typed(), lambda *batch: None):
             results.append(done.number)
-            came.set()
+            has_result.set()
     assert sorted(results) == list(range(500, 505))
 
 
 @pytest.mark.parametrize(
-    ("deed", "kind", "text"),
+    ("fault", "kind", "text"),
     [
         ("data", DataError, "line 7: bad"),
-        ("defect", KeyError, "seven"),
+        ("bug", KeyError, "seven"),
         ("SIGKILL SIGSEGV SIGKILL", WorkerLost, r"3 workers died at lines 13 to 15 \(the last one"),
     ],
 )
-def test_workers_raise_error_after_earlier_buckets(tmp_path, deed, kind, text):
-    """An error is the one of the worker; a bucket that kills three workers is one."""
+def test_workers_raise_error_after_earlier_buckets(tmp_path, fault, kind, text):
+    """The error comes from the worker; a bucket that kills three workers is an error, too."""
     results = []
-    with acting(tmp_path, {4: deed}) as engine:
+    with run_with_faults(tmp_path, {4: fault}) as engine:
         with pytest.raises(kind, match=text) as caught:
             for done in engine.run(make_tasks(0, 30), lambda *batch: None):
                 results.append(done.number)
         server = engine._server.process.pid
-        pids = [server, *children(server)]
+        pids = [server, *list_children(server)]
         assert len(pids) > 1
     assert {0, 1, 2, 3} <= set(results) <= {*range(4), 5, 6, 7} and type(caught.value) is kind
-    if deed == "defect":
-        assert "in act" in str(caught.value.__cause__)
-    wait_until(lambda: not any(map(alive, pids)), 5)
+    if fault == "bug":
+        assert "in run_with_fault" in str(caught.value.__cause__)
+    wait_until(lambda: not any(map(is_alive, pids)), 5)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +270,8 @@ MEMORY = MemoryExhausted.exit_code
 @pytest.mark.parametrize(
     ("deeds", "exit_code"), [("SIGKILL SIGSEGV SIGKILL", MEMORY), ("SIGKILL SIGKILL SIGSEGV", 1)]
 )
-def test_workers_killed_exit_code_is_out_of_memory(tmp_path, deeds, exit_code):
-    with acting(tmp_path, {1: deeds}) as engine, pytest.raises(WorkerLost) as caught:
+def test_workers_killed_exit_code_is_out_of_memory(tmp_path, faults, exit_code):
+    with run_with_faults(tmp_path, {1: faults}) as engine, pytest.raises(WorkerLost) as caught:
         run(engine, make_tasks(0, 4))
     assert caught.value.exit_code == exit_code
 
@@ -285,7 +284,7 @@ def test_fork_server_killed_while_loading_exit_code_is_out_of_memory(monkeypatch
 
 
 def test_fork_server_killed_repeatedly_exit_code_is_out_of_memory(tmp_path):
-    with acting(tmp_path, {}) as engine:
+    with run_with_faults(tmp_path, {}) as engine:
         engine._server.n_starts = MAX_DEATHS  # the last try
         os.kill(engine._server.process.pid, signal.SIGKILL)
         with pytest.raises(
@@ -308,7 +307,7 @@ def test_gpu_detection_killed_exit_code_is_out_of_memory(monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine of eight cores, where who asks for GPUs is written down."""
+    """A machine with eight cores; records which process detects GPUs."""
     asked = tmp_path / "asked"
 
     def answer(name, value):
@@ -329,7 +328,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def test_workers_use_no_gpu_before_fork(machine, tiny_checkpoint):
-    """CUDA would not work in the workers.  The weights wait in main memory, in the type of GPUs."""
+    """CUDA would fail in the workers.  Weights stay in main memory with the dtype of the GPU."""
     for given, devices in (
         (dict(), ["cuda"] * 2),
         (dict(gpu=[2]), ["cuda:2"] * 2),
@@ -371,9 +370,9 @@ sys.exit(code)
 
 @contextlib.contextmanager
 def started(folder: Path, *argv: object, **given):
-    """A job of two workers, in a process group of its own."""
+    """Run a job with two workers in a separate process group."""
     words = [sys.executable, "-c", SLOW, "-model", TOY, "-workers", "2", "-threads", "1"]
-    env = {**os.environ, "DEEDS": str(folder), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "INJECTED_FAULTS": str(folder), "PYTHONPATH": str(ROOT)}
     job = subprocess.Popen(
         [*words, *map(str, argv)],
         cwd=folder,
@@ -381,7 +380,7 @@ def started(folder: Path, *argv: object, **given):
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_signals,
+        preexec_fn=restore_default_signals,
         **given,
     )
     try:
@@ -394,14 +393,14 @@ def started(folder: Path, *argv: object, **given):
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Arguments of a job that waits at its second bucket."""
+    """Return the arguments of a job that waits at its second bucket."""
     (tmp_path / "src").write_text("katze\n" * 12, "utf-8")
     (tmp_path / "1").write_text("wait", "utf-8")
     return ["-src", tmp_path / "src", "-bucket_lines", 2, "-output", tmp_path / "out"]
 
 
 def test_workers_command_line(tmp_path, waiting):
-    """Without torch in the parent."""
+    """The parent does not import torch."""
     (tmp_path / "1").write_text("SIGKILL", "utf-8")
     with started(tmp_path, *waiting, "-output_format", "jsonl") as job:
         _, err = job.communicate(timeout=200)
@@ -419,31 +418,31 @@ def test_workers_command_line(tmp_path, waiting):
 def test_workers_end_with_parent(tmp_path, waiting, stopped):
     with started(tmp_path, *waiting) as job:
         wait_until(lambda: (tmp_path / "1").read_text("utf-8") == "")  # a worker is at work
-        wait_until(lambda: len(family(job.pid)) == 3)
+        wait_until(lambda: len(list_family(job.pid)) == 3)
         time.sleep(0.2)  # of the other one's life
-        pids = family(job.pid)
+        pids = list_family(job.pid)
         if stopped:
             os.kill(pids[-1], signal.SIGSTOP)
             os.kill(job.pid, signal.SIGSTOP)
         os.kill(job.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, pids)), 5)
+        wait_until(lambda: not any(map(is_alive, pids)), 5)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_workers_signal_to_process_group(tmp_path, waiting, signum):
-    """One line, as without workers; SIGHUP comes while the model is loaded."""
+    """Prints one line, as without workers; SIGHUP arrives while the model is loaded."""
     with started(tmp_path, *waiting) as job:
-        wait_until(lambda: len(family(job.pid)) == (1 if signum == signal.SIGHUP else 3))
-        pids = family(job.pid)
+        wait_until(lambda: len(list_family(job.pid)) == (1 if signum == signal.SIGHUP else 3))
+        pids = list_family(job.pid)
         os.killpg(job.pid, signum)
         _, err = job.communicate(timeout=200)
         assert job.returncode == 128 + signum
         assert f"stopped by {signal.Signals(signum).name}" in err and "Traceback" not in err
-        wait_until(lambda: not any(map(alive, pids)), 5)
+        wait_until(lambda: not any(map(is_alive, pids)), 5)
 
 
 def test_workers_with_typed_lines_and_closed_descriptors(tmp_path):
-    """Each line of a pipe is answered at once; a job needs none of the three streams."""
+    """Each line of a pipe is translated at once; no standard stream is needed."""
     with started(tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         for _ in range(3):
             job.stdin.write("katze\n")
@@ -459,7 +458,7 @@ def test_workers_with_typed_lines_and_closed_descriptors(tmp_path):
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    """A machine of eight cores without a GPU; eight_cores(**limits) -> with other ones."""
+    """A machine with eight cores and no GPU; eight_cores(**limits) changes it."""
 
     def limited(platform="linux", has_gpu=False, **limits):
         defaults = {"count_usable_cores": 8, "count_workers_in_memory": 99}
@@ -520,7 +519,7 @@ def test_workers_default_is_limited_by_scarce_resource(eight_cores, scarce):
 
 
 def test_workers_change_neither_buckets_nor_fingerprint(tmp_path):
-    """So -resume goes on with other workers."""
+    """So a job can be resumed with a different number of workers."""
     (tmp_path / "src").write_text("katze\n" * 500, "utf-8")
     src = str(tmp_path / "src")
     jobs = [TranslateOptions.of(model=TOY, src=src, workers=n) for n in (None, 1, 7)]
@@ -543,7 +542,7 @@ def test_shard_ranges_do_not_depend_on_gpu(tmp_path, n_lines):
 
 @pytest.mark.parametrize("n_lines", [63, 64, 65, 100, 500, 1025, 5000, 10**7])
 def test_bucket_lines_small_file_is_split_for_workers(n_lines):
-    """At least two of 32 lines or more; large ones those of always, and so has a stream."""
+    """At least two buckets of 32 lines or more; large files and streams use the default size."""
     size = choose_bucket_lines(TranslateOptions.of(model=TOY, device="cpu"), n_lines)
     n = math.ceil(n_lines / size)
     assert 32 <= size <= 1024
@@ -554,7 +553,7 @@ def test_bucket_lines_small_file_is_split_for_workers(n_lines):
 
 
 def test_workers_default_from_command_line(tmp_path):
-    """A file of many lines: workers, if there are two cores, and the bytes of one process."""
+    """A long file uses workers if there are two cores, with the same output as one process."""
     (tmp_path / "src").write_text("katze\n\n" * 100, "utf-8")
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     outputs = []

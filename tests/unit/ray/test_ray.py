@@ -16,7 +16,7 @@ from onmt_lite.errors import FileError, OptionError
 from onmt_lite.ray.__main__ import main
 from onmt_lite.ray.job import detect_input_format, find_files
 from onmt_lite.ray.options import load_ray_options
-from tests.support.stop_signals import stopped_before_part
+from tests.support.stop_signals import stop_before_part
 
 ROOT = Path(__file__).resolve().parents[3]
 TOY = str(ROOT / "data" / "toy.json")
@@ -71,7 +71,7 @@ class TestOptions:
         [
             ("-src", "src: needs at least one value"),
             ("-src -", "actors cannot read standard input"),
-            ("-gpu 0", "give gpus_per_actor"),
+            ("-gpu 0", "set gpus_per_actor"),
             ("-device cuda", "gpus_per_actor 0"),
             ("-device cpu -gpus_per_actor 1", "gpus_per_actor 1"),
             ("-device cuda:1", "must be auto, cpu or cuda"),
@@ -132,7 +132,7 @@ class TestFindFiles:
     def test_find_files_missing_path_is_rejected(self, here, word):
         (here / "empty").mkdir()
         (here / "gone").symlink_to(here / "nowhere")
-        with pytest.raises(FileError, match="(src|cannot read) .*; (check the path|give )"):
+        with pytest.raises(FileError, match="(src|cannot read) .*; (check the path|use )"):
             find_files([word])
 
     def test_find_files_unusable_paths_are_rejected(self, here):
@@ -182,7 +182,7 @@ class TestRejectedJobs:
         write(here / "b.txt", "katze\n".encode("utf-16"))
         (here / "out").mkdir()
         write(here / "b.parts" / "000000", b"katze\n")
-        refused("-src a.txt.gz -output new", 3, "cannot be cut", "gunzip")
+        refused("-src a.txt.gz -output new", 3, "cannot be split", "gunzip")
         refused("-src b.txt -output new", 3, "iconv")
         refused("-src a.txt -output out", 5, "it is a directory")
         refused("-src a.txt -output a.txt", 2, "output a.txt is the same file as src")
@@ -197,7 +197,7 @@ class TestRejectedJobs:
         """By translate.py, say; what differs is named."""
         write(here / "a.txt", b"katze\n" * 9)
         words = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "3", "-output", "out"]
-        with stopped_before_part(2):
+        with stop_before_part(2):
             assert translate.main([*words, "-beam_size", "4", "-quiet"]) == 143
         capfd.readouterr()
         refused(f"{' '.join(words)} -resume -quiet", 2, "resume: beam_size was 4, now 5")

@@ -20,7 +20,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from tests.support.stop_signals import heed_signals
+from tests.support.stop_signals import restore_default_signals
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -81,7 +81,7 @@ class Job:
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=heed_signals,
+            preexec_fn=restore_default_signals,
         )
 
     def end(self):
