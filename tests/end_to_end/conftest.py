@@ -144,7 +144,7 @@ class ForkedProcess:
             ours.append(None if pipe is None else open(pipe, "rb" if number else "wb"))
             theirs.append(given)
         self.stdin, self.stdout, self.stderr = ours
-        self.pid = warm.spawn(start, theirs, program)
+        self.pid = warm.fork_job(start, theirs, program)
         for fd in theirs:
             os.close(fd)
 

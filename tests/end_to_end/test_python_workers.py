@@ -18,7 +18,7 @@ from onmt_lite import Translator
 from onmt_lite.errors import CheckpointError, DataError, OptionError, OptionWarning
 from onmt_lite.jobs.engine import choose_call_size
 from tests.support import tiny
-from tests.unit.jobs.test_workers import alive, children, family, wait_until
+from tests.unit.jobs.test_workers import is_alive, list_children, list_family, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = str(ROOT / "data" / "toy.json")
@@ -161,7 +161,7 @@ def test_workers_stream_does_not_block_other_calls(pool):
 
 
 def test_workers_killed_worker_is_replaced(pool):
-    os.kill(children(get_server_pid(pool))[0], signal.SIGKILL)
+    os.kill(list_children(get_server_pid(pool))[0], signal.SIGKILL)
     assert [t.src for t in pool.translate(LINES)] == LINES
     os.kill(get_server_pid(pool), signal.SIGKILL)
     assert [t.src for t in pool.translate(LINES)] == LINES
@@ -178,19 +178,19 @@ def test_workers_survive_thread_that_started_them():
     pool = made.pop()
     server = get_server_pid(pool)
     time.sleep(0.2)
-    assert alive(server) and pool.translate(["katze"])[0].text == "a cat"
+    assert is_alive(server) and pool.translate(["katze"])[0].text == "a cat"
     assert get_server_pid(pool) == server
-    pids = [server, *children(server)]
+    pids = [server, *list_children(server)]
     del pool
     gc.collect()
-    wait_until(lambda: not any(map(alive, pids)), 5)
+    wait_until(lambda: not any(map(is_alive, pids)), 5)
 
 
 def test_close_stops_workers():
     with toy_pool() as pool:
-        pids = [get_server_pid(pool), *children(get_server_pid(pool))]
+        pids = [get_server_pid(pool), *list_children(get_server_pid(pool))]
         assert len(pids) == 3
-    assert not any(map(alive, pids)) and not set(pids) & set(children(os.getpid()))
+    assert not any(map(is_alive, pids)) and not set(pids) & set(list_children(os.getpid()))
     pool.close()
     with pytest.raises(ValueError, match="closed"):
         pool.translate(["katze"])
@@ -244,9 +244,9 @@ def test_workers_end_with_program(end, code):
         text=True,
     )
     server = int(program.stdout.readline())
-    pids = [server, *children(server)]
+    pids = [server, *list_children(server)]
     assert program.stdout.readline() == "a cat\n"
     assert program.wait(60) == code and len(pids) == 3
     program.stdout.close()
-    wait_until(lambda: not any(map(alive, pids)), 10)
-    assert not set(pids) & set(family(os.getpid()))
+    wait_until(lambda: not any(map(is_alive, pids)), 10)
+    assert not set(pids) & set(list_family(os.getpid()))

@@ -58,7 +58,7 @@ class WarmStarter:
 
     def start(self, start: LaunchOptions, folder: Path) -> Job:
         with open_streams(start, folder) as fds:
-            pid = self.spawn(start, fds)
+            pid = self.fork_job(start, fds)
         return Job(pid, folder, partial(self.reap, pid))
 
 

@@ -60,7 +60,7 @@ class JobResult:
     peak_mb: float
 
     @property
-    def last(self) -> str:
+    def last_line(self) -> str:
         """The last line that was said."""
         return (self.err.strip().split("\n") or [""])[-1]
 
@@ -78,11 +78,11 @@ class Job:
 
     def stop(self) -> None:
         """Kill the job and all its descendants."""
-        for pid in [self.pid, *self.others()]:
+        for pid in [self.pid, *self.list_other_processes()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def others(self) -> list[int]:
+    def list_other_processes(self) -> list[int]:
         """Return the other running processes of the session."""
         return [
             pid for pid, _, session in list_processes() if session == self.pid and pid != self.pid
@@ -111,10 +111,10 @@ class Job:
         out, err = ((self.folder / name).read_bytes() for name in ("stdout", "stderr"))
         return JobResult(found[0], out, err.decode("utf-8", "replace"), took, found[1])
 
-    def orphans(self, seconds: float = 5.0) -> list[int]:
+    def find_orphans(self, seconds: float = 5.0) -> list[int]:
         """Processes that the job has left behind, so many seconds after its end."""
         end = time.monotonic() + seconds
-        while (left := self.others()) and time.monotonic() < end:
+        while (left := self.list_other_processes()) and time.monotonic() < end:
             time.sleep(0.02)
         return left
 
@@ -233,7 +233,7 @@ class Bench:
         kinds[-1] = ""  # has no line feed after it, so there must be something before
         pairs = [make_line(k, kind) for k, kind in zip(numbers, kinds)]
         self.lines = [line for line, _ in pairs]
-        self.truth = b"".join(text for _, text in pairs)
+        self.expected_output = b"".join(text for _, text in pairs)
         self.src.write_bytes(b"\xef\xbb\xbf" + b"\n".join(self.lines))  # no final line feed
         self.base = ["-model", str(self.model), "-src", str(self.src)]
         bucket_lines = max(1, n_lines // 30)
@@ -274,15 +274,17 @@ class Bench:
             return fail(row, "no output")
         return self.compare(row, path.read_bytes())
 
-    def compare(self, row: TrialResult, out: bytes, truth: bytes | None = None) -> TrialResult:
-        truth = self.truth if truth is None else truth
-        if out == truth:
+    def compare(
+        self, row: TrialResult, out: bytes, expected_output: bytes | None = None
+    ) -> TrialResult:
+        expected_output = self.expected_output if expected_output is None else expected_output
+        if out == expected_output:
             return row
-        got, expected = Counter(out.split(b"\n")[:-1]), Counter(truth.split(b"\n")[:-1])
+        got, expected = Counter(out.split(b"\n")[:-1]), Counter(expected_output.split(b"\n")[:-1])
         row.lost, row.doubled = (expected - got).total(), (got - expected).total()
-        pairs = zip(out.split(b"\n"), truth.split(b"\n"))
+        pairs = zip(out.split(b"\n"), expected_output.split(b"\n"))
         row.moved = sum(a != b for a, b in pairs) if got == expected else 0
-        return fail(row, f"the output is another one ({len(out)} of {len(truth)} bytes)")
+        return fail(row, f"the output is another one ({len(out)} of {len(expected_output)} bytes)")
 
 
 def fail(row: TrialResult, problem: str) -> TrialResult:
@@ -343,5 +345,5 @@ def make_line(k: int, kind: str) -> tuple[bytes, bytes]:
     return line + {"": b"", "\r": b"\r", "bad": b"\xff"}[kind], text
 
 
-def hash_bytes(path: Path) -> str:
+def hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -18,7 +18,7 @@ import yaml
 
 from onmt_lite.checkpoints import native
 from tests.support import tiny
-from tests.support.job_runner import ROOT, Bench, TrialResult, check_exit, fail, hash_bytes
+from tests.support.job_runner import ROOT, Bench, TrialResult, check_exit, fail, hash_file
 
 CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints"
 LIMITS = {"RLIMIT_AS": 6 << 30}
@@ -189,7 +189,7 @@ def k7(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
         row.action += damage_bytes(random, path / native.SENTENCEPIECE)
         if sealed:
             manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
-            manifest["files"][native.SENTENCEPIECE] = hash_bytes(path / native.SENTENCEPIECE)
+            manifest["files"][native.SENTENCEPIECE] = hash_file(path / native.SENTENCEPIECE)
             write_manifest(path, manifest)
         row = models.judge(row, path, models.native, sealed)
         if not row.problem:

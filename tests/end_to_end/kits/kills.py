@@ -31,7 +31,7 @@ def get_written_share(bench: Bench, room: Path) -> float:
     n_parts = len(list((room / STORE).glob("[0-9]*")))
     with contextlib.suppress(FileNotFoundError):
         n_bytes = (room / "out").stat().st_size
-        return max(n_parts / bench.n_buckets, n_bytes / len(bench.truth))
+        return max(n_parts / bench.n_buckets, n_bytes / len(bench.expected_output))
     return n_parts / bench.n_buckets
 
 
@@ -78,7 +78,7 @@ def check_output_is_whole(bench: Bench, row: TrialResult, room: Path) -> None:
 
 
 def none_left(row: TrialResult, job: Job) -> None:
-    if left := job.orphans():
+    if left := job.find_orphans():
         fail(row, f"processes left: {left}")
         job.stop()
 
@@ -106,7 +106,7 @@ def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
             wait_for_moment(bench, random, room, again, random.choice(MOMENTS), loaded)
             again.signal(signal.SIGKILL)
             again.wait()
-            again.orphans()
+            again.find_orphans()
             check_output_is_whole(bench, row, room)
         yield resume(bench, row, room, *argv)
 
@@ -178,7 +178,7 @@ def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
         none_left(row, job)
         if i % 4 != 3:
             check_output_is_whole(bench, row, room)
-        elif (room / "out").read_bytes() not in (b"older\n", bench.truth):
+        elif (room / "out").read_bytes() not in (b"older\n", bench.expected_output):
             fail(row, "the older output is not as it was")
         yield run_printed_command(bench, row, room, ended)
 

@@ -20,7 +20,7 @@ from tests.support.job_runner import (
     check_exit,
     check_files,
     fail,
-    hash_bytes,
+    hash_file,
 )
 
 SMALL_DISKS = ("size=8k", "size=12k", "size=16k", "nr_inodes=2", "nr_inodes=3")
@@ -34,7 +34,10 @@ STORED = ("out.parts", "out.parts/.lock", "out.parts/manifest.json", "out.parts/
 def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
     """The disk is full at n points; with room again, -resume ends well."""
     for i in range(n):
-        least, most = min(1024, len(bench.truth) // 2), len(bench.truth) - 1  # stderr is a file too
+        least, most = (
+            min(1024, len(bench.expected_output) // 2),
+            len(bench.expected_output) - 1,
+        )  # stderr is a file too
         limit = [least, most][i] if i < 2 else random.randrange(least, most)
         yield file_limit(
             bench, TrialResult("K4", i, f"files of at most {limit} bytes"), limit, i, argv
@@ -115,7 +118,7 @@ def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
         how = prepare(room, bench) or {}
         if how.get("modes_count") and not bench.starter.execs:
             continue
-        before = list_state(room), hash_bytes(bench.src), hash_bytes(bench.model)
+        before = list_state(room), hash_file(bench.src), hash_file(bench.model)
         ended = bench.run(room, *words, *argv, seconds=20, **how)
         check_exit(row, ended, *codes)
         if ended.code == 0:
@@ -124,7 +127,7 @@ def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
         elif "error:" not in ended.err or len(ended.err.strip().split("\n")) != 1:
             fail(row, f"says {ended.err!r}")
         if (
-            after := (list_state(room), hash_bytes(bench.src), hash_bytes(bench.model))
+            after := (list_state(room), hash_file(bench.src), hash_file(bench.model))
         ) != before and ended.code:
             fail(row, f"files are not as they were: {after} instead of {before}")
         if (room / "precious").read_bytes() != b"precious\n":
@@ -141,7 +144,7 @@ def list_state(room: Path) -> list[tuple[str, str]]:
     def kind(path: Path) -> str:
         if path.is_symlink():
             return f"-> {os.readlink(path)}"
-        return hash_bytes(path) if path.is_file() else "other"
+        return hash_file(path) if path.is_file() else "other"
 
     return sorted((str(path.relative_to(room)), kind(path)) for path in room.rglob("*"))
 
@@ -258,19 +261,21 @@ def reader_leaves(bench: Bench, row: TrialResult, random: Random) -> TrialResult
     ours, theirs = os.pipe()
     job = bench.start(bench.room(), streams=(subprocess.DEVNULL, theirs, None))
     os.close(theirs)
-    wanted = random.choice([0, 1, 9, random.randrange(len(bench.truth))])
+    wanted = random.choice([0, 1, 9, random.randrange(len(bench.expected_output))])
     data = b""
     while len(data) < wanted and (more := os.read(ours, wanted - len(data))):
         data += more
     os.close(ours)
     ended = job.wait()
     # A pipe takes 64 KB, which may be all of it
-    codes = (0, 141, -signal.SIGPIPE) if len(bench.truth) - wanted < 70_000 else (141, -13)
+    codes = (
+        (0, 141, -signal.SIGPIPE) if len(bench.expected_output) - wanted < 70_000 else (141, -13)
+    )
     check_exit(row, ended, *codes)
-    if not bench.truth.startswith(data):
+    if not bench.expected_output.startswith(data):
         fail(row, "what was read is not the truth's beginning")
     if ended.code and "error:" in ended.err:
-        fail(row, f"says {ended.last}")
+        fail(row, f"says {ended.last_line}")
     return row
 
 
@@ -288,7 +293,7 @@ def run_until_writer_dies(bench: Bench, row: TrialResult, random: Random) -> Tri
     ended = job.wait()
     whole = data[:cut].count(b"\n")
     lines = ended.out.split(b"\n")[:-1]
-    expected = bench.truth.split(b"\n")[:whole]
+    expected = bench.expected_output.split(b"\n")[:whole]
     # The last line may be cut off in its middle: then it is another one, or unknown to the table
     codes = (0,) if data[cut - 1 : cut] == b"\n" else (0, 3)
     check_exit(row, ended, *codes)
@@ -316,7 +321,7 @@ def check_appended_output(bench: Bench, row: TrialResult, path: str) -> TrialRes
         streams = (subprocess.DEVNULL, out.fileno(), None)
         ended = bench.run(room, "-output", path, streams=streams)
     check_exit(row, ended, 0)
-    bench.compare(row, (room / "all").read_bytes(), b"earlier\n" + bench.truth)
+    bench.compare(row, (room / "all").read_bytes(), b"earlier\n" + bench.expected_output)
     return check_files(row, room, "all")
 
 

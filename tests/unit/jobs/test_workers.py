@@ -101,21 +101,21 @@ def wait_until(holds, seconds: float = 200):
 
 
 @contextlib.contextmanager
-def run_with_faults(folder: Path, faults: dict[int, str], n: int = 2, patience: float = 15.0):
+def run_with_faults(folder: Path, faults: dict[int, str], n: int = 2, timeout: float = 15.0):
     """Yield an engine whose workers fail in the given buckets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INJECTED_FAULTS", str(folder))
         for number, words in faults.items():
             (folder / str(number)).write_text(words, "utf-8")
-        with Workers(OPTIONS, n, patience) as engine:
+        with Workers(OPTIONS, n, timeout) as engine:
             yield engine
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """An engine of two workers, shared by tests that use different bucket numbers."""
-    folder = tmp_path_factory.mktemp("deeds")
-    with run_with_faults(folder, {}, patience=3.0) as engine:
+    folder = tmp_path_factory.mktemp("faults")
+    with run_with_faults(folder, {}, timeout=3.0) as engine:
         yield engine, folder
 
 
@@ -268,7 +268,7 @@ MEMORY = MemoryExhausted.exit_code
 
 
 @pytest.mark.parametrize(
-    ("deeds", "exit_code"), [("SIGKILL SIGSEGV SIGKILL", MEMORY), ("SIGKILL SIGKILL SIGSEGV", 1)]
+    ("faults", "exit_code"), [("SIGKILL SIGSEGV SIGKILL", MEMORY), ("SIGKILL SIGKILL SIGSEGV", 1)]
 )
 def test_workers_killed_exit_code_is_out_of_memory(tmp_path, faults, exit_code):
     with run_with_faults(tmp_path, {1: faults}) as engine, pytest.raises(WorkerLost) as caught:
