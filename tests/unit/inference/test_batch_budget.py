@@ -1,4 +1,4 @@
-"""Sizes of batches: a function of the model, the beam and the memory."""
+"""Batch sizes as a function of model, beam size and free memory."""
 
 from itertools import accumulate
 
@@ -36,7 +36,7 @@ SIZES = st.builds(
 
 
 @given(SIZES, st.integers(1, 64), st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB))
-def test_a_batch_is_the_usual_one_or_a_half_of_it_again_and_again(size, beam, device, free):
+def test_batch_limit_is_default_or_repeated_half(size, beam, device, free):
     n_bytes = batch_bytes(device, free)
     limit = BatchBudget(size, device, n_bytes).limit(beam)
     most = BatchBudget(size, device, 1 << 60).limit(beam)
@@ -46,27 +46,27 @@ def test_a_batch_is_the_usual_one_or_a_half_of_it_again_and_again(size, beam, de
         halves.append(BatchLimit(max(64, before.tokens // 2), max(1, before.sentences // 2)))
     assert limit in halves
     assert limit == SMALLEST_BATCH or limit.bytes(size, beam) <= n_bytes
-    if limit != most:  # twice as many would not fit
+    if limit != most:  # twice the batch would not fit
         assert halves[halves.index(limit) - 1].bytes(size, beam) > n_bytes
     usual = BatchBudget(size, device, batch_bytes(device, None))
     assert bool(BatchBudget(size, device, n_bytes).notices(beam)) == (limit != usual.limit(beam))
 
 
 @given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB))
-def test_free_memory_matters_only_where_it_is_short(device, free, more):
+def test_batch_bytes_depend_on_free_memory_only_if_short(device, free, more):
     n_bytes, rich = batch_bytes(device, free), batch_bytes(device, free + more)
     assert n_bytes <= rich <= batch_bytes(device, None) == MAX_BATCH_BYTES[device]
     if free >= 2 * MAX_BATCH_BYTES[device]:
         assert n_bytes == MAX_BATCH_BYTES[device]
     elif free >= 32 * MIB:
         assert free / 4 < n_bytes <= free / 2
-    assert n_bytes & (n_bytes - 1) == 0  # so that it stays while memory comes and goes a little
+    assert n_bytes & (n_bytes - 1) == 0  # stable under small changes of free memory
 
 
-def test_a_worked_example():
-    """Base, beam 5: 64 sentences of 48 tokens, each with 5 rows and an output of up to 101 tokens.
+def test_memory_estimate_worked_example():
+    """Model base, beam 5: 64 sentences of 48 tokens, each with 5 rows and up to 101 target tokens.
 
-    Logits of 5 x 32,000 twice; 8 x 101 keys and values in 6 layers of 512, both; 48 source tokens.
+    Logits of 5 x 32,000 twice; 8 x 101 keys and values in 6 layers of size 512; 48 source tokens.
     """
     mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 101 * 6144 + 48 * 13_312 + 48 * 48 * 16)
     assert BASE.bytes(1, 48, 5) == mine
@@ -78,8 +78,8 @@ def test_a_worked_example():
 
 @pytest.mark.parametrize("vocab, d, n_layers", [(8000, 16, 1), (60, 64, 3)])
 @pytest.mark.parametrize("beam", [1, 5])
-def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
-    """At most what the estimate says, and at least a sixth, as torch's profiler counts."""
+def test_memory_estimate_is_close_to_profiler(vocab, d, n_layers, beam):
+    """At most the estimate and at least a sixth of it, by the torch profiler."""
     sizes = dict(src_vocab_size=vocab, tgt_vocab_size=vocab, d_model=d, d_ff=2 * d, heads=2)
     model = Transformer(
         TransformerConfig(**sizes, enc_layers=n_layers, dec_layers=n_layers, max_positions=99)
@@ -105,12 +105,12 @@ def test_the_estimate_is_near_what_tensors_take(vocab, d, n_layers, beam):
 
 
 SHORT = ["der hund", "die katze sieht den see", "ein kind"]
-LINES = [line + " " * i for i in range(20) for line in SHORT]  # no two are copies
+LINES = [line + " " * i for i in range(20) for line in SHORT]  # no duplicates
 
 
 @pytest.fixture
 def batches(monkeypatch):
-    """Sentences of each batch that is decoded."""
+    """Return the list of the number of sentences in each decoded batch."""
     sizes, decode_all = [], runner_module.decode
 
     def noted(model, sentences, *args, **named):
@@ -121,8 +121,8 @@ def batches(monkeypatch):
     return sizes
 
 
-def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
-    monkeypatch.setattr(budget, "LEAST_BYTES", MIB)
+def test_little_memory_gives_small_batches_and_notice(translator, batches, monkeypatch):
+    monkeypatch.setattr(budget, "MIN_BATCH_BYTES", MIB)
     usual = translator.translate(LINES, beam_size=2)
     assert len(batches) == 1
     poor = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"), free=4 * MIB)
@@ -136,7 +136,7 @@ def test_little_memory_makes_small_batches(translator, batches, monkeypatch):
     assert "instead of 160 and 3072" in mine.notices(2)[0] and not rich.notices(2)
 
 
-def test_workers_share_the_free_memory(monkeypatch):
+def test_workers_share_free_memory(monkeypatch):
     monkeypatch.setattr(worker, "load_files", lambda *args, **more: None)
     for free, share in ((6 * GIB, 2 * GIB), (None, None)):
         monkeypatch.setattr(worker, "get_free_memory", lambda free=free: free)

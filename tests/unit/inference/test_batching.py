@@ -1,4 +1,4 @@
-"""Grouping examples into batches, and padding them."""
+"""-batch_size and -batch_type: grouping examples into batches, and padding."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from onmt_lite.text.lines import Line
 LENGTHS = st.lists(st.integers(1, 12), max_size=30)
 
 
-def examples_of(lengths):
+def make_examples(lengths):
     return [Example(Line(i, f"line {i}"), [7 + i] * n, n) for i, n in enumerate(lengths)]
 
 
@@ -26,8 +26,8 @@ def padded_size(batch, batch_type):
 @settings(max_examples=200)
 @given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
 @example([12, 1, 1], 5, "tokens")
-def test_batches_hold_each_example_once_within_the_budget(lengths, budget, batch_type):
-    examples = examples_of(lengths)
+def test_batches_contain_each_example_once_within_batch_size(lengths, budget, batch_type):
+    examples = make_examples(lengths)
     batches = make_batches(examples, budget, batch_type)
     assert sorted(e.line.id for batch in batches for e in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -37,40 +37,42 @@ def test_batches_hold_each_example_once_within_the_budget(lengths, budget, batch
 
 @settings(max_examples=100)
 @given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
-def test_the_longest_come_first_and_equals_keep_their_order(lengths, budget, batch_type):
-    batches = make_batches(examples_of(lengths), budget, batch_type)
+def test_batches_are_sorted_longest_first_and_stable(lengths, budget, batch_type):
+    batches = make_batches(make_examples(lengths), budget, batch_type)
     order = [(-len(e.src_ids), e.line.id) for batch in batches for e in batch]
     assert order == sorted(order)
 
 
 @settings(max_examples=100)
 @given(LENGTHS, st.integers(1, 40), st.sampled_from(["tokens", "sents"]))
-def test_a_batch_is_closed_only_when_the_next_does_not_fit(lengths, budget, batch_type):
-    batches = make_batches(examples_of(lengths), budget, batch_type)
+def test_batch_is_closed_only_if_next_example_does_not_fit(lengths, budget, batch_type):
+    batches = make_batches(make_examples(lengths), budget, batch_type)
     for batch, following in zip(batches, batches[1:]):
         assert padded_size([*batch, following[0]], batch_type) > budget
 
 
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=30), st.integers(1, 40))
-def test_examples_with_a_prefix_are_in_batches_of_their_own(kinds, budget):
-    with_prefix = [replace(e, prefix_ids=(5,)) for e in examples_of([n for n, has in kinds if has])]
-    without = examples_of([n for n, has in kinds if not has])
+def test_examples_with_prefix_are_batched_separately(kinds, budget):
+    with_prefix = [
+        replace(e, prefix_ids=(5,)) for e in make_examples([n for n, has in kinds if has])
+    ]
+    without = make_examples([n for n, has in kinds if not has])
     batches = make_batches([*without, *with_prefix], budget, "tokens")
     apart = [*make_batches(with_prefix, budget, "tokens"), *make_batches(without, budget, "tokens")]
     assert batches == apart
 
 
-def test_a_worked_example():
-    batches = make_batches(examples_of([2, 5, 2, 3, 2]), 8, "tokens")
+def test_batches_worked_example():
+    batches = make_batches(make_examples([2, 5, 2, 3, 2]), 8, "tokens")
     assert [[len(e.src_ids) for e in batch] for batch in batches] == [[5], [3, 2], [2, 2]]
-    batches = make_batches(examples_of([2, 5, 2, 3, 2]), 2, "sents")
+    batches = make_batches(make_examples([2, 5, 2, 3, 2]), 2, "sents")
     assert [[len(e.src_ids) for e in batch] for batch in batches] == [[5, 3], [2, 2], [2]]
     assert make_batches([], 8, "tokens") == []
 
 
-def test_making_batches_leaves_the_examples_alone():
-    examples = examples_of([1, 3, 2])
+def test_make_batches_does_not_modify_examples():
+    examples = make_examples([1, 3, 2])
     make_batches(examples, 4, "tokens")
     assert [len(e.src_ids) for e in examples] == [1, 3, 2]
     pad_batch(examples, 9, torch.device("cpu"))
@@ -78,8 +80,8 @@ def test_making_batches_leaves_the_examples_alone():
 
 
 @pytest.mark.parametrize("pad_id", [0, 9])
-def test_padding_goes_to_the_right_and_lengths_tell_it(pad_id):
-    examples = examples_of([1, 3, 2])
+def test_pad_batch_pads_right_and_returns_lengths(pad_id):
+    examples = make_examples([1, 3, 2])
     src, src_lengths, copied = pad_batch(examples, pad_id, torch.device("cpu"))
     assert src.tolist() == [[7, pad_id, pad_id], [8, 8, 8], [9, 9, pad_id]]
     assert src_lengths.tolist() == [1, 3, 2]

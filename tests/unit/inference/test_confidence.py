@@ -1,4 +1,4 @@
-"""How sure a model is: the curve, where it comes from, and what becomes of it."""
+"""Confidence: the calibration curve, its training and its use."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def hyp(*log_probs: float) -> Hypothesis:
 
 @pytest.fixture
 def model(tiny_checkpoint, tmp_path):
-    """A copy that says of itself how sure it is: of half of the sentences more than of the rest."""
+    """A copy of the tiny model, calibrated so that half of the sentences are above 0.5."""
     path = tmp_path / "model"
     shutil.copytree(tiny_checkpoint, path)
     made = Translator.from_pretrained(path, device="cpu").translate(tiny.SENTENCES)
@@ -54,8 +54,8 @@ def model(tiny_checkpoint, tmp_path):
     return path
 
 
-def test_the_curve_is_logistic():
-    """In the mean over all tokens and in the logarithm of their number, of one text or several."""
+def test_confidence_curve_is_logistic():
+    """In the mean token log-probability and the log of the length, for one text or several."""
     curve = Confidence(3.0, 6.0, 0.5)
     for texts in ([[-0.5, -0.5]], [[-0.1, -0.2, -0.3]], [[-900.0]], [[-0.1], [-0.9, -0.2], []]):
         log_probs = [x for text in texts for x in text]
@@ -69,7 +69,7 @@ def test_the_curve_is_logistic():
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.8, -0.4]))
-def test_no_curve_near_the_fitted_one_is_likelier(seed, per_log_token):
+def test_fitted_curve_maximizes_likelihood(seed, per_log_token):
     rng = random.Random(seed)
 
     def chance(a: float, b: float, c: float, mean: float, n: int) -> float:
@@ -92,8 +92,8 @@ def test_no_curve_near_the_fitted_one_is_likelier(seed, per_log_token):
             assert likelihood(*(x + change * (i == j) for j, x in enumerate(fitted))) < best
 
 
-def test_lines_of_one_length_say_nothing_about_length():
-    """Of many curves that are alike there, one is found."""
+def test_fit_with_one_length_has_no_length_term():
+    """Many curves are equally likely; one is returned."""
     rng = random.Random(1)
     means = [rng.uniform(-2, 0) for _ in range(300)]
     curve = fit_confidence([Point(mean, 9, rng.random() < math.exp(mean)) for mean in means])
@@ -113,20 +113,20 @@ RIGHT, WRONG = (lambda x: Point(x, 5, True)), (lambda x: Point(x, 5, False))
     ],
     ids=range(4),
 )
-def test_points_that_decide_no_curve(points):
+def test_fit_rejects_separable_points(points):
     with pytest.raises(OptionError, match="valid: "):
         fit_confidence(points)
 
 
-def test_points_that_are_nearly_apart():
-    """One wrong translation among the right ones: Newton's step goes too far."""
+def test_fit_nearly_separable_points():
+    """One wrong translation among correct ones: Newton's step is too large."""
     points = [*map(RIGHT, (-0.09, -0.429, -0.384, -0.451, -0.174)), WRONG(-5.537), WRONG(-0.45)]
     curve = fit_confidence(points)
     assert -0.46 < curve.threshold(5) < -0.43 and curve.per_nat > 100
 
 
-def test_a_length_that_sets_points_apart_is_not_taken_at_its_word():
-    """Wrong translations that happen to be shorter than all the right ones."""
+def test_fit_ignores_length_that_separates_points():
+    """The wrong translations happen to be shorter than all correct ones."""
     points = [
         Point(-0.3, 9, True),
         Point(-0.5, 8, True),
@@ -136,7 +136,7 @@ def test_a_length_that_sets_points_apart_is_not_taken_at_its_word():
     assert 0 < fit_confidence(points).per_log_token < 3
 
 
-def test_marks_that_hardly_any_line_has():
+def test_find_rare_marks():
     lines = ["Das ist gut."] * 20_000 + ["5 €"] * 3 + ["a (b)"] * 5
     assert find_rare_marks("Dasgut.€()[a", lines) == "[€"
 
@@ -145,13 +145,13 @@ def test_marks_that_hardly_any_line_has():
     "calibrated, value, told",
     [(False, None, "absent"), (True, None, None), (True, 0.8765432, 0.8765)],
 )
-def test_jsonl(calibrated, value, told):
-    """Absent without a curve, null where the model made nothing."""
+def test_confidence_in_jsonl(calibrated, value, told):
+    """Missing without a curve, null if the model generated nothing."""
     translation = Translation(0, "a", [hyp(-1.0)], confidence=value, calibrated=calibrated)
     assert json.loads(format_jsonl(translation)).get("confidence", "absent") == told
 
 
-def test_what_a_calibrated_model_says(model, tmp_path, capfd):
+def test_calibrated_model_outputs_confidence_and_unsure(model, tmp_path, capfd):
     lines = [*tiny.SENTENCES, "", "🙂"]
     translator = Translator.from_pretrained(model, device="cpu", unknown="copy")
     found = translator.translate(lines)
@@ -183,17 +183,17 @@ def test_what_a_calibrated_model_says(model, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_model_that_does_not_know_how_sure_it_is(tiny_checkpoint, capfd, model):
+def test_uncalibrated_model_has_no_confidence(tiny_checkpoint, capfd, model):
     (found,) = Translator.from_pretrained(tiny_checkpoint, device="cpu").translate(["der hund"])
     assert found.confidence is None and "confidence" not in found.to_dict()
     src = str(tiny_checkpoint / native.MANIFEST)
     assert translate.main(["-model", str(tiny_checkpoint), "-src", src]) == 0
     assert "unsure" not in capfd.readouterr().err
-    assert load_checkpoints([model, model]).confidence is None  # an ensemble's scores are others
+    assert load_checkpoints([model, model]).confidence is None  # ensemble scores are not calibrated
 
 
-def test_the_shipped_model_says_it():
-    """By the numbers in its description, which its card tells too."""
+def test_shipped_model_confidence_matches_model_card():
+    """The figures in its config, which are also in its model card."""
     manifest = json.loads(open(f"{SHIPPED}/model.json", encoding="utf-8").read())
     curve = manifest["confidence"]
     (found,) = Translator.from_pretrained(device="cpu").translate(["Guten Morgen!"])
@@ -229,7 +229,7 @@ def changed(path, **values):
     ],
     ids=str,
 )
-def test_descriptions_that_are_refused(model, values):
+def test_invalid_model_config_is_rejected(model, values):
     if "config" in values:
         manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
         changed(model, config=manifest["config"] | values["config"])
@@ -239,7 +239,7 @@ def test_descriptions_that_are_refused(model, values):
         native.load(model)
 
 
-def test_older_descriptions_still_load(model):
+def test_older_model_configs_still_load(model):
     manifest = json.loads((model / native.MANIFEST).read_text(encoding="utf-8"))
     for name in ("unknown", "confidence"):
         del manifest[name]
@@ -252,9 +252,12 @@ def test_older_descriptions_still_load(model):
 
 
 class TestCalibrate:
-    def test_a_whole_run(self, tiny_checkpoint, tmp_path, capfd):
-        """References are the model's own translations where they are to count as right: those it
-        is surest of, and one of the others."""
+    def test_calibrate_end_to_end(self, tiny_checkpoint, tmp_path, capfd):
+        """Calibrate a model and check its confidence.
+
+        References are the model's own translations if they should count as correct: the most
+        confident translations, and one of the rest.
+        """
         path = tmp_path / "model"
         shutil.copytree(tiny_checkpoint, path)
         weights = (path / native.WEIGHTS).read_bytes()
@@ -270,7 +273,7 @@ class TestCalibrate:
             f"-model {path} -valid {tmp_path}/valid.tsv -unknown copy -names Tom Ann -words &=und"
         )
         run(load_calibrate_options(argv.split())[0])
-        # And of neighbours, joined
+        # And pairs of neighboring lines, joined
         refs = [pair.strip().split("\t")[1] for pair in pairs]
         made += translator.translate([f"{a} {b}" for a, b in zip(lines[::2], lines[1::2])])
         refs += [f"{a} {b}" for a, b in zip(refs[::2], refs[1::2])]
@@ -291,11 +294,11 @@ class TestCalibrate:
         )
         assert checkpoint.unknown == UnknownPolicy("copy", ("Tom", "Ann"), (), {"&": "und"})
         assert (path / native.WEIGHTS).read_bytes() == weights
-        # What is not given stays
+        # Values that are not set stay
         run(load_calibrate_options(argv.split()[:4])[0])
         assert native.load(path).unknown == checkpoint.unknown
 
-    def test_what_is_missing_and_other_models(self, tmp_path):
+    def test_calibrate_missing_files_and_other_models(self, tmp_path):
         with pytest.raises(OptionError) as caught:
             load_calibrate_options(["-words", "&"])
         assert len(caught.value.problems) == 3
@@ -307,12 +310,12 @@ class TestCalibrate:
         [["-names", "Ann", "Tom Smith"], ["-numbers", ""], ["-numbers", "1\u20092"]]
         + [["-names", "\udcff"], ["-words", "&="], ["-words", "=und"], ["-words", "&=und so"]],
     )
-    def test_what_a_description_would_not_hold(self, words):
+    def test_calibrate_rejects_invalid_config_values(self, words):
         with pytest.raises(OptionError, match=f"{words[0][1:]}: "):
             load_calibrate_options(["-model", "x", "-valid", "y", *words])
 
-    def test_words_that_begin_inside_a_token_are_passed_over(self, monkeypatch):
-        """No step of a decoder makes them alone."""
+    def test_attended_skips_words_that_start_inside_a_token(self, monkeypatch):
+        """No single decoding step generates them."""
         tokens = ["▁a-b"]
         example = SimpleNamespace(src_tokens=tokens)
         pipeline = SimpleNamespace(preprocessor=SimpleNamespace(make_example=lambda line: example))
@@ -321,8 +324,8 @@ class TestCalibrate:
         config = {"align_layer": 1, "align_head": 0, "align_late": False}
         assert find_alignment_head(pipeline, [made]) == (config, 1, 1)
 
-    def test_where_each_head_of_each_layer_looks(self):
-        """Of a model of several layers, with kernels that return weights where they are wanted."""
+    def test_attended_of_each_head_and_layer(self):
+        """For a model of several layers, with kernels that return weights on request."""
         pipeline = Translator.from_pretrained(device="cpu", threads=1).pipeline
         (example,) = (
             pipeline.preprocessor.make_example(Line(0, "Tom wohnt mit Maria in Boston.")),
@@ -331,7 +334,7 @@ class TestCalibrate:
         found = find_attended_tokens(pipeline, example, tokens)
         cfg = pipeline.model.cfg
         assert len(found) == cfg.dec_layers and {*map(len, found)} == {cfg.heads}
-        # As the model attends in float32, by torch's own products
+        # Attention in float32 with torch matmul
         plain = native.load(Path(SHIPPED))
         ids = [plain.start_id, *plain.tgt_vocab.encode(tokens)]
         with torch.inference_mode():
@@ -343,8 +346,8 @@ class TestCalibrate:
                     highest = exact[:, : len(example.src_tokens)].amax(-1)
                     assert (exact[range(len(ids)), own] > highest - 0.05).all()
 
-    def test_the_table(self):
-        """Ten bins, those without lines left out."""
+    def test_calibrate_table(self):
+        """Ten bins, without empty bins."""
         points = [Point(0.0, 1, True), Point(0.0, 1, False), Point(-1.0, 1, False)]
         rows = format_reliability_table(points, Confidence(math.log(3), 3.0)).split("\n")
         assert rows[2] == "| 0.1 to 0.2 | 1 | 13% | 0% |"

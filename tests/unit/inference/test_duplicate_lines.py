@@ -1,4 +1,4 @@
-"""Lines that say the same are decoded once, and nobody sees it."""
+"""Duplicate lines are decoded once, without any effect on the output."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from onmt_lite.text.lines import Line
 from tests.support import cases
 from tests.support.sweeps import mark_sweeps
 
-# Some come twice or oftener, far apart and side by side, and in other words the same tokens
+# Some lines are repeated, adjacent or not, and some differ but have the same tokens
 LINES = [
     *("der hund", "die katze sieht den see", "", "der hund", "ein kind", "der  hund", "der hund"),
     *("", "ein kind", "EIN KIND", "die katze sieht den see", "ein"),
@@ -26,12 +26,12 @@ TARGETS = [
     *("the dog", "the cat", "", "the dog", "a child", "the dog", "a dog", "x", "a child"),
     *("a child", "the cat", ""),
 ]
-KINDS = 7  # of lines that are searched for, by line and target
+KINDS = 7  # distinct (line, target) pairs that are decoded
 
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Sentences of each batch that is decoded."""
+    """Return the list of the sentences of each decoded batch."""
     sizes, decode = [], runner_module.decode
 
     def noted(model, sentences, *args, **named):
@@ -43,7 +43,7 @@ def decoded(monkeypatch):
 
 
 def one_by_one(translator, lines, prefixes=None, **options):
-    """Each line as if there were no other, with its number."""
+    """Translate each line separately, keeping its line number."""
     pairs = [*zip(lines, prefixes or [None] * len(lines))]
     alone = {}
     for line, prefix in dict.fromkeys(pairs):
@@ -61,7 +61,7 @@ def one_by_one(translator, lines, prefixes=None, **options):
         (["der hund"] * 4, ["the", "a", "the", ""], 3),
     ],
 )
-def test_copies_take_one_row_of_the_batch(translator, decoded, lines, prefixes, n):
+def test_duplicate_lines_are_decoded_once(translator, decoded, lines, prefixes, n):
     found = translator.translate(lines, prefixes, deterministic=True)
     assert sum(decoded) == n
     assert found == one_by_one(translator, lines, prefixes, deterministic=True)
@@ -70,15 +70,15 @@ def test_copies_take_one_row_of_the_batch(translator, decoded, lines, prefixes, 
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(LINES), max_size=8), st.integers(1, 3))
-def test_any_lines_are_what_they_are_alone(translator, lines, n_best):
+def test_duplicate_lines_equal_separate_translations(translator, lines, n_best):
     options = dict(n_best=n_best, beam_size=3, deterministic=True)
     found = translator.translate(lines, **options)
     assert found == one_by_one(translator, lines, **options)
-    assert len({id(t.hyps) for t in found}) == len(found)  # who changes one changes no other
+    assert len({id(t.hyps) for t in found}) == len(found)  # lists are not shared
 
 
 @pytest.mark.parametrize("score_only", [False, True])
-def test_progress_counts_them_all(translator, score_only):
+def test_progress_counts_duplicate_lines(translator, score_only):
     def counted(lines, targets):
         calls = []
         sources, targets = ([Line(i, x) for i, x in enumerate(each)] for each in (lines, targets))
@@ -92,7 +92,7 @@ def test_progress_counts_them_all(translator, score_only):
     assert n_tokens == sum(n for _, n in alone) > 30
 
 
-def test_what_is_drawn_is_drawn_for_each_line(decoded):
+def test_sampling_decodes_duplicate_lines_separately(decoded):
     translator = cases.make_translator(cases.lively_transformer())
     found = translator.translate(["w1 w2"] * 20, do_sample=True, beam_size=1)
     assert sum(decoded) == 20
@@ -100,8 +100,8 @@ def test_what_is_drawn_is_drawn_for_each_line(decoded):
 
 
 @pytest.mark.parametrize("search", cases.PRESETS)
-def test_every_search_but_that_of_2018_decodes_them_once(search, decoded):
-    """There a line's batch mates can change its translation."""
+def test_only_opennmt_2018_decodes_duplicate_lines_separately(search, decoded):
+    """With this preset, the other lines of a batch can change a translation."""
     translator = cases.make_translator(cases.lively_transformer())
     if search == "opennmt-2018":
         translator.translate(["w1 w2"] * 20, search=search)
@@ -113,16 +113,16 @@ def test_every_search_but_that_of_2018_decodes_them_once(search, decoded):
     assert found == one_by_one(translator, ["w1 w2"] * 20, **options)
 
 
-class TestKinds:
+class TestDeduplicationKey:
     @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Example)])
-    def test_all_of_an_example_makes_a_difference(self, name):
+    def test_key_depends_on_every_field_of_example(self, name):
         example = Example(Line(0, "a"), [1], 1)
         others = {"line": Line(0, "b"), "src_ids": [2], "tgt_ids": [1], "copy_ids": [1]}
         other = replace(example, **{name: others.get(name, ("other",))})
         assert deduplication_key(other) != deduplication_key(example)
 
     @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Line)])
-    def test_all_of_a_line_but_its_number_and_what_passes_through(self, name):
+    def test_key_depends_on_every_field_of_line_but_id_and_fields(self, name):
         example = Example(Line(0, "a"), [1], 1)
         other = replace(example, line=replace(example.line, **{name: "other"}))
         assert (
@@ -131,7 +131,7 @@ class TestKinds:
             == (name in "id fields")
         )
 
-    def test_values_of_any_shape_can_be_compared(self):
+    def test_key_accepts_values_that_are_not_hashable(self):
         values = [[1, [2]], ((1, 2), [3]), {"a": [1]}, {1, 2}, None]
         examples = [Example(Line(i, "a"), value, 1) for i, value in enumerate(values * 2)]
         copies = Deduplicator(examples, merge=True)
@@ -167,7 +167,7 @@ DAILY = ["n_best", "moses", "gold align", "objects", "drawn", "dump", "workers",
 class TestJobs:
     @pytest.fixture
     def run(self, tiny_checkpoint, tmp_path):
-        """All that a job writes, by name; the log without times."""
+        """Return all files that a job writes, by name; the log without times."""
 
         def run(words):
             lines = LINES
@@ -192,7 +192,7 @@ class TestJobs:
         return run
 
     @pytest.mark.parametrize("words", mark_sweeps(JOBS, DAILY))
-    def test_all_that_is_written_is_as_without_it(self, run, words, monkeypatch, decoded):
+    def test_job_output_equals_job_without_deduplication(self, run, words, monkeypatch, decoded):
         words = JOBS[words]
         found, n_merged = run(words), sum(decoded)
         monkeypatch.setattr(SearchConfig, "can_deduplicate", False)
@@ -202,7 +202,7 @@ class TestJobs:
         same = any(name in words for name in ("2018", "-do_sample", "-score_only"))
         assert (n_merged == sum(decoded)) == same
 
-    def test_averages_count_them_all(self, run):
+    def test_job_averages_count_duplicate_lines(self, run):
         log = run("")["log"]
         assert any(line.endswith(f"NB SENTENCES: {len(LINES) - 2}") for line in log)
         assert any(line.startswith("lines 3 and 8: the input line is empty") for line in log)

@@ -1,4 +1,4 @@
-"""What is noted of a line, by outputs that are known beforehand."""
+"""Warnings of a line, checked on known outputs."""
 
 import re
 from dataclasses import replace
@@ -15,8 +15,8 @@ from onmt_lite.text.lines import Line, decode_line
 from tests.support.table_models import WORDS, make_checkpoint, make_source
 
 
-def plainly(text: str) -> int:
-    """Try every group at every place."""
+def count_by_brute_force(text: str) -> int:
+    """Count repeats by brute force."""
     words = re.findall(r"\w+", text.casefold())
     best = 1
     for start in range(len(words)):
@@ -31,10 +31,10 @@ def plainly(text: str) -> int:
 
 @settings(max_examples=300)
 @given(st.text(st.sampled_from("aAb1 .-"), max_size=14))
-def test_words_in_a_row_are_counted_as_by_trying_all(text):
-    assert (max_consecutive_repeats(text) >= 3) == (plainly(text) >= 3)
-    if plainly(text) >= 3:
-        assert max_consecutive_repeats(text) == plainly(text)
+def test_max_consecutive_repeats_equals_brute_force(text):
+    assert (max_consecutive_repeats(text) >= 3) == (count_by_brute_force(text) >= 3)
+    if count_by_brute_force(text) >= 3:
+        assert max_consecutive_repeats(text) == count_by_brute_force(text)
 
 
 @pytest.mark.parametrize(
@@ -67,31 +67,31 @@ def test_words_in_a_row_are_counted_as_by_trying_all(text):
         ("xyzabc" * 4, "Was?", True),
     ],
 )
-def test_loops(text, source, expected):
+def test_has_repetition(text, source, expected):
     assert has_repetition(text, source) is expected
 
 
-def of_table(source, **options):
+def translate_table(source, **options):
     checkpoint = make_checkpoint([source])
     return Translator(checkpoint, TranslateOptions.of(device="cpu", **options))
 
 
-def test_output_that_is_cut_or_loops():
-    """A table whose likeliest token is always "a"; the end comes at the limit or never."""
+def test_unfinished_and_repeats_warnings():
+    """The most likely token is always "a"; the end comes at the limit or never."""
     goes_on = make_source({}, [-9.0, 9.0, -9.0])
-    (found,) = of_table(goes_on, max_length=4, beam_size=1).translate(["s0"])
+    (found,) = translate_table(goes_on, max_length=4, beam_size=1).translate(["s0"])
     assert found.hyps[0].text == " ".join([WORDS[1]] * 4)
     assert found.notes == ("unfinished", "repeats")
-    (found,) = of_table(goes_on, max_length=2, beam_size=1).translate(["s0"])
+    (found,) = translate_table(goes_on, max_length=2, beam_size=1).translate(["s0"])
     assert found.notes == ("unfinished",)
     ends = make_source({}, [9.0, -9.0, -9.0])
-    (found,) = of_table(ends).translate(["s0"])
+    (found,) = translate_table(ends).translate(["s0"])
     assert found.notes == ()
 
 
 @pytest.mark.parametrize("max_length, notes", [(4, {"unfinished", "repeats"}), (2, {"unfinished"})])
-def test_confidence_of_output_that_is_cut_or_loops_is_below_a_half(max_length, notes):
-    """However probable each of its tokens, and however sure the curve is."""
+def test_confidence_of_unfinished_or_repetitive_output_is_below_half(max_length, notes):
+    """For any token probabilities and any calibration."""
     endless = make_checkpoint([make_source({}, [-9.0, 9.0, -9.0])])
     checkpoint = replace(endless, confidence=Confidence(99.0, 1.0))
     translator = Translator(checkpoint, TranslateOptions.of(device="cpu", beam_size=1))
@@ -103,8 +103,8 @@ def test_confidence_of_output_that_is_cut_or_loops_is_below_a_half(max_length, n
     assert sure.notes == () and sure.confidence > 0.99
 
 
-def test_unknown_tokens_are_counted(translator):
-    """A tokenizer that was not used to make the ids says how many are unknown."""
+def test_unknown_tokens_warning_and_count(translator):
+    """The tokenizer does not match the vocabulary, so some tokens are unknown."""
     vocab = translator.checkpoint.src_vocab
     for line in ("a b", "a 🙂 b", "🙂 a 🙂", ""):
         (found,) = translator.translate([line], max_length=3)
@@ -127,17 +127,19 @@ def test_unknown_tokens_are_counted(translator):
 @pytest.mark.parametrize(
     ("role", "of_cut"), [("tgt", "tgt-too-long"), ("prefix", "prefix-truncated")]
 )
-def test_how_a_reference_or_prefix_was_read(translator, role, of_cut, raw, cut, expected):
+def test_warnings_of_reference_or_prefix(translator, role, of_cut, raw, cut, expected):
     example = translator.pipeline.preprocessor.make_example(
         Line(0, "der hund"), **{role: decode_line(raw, 0, cut)}
     )
     assert example.notes == tuple(note.replace("of-cut", of_cut) for note in expected)
-    assert (example.tgt_ids is None) == (role == "prefix" or cut)  # part of one has no score
+    assert (example.tgt_ids is None) == (
+        role == "prefix" or cut
+    )  # a truncated reference is not scored
 
 
 @pytest.mark.parametrize("note", ["invalid-json", "no-text-field"])
 @pytest.mark.parametrize("role", ["tgt", "prefix"])
-def test_reference_without_text_has_one_note(translator, role, note):
+def test_reference_without_text_has_one_warning(translator, role, note):
     line = Line(0, "", ("truncated", note))
     example = translator.pipeline.preprocessor.make_example(Line(0, "der hund"), **{role: line})
     assert example.notes == (f"tgt-{note}",)

@@ -1,4 +1,4 @@
-"""Batches that do not fit into memory: no line is lost, and nothing that failed is tried again."""
+"""Batches that do not fit in memory: no line is lost, and no failed size is tried again."""
 
 import math
 import re
@@ -34,7 +34,7 @@ MESSAGES = [
     "HIP out of memory. Tried to allocate 2.00 GiB",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "std::bad_alloc",
-    # What oneDNN said under `ulimit -v` where a product of packed weights had too little memory
+    # oneDNN under `ulimit -v`, in a matmul of packed weights
     "could not create a primitive",
     "could not create a memory object",
 ]
@@ -62,7 +62,7 @@ def fresh(translator):
     return Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
 
 
-def examples_of(lengths, first):
+def make_examples(lengths, first):
     return [Example(Line(i, ""), [7] * n, n) for i, n in enumerate(lengths, first)]
 
 
@@ -73,9 +73,11 @@ def examples_of(lengths, first):
     st.integers(1, 40),
     st.integers(0, 3),
 )
-def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_at_once, n_before):
-    """Memory has room for so many rows, and for so many tokens; it fails after `n_before`."""
-    room, failed, done = OomRetry(""), [], []
+def test_oom_retry_loses_nothing_and_fails_rarely(
+    batches, max_rows, max_tokens, n_at_once, n_before
+):
+    """Memory fits limited rows and tokens; it fails after `n_before` results."""
+    retry, failed, done = OomRetry(""), [], []
 
     def work(group, n):
         size = n * max(map(source_length, group))
@@ -89,12 +91,12 @@ def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_a
 
     n_lines = 0
     for lengths in batches:
-        examples = sorted(examples_of(lengths, n_lines), key=lambda e: -e.n_src_tokens)
+        examples = sorted(make_examples(lengths, n_lines), key=lambda e: -e.n_src_tokens)
         n_lines += len(lengths)
         places = [e.line.id for e in examples]
-        assert room.run(examples, n_at_once, source_length, work) == places
-    assert sorted(done) == list(range(n_lines))  # each once
-    # Each failure leaves two thirds of what was tried, at most
+        assert retry.run(examples, n_at_once, source_length, work) == places
+    assert sorted(done) == list(range(n_lines))  # each example once
+    # Each failure reduces the size to at most two thirds
     assert all(b <= a * 2 / 3 + 1 for a, b in zip(failed, failed[1:]))
     assert len(failed) <= 1 + math.log(800, 1.5)
 
@@ -105,9 +107,9 @@ def test_nothing_is_lost_and_failures_are_few(batches, max_rows, max_tokens, n_a
     st.dictionaries(st.integers(0, 15), st.integers(0, 5), max_size=4),
     st.randoms(use_true_random=False),
 )
-def test_half_as_many_are_tried_after_any_failure(batches, n_at_once, fails, dice):
-    """Failures at random attempts, after so many results, which come in any order."""
-    room, done, tried, most = OomRetry(""), [], [], math.inf
+def test_oom_retry_halves_after_each_failure(batches, n_at_once, fails, dice):
+    """Random attempts fail, after random results in random order."""
+    retry, done, tried, most = OomRetry(""), [], [], math.inf
 
     def work(group, n):
         nonlocal most
@@ -119,24 +121,24 @@ def test_half_as_many_are_tried_after_any_failure(batches, n_at_once, fails, dic
         for i in order[:n_results]:
             done.append(group[i].line.id)
             yield i, group[i].line.id
-        if fail:  # perhaps when all is done
+        if fail:  # possibly after the last result
             most = (n + 1) // 2 * max(widths[i] for i in order[n_results:] or order)
             raise MemoryError
 
     places = []
     try:
         for lengths in batches:
-            examples = examples_of(lengths, len(places))
+            examples = make_examples(lengths, len(places))
             places += [e.line.id for e in examples]
-            assert room.run(examples, n_at_once, source_length, work) == places[-len(lengths) :]
+            assert retry.run(examples, n_at_once, source_length, work) == places[-len(lengths) :]
     except MemoryExhausted:
         assert tried[-1] == 1
     else:
-        assert sorted(done) == places  # each once
+        assert sorted(done) == places  # each example once
 
 
-def small(monkeypatch, name, limit=2, error=None):
-    """Give a function of the runner room for `limit` sentences; how many it was asked for."""
+def limit_memory(monkeypatch, name, limit=2, error=None):
+    """Make a runner function fail above `limit` sentences; return the sizes it was called with."""
     sizes, function = [], getattr(runner_module, name)
 
     def limited(model, sentences, *args, **named):
@@ -154,24 +156,26 @@ def texts(translations):
 
 
 @pytest.mark.parametrize("error", mark_sweeps(ERRORS, ERRORS[:3]), ids=range(len(ERRORS)))
-def test_a_batch_that_does_not_fit_is_not_tried_again(fresh, translator, monkeypatch, error):
+def test_failed_batch_size_is_not_tried_again(fresh, translator, monkeypatch, error):
     assert is_out_of_memory(error)
     expected = translator.translate(LINES, beam_size=2, n_best=2)
-    sizes = small(monkeypatch, "decode", error=error)
+    sizes = limit_memory(monkeypatch, "decode", error=error)
     options = dict(beam_size=2, n_best=2, batch_type="sents", batch_size=8)
     found = fresh.translate(LINES, **options)
     assert [t.src for t in found] == LINES
     assert texts(found) == texts(expected)
     n_failed = sum(n > 2 for n in sizes)
-    assert sizes[0] == 8 and 2 <= n_failed <= 4  # 8, 4 and narrower ones that were too many
+    assert (
+        sizes[0] == 8 and 2 <= n_failed <= 4
+    )  # 8, 4, and narrower examples that were still too many
     assert texts(fresh.translate(LINES, **options)) == texts(expected)
     assert sum(n > 2 for n in sizes) == n_failed
     assert sum(n for n in sizes if n <= 2) == 2 * len(LINES)
 
 
 @pytest.mark.parametrize("name, hint", [("score_targets", "shorten"), ("decode", "lower")])
-def test_one_sentence_that_does_not_fit_is_named(fresh, monkeypatch, name, hint):
-    sizes = small(monkeypatch, name, 0)
+def test_sentence_that_does_not_fit_is_named_in_error(fresh, monkeypatch, name, hint):
+    sizes = limit_memory(monkeypatch, name, 0)
     with pytest.raises(MemoryExhausted, match=f"out of memory at line 2 alone; {hint}"):
         if name == "decode":
             fresh.translate(["", "a"])
@@ -180,17 +184,17 @@ def test_one_sentence_that_does_not_fit_is_named(fresh, monkeypatch, name, hint)
 
 
 @pytest.mark.parametrize("message", OTHER_MESSAGES)
-def test_other_errors_are_no_lack_of_memory(fresh, monkeypatch, message):
+def test_other_errors_are_not_out_of_memory(fresh, monkeypatch, message):
     assert not is_out_of_memory(ValueError(MESSAGES[0]))
-    sizes = small(monkeypatch, "decode", 0, RuntimeError(message))
+    sizes = limit_memory(monkeypatch, "decode", 0, RuntimeError(message))
     with pytest.raises(RuntimeError, match=re.escape(message)):
         fresh.translate(LINES)
     assert len(sizes) == 1
 
 
-def test_scores_that_do_not_fit_are_not_tried_again(fresh, translator, monkeypatch):
+def test_failed_scoring_size_is_not_tried_again(fresh, translator, monkeypatch):
     expected = translator.score(LINES, LINES)
-    sizes = small(monkeypatch, "score_targets")
+    sizes = limit_memory(monkeypatch, "score_targets")
     assert fresh.score(LINES, LINES) == pytest.approx(expected, abs=1e-4)
     n_failed = sum(n > 2 for n in sizes)
     assert 2 <= n_failed <= 10
@@ -198,9 +202,11 @@ def test_scores_that_do_not_fit_are_not_tried_again(fresh, translator, monkeypat
     assert sum(n > 2 for n in sizes) == n_failed
 
 
-class Failing:
-    """A model whose calls raise where `at` says, by their number; `n_encoded` are the sentences of
-    each batch."""
+class FailingModel:
+    """A model whose calls raise errors.
+
+    `at` selects the calls by number; `n_encoded` lists the number of sentences of each batch.
+    """
 
     def __init__(self, patch, model, at):
         self.at, self.n_calls, self.n_encoded = at, 0, []
@@ -217,8 +223,8 @@ class Failing:
 
 
 @pytest.fixture(scope="module")
-def in_thirds(translator):
-    """A Translator's scores and translations of LINES, in three calls."""
+def translate_in_parts(translator):
+    """Return the scores and translations of LINES from three calls."""
 
     def work(translator, scores, **options):
         for start in range(0, 24, 8):
@@ -238,25 +244,27 @@ def in_thirds(translator):
     st.booleans(),
     st.booleans(),
 )
-def test_errors_at_any_place_lose_no_line(translator, in_thirds, at, batch_size, refills, scores):
-    """Errors while a batch is encoded, begun, decoded or scored: each line once and in order."""
-    work, expected = in_thirds
+def test_out_of_memory_at_any_call_loses_no_line(
+    translator, translate_in_parts, at, batch_size, refills, scores
+):
+    """Errors while a batch is encoded, started, decoded or scored: each line once and in order."""
+    work, expected = translate_in_parts
     fresh = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"))
     fresh.pipeline.runner.refills, found = refills, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget_module, "SCORED_TOKENS", 10 * batch_size)
-        failing = Failing(patch, fresh.model, at)
+        failing = FailingModel(patch, fresh.model, at)
         try:
             found.extend(work(fresh, scores, batch_type="sents", batch_size=batch_size))
-        except MemoryExhausted as error:  # not before one was alone
+        except MemoryExhausted as error:  # only after a batch of one failed
             assert failing.n_encoded[-1] == 1 and "alone" in str(error)
             return
     assert found == (pytest.approx(expected[True], abs=1e-4) if scores else expected[False])
 
 
 @pytest.mark.parametrize("refills", [True, False])
-def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeypatch, refills):
-    """Memory runs out when three sentences are done, where more than two run."""
+def test_out_of_memory_keeps_finished_sentences(fresh, monkeypatch, refills):
+    """Memory runs out when three sentences are finished and more than two are running."""
     expected = fresh.translate(LINES, beam_size=2)
     tried, decode = [], runner_module.decode
 
@@ -276,20 +284,20 @@ def test_fewer_sentences_run_at_once_and_those_that_are_done_stay(fresh, monkeyp
     assert all(size <= slots <= 3 for size, slots in tried[2:]) or (refills and len(tried) == 3)
 
 
-def test_a_smaller_beam_has_room_for_more_lines(fresh, monkeypatch):
+def test_smaller_beam_allows_more_sentences(fresh, monkeypatch):
     options = dict(batch_type="sents", batch_size=8)
-    lines = ["a" + " " * i for i in range(8)]  # no copies
+    lines = ["a" + " " * i for i in range(8)]  # no duplicates
     with monkeypatch.context() as patch:
-        sizes = small(patch, "decode", 4)
+        sizes = limit_memory(patch, "decode", 4)
         fresh.translate(lines, beam_size=4, **options)
     assert sizes == [8, 4, 4]
-    sizes = small(monkeypatch, "decode", 8)
+    sizes = limit_memory(monkeypatch, "decode", 8)
     fresh.translate(lines, beam_size=2, **options)
     assert sizes == [8]
 
 
-def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
-    """Short sources with long targets, and the other way round."""
+def test_scoring_batches_count_tokens_of_both_sides(fresh, monkeypatch):
+    """Short sources with long targets, and long sources with short targets."""
     widths, score = [], runner_module.score_targets
 
     def note(model, src, src_lengths, targets, *args):
@@ -299,7 +307,9 @@ def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
     monkeypatch.setattr(runner_module, "score_targets", note)
     monkeypatch.setattr(budget_module, "SCORED_TOKENS", 80)
     pairs = [("a", "red " * n) for n in (1, 14, 2, 9)] * 5 + [("der see " * 6, "a")] * 5
-    pairs = [(source + " " * i, target) for i, (source, target) in enumerate(pairs)]  # no copies
+    pairs = [
+        (source + " " * i, target) for i, (source, target) in enumerate(pairs)
+    ]  # no duplicates
     sources, targets = zip(*pairs)
     found = fresh.score(sources, targets)
     assert len(widths) > 5 and max(widths) <= 80
@@ -308,18 +318,18 @@ def test_scoring_counts_the_tokens_of_both_sides(fresh, monkeypatch):
     assert None not in found
 
 
-def test_a_large_vocabulary_makes_smaller_batches(fresh, monkeypatch):
-    """40 tokens of the vocabulary, 20 bytes for each: 8,000 bytes are ten tokens' logits."""
-    sizes = small(monkeypatch, "score_targets", 100)
+def test_large_vocabulary_gives_smaller_scoring_batches(fresh, monkeypatch):
+    """A vocabulary of 40 tokens at 20 bytes each: 8,000 bytes are the logits of ten tokens."""
+    sizes = limit_memory(monkeypatch, "score_targets", 100)
     fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
-    fresh.score(["a" + " " * i for i in range(6)], ["red"] * 6)  # no copies
+    fresh.score(["a" + " " * i for i in range(6)], ["red"] * 6)  # no duplicates
     length = longer_side(fresh.pipeline.preprocessor.make_example(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
     assert sizes[0] == 10 // length
 
 
-def test_a_long_target_is_scored_a_position_at_a_time(fresh, translator, monkeypatch):
-    """Where its logits alone are more than a batch may have."""
+def test_long_target_is_scored_position_by_position(fresh, translator, monkeypatch):
+    """If its logits exceed the budget of a batch."""
     sources, targets = ["a", "der see"], ["red book " * 10, "red"]
     expected = translator.score(sources, targets)
     fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
@@ -335,14 +345,14 @@ def test_a_long_target_is_scored_a_position_at_a_time(fresh, translator, monkeyp
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_position_at_a_time_gives_the_same_scores(name):
+def test_scoring_position_by_position_gives_same_scores(name):
     model = FAMILIES[name]()
     src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 3, 1]]), torch.tensor([4, 3])
     given = model, src, lengths, [[6, 7, 8, 9, 10], [4]]
     found = []
     for start in ([2], [5], [2, 5]):
         found.append(score_targets(*given, [start] * 2, 3))
-        by_steps = score_targets(*given, [start] * 2, 3, at_once=0)
+        by_steps = score_targets(*given, [start] * 2, 3, max_logits=0)
         for row, wanted in zip(by_steps, found[-1], strict=True):
             assert row == pytest.approx(wanted, abs=1e-4)
     assert found[0] != found[1]

@@ -1,4 +1,4 @@
-"""`-replace_unk`: words of the source in the place of unknown ones."""
+"""-replace_unk: unknown tokens are replaced by source words."""
 
 import dataclasses
 import json
@@ -27,14 +27,14 @@ from tests.support.table_models import (
     make_source,
     sources,
 )
-from tests.unit.inference.test_report_align import by_hand
+from tests.unit.inference.test_report_align import compute_attention
 
 UNK = 1
 LINE = "w x y z"
 
 
 def make_translator(source, phrases=None, around=(0, 0), **options) -> Translator:
-    """A table model whose source words are all known and whose target word 1 is the unknown one."""
+    """Make a table model with known source words; target token 1 is the unknown token."""
     checkpoint = make_checkpoint([source])
     vocab_size = len(source.default)
     tokens = ["$", "<unk>", *WORDS[2:vocab_size]]
@@ -50,8 +50,8 @@ def make_translator(source, phrases=None, around=(0, 0), **options) -> Translato
     return Translator(checkpoint, parsed, phrases=phrases)
 
 
-def unless_banned(search, **options):
-    """The options, and that unknown words may be said, where a search can forbid them."""
+def allow_unk(search, **options):
+    """Return the options, and allow unknown tokens if the search can ban them."""
     banned = "ban_unk_token" in PRESETS[search].options
     return dict(search=search, **options) | (dict(ban_unk_token=False) if banned else {})
 
@@ -59,10 +59,10 @@ def unless_banned(search, **options):
 @pytest.mark.parametrize("name", PRESETS)
 @settings(max_examples=20)
 @given(source=sources(vocab_sizes=[3, 4], holes=False), beam_size=st.integers(1, 3))
-def test_each_is_what_the_model_attended_to(name, source, beam_size):
-    """By the table itself: the largest weight after the tokens before."""
+def test_replace_unk_uses_source_with_largest_weight(name, source, beam_size):
+    """By the table: the largest weight after the previous tokens."""
     line = " ".join(LINE.split()[: source.length])
-    options = unless_banned(name, beam_size=beam_size, n_best=beam_size, max_length=6)
+    options = allow_unk(name, beam_size=beam_size, n_best=beam_size, max_length=6)
     plain = make_translator(source).translate([line, line + " "], **options)
     replaced = make_translator(source, replace_unk=True).translate([line, line + " "], **options)
     vocab = ["$", "<unk>", *WORDS[2:]]
@@ -77,7 +77,7 @@ def test_each_is_what_the_model_attended_to(name, source, beam_size):
                 words.append(own if token == "<unk>" else token)
             expected.append(words)
         found = [hyp.tokens for hyp in after.hyps]
-        if PRESETS[name].policy.distinct == "text":  # two that differed may be one now
+        if PRESETS[name].policy.distinct == "text":  # different texts may be equal now
             expected = [words for i, words in enumerate(expected) if words not in expected[:i]]
             found = found[: len(expected)]
         assert found == expected
@@ -88,11 +88,15 @@ def always_unknown(weights: list[float]):
     return make_source(rows, [9.0, -9.0, -9.0], {"*0": weights}, length=len(weights))
 
 
-ALIGNED = [{}, {"report_align": True}, {"alignment_layer": 0}]  # replaced within a search, or after
+ALIGNED = [
+    {},
+    {"report_align": True},
+    {"alignment_layer": 0},
+]  # replaced during the search, or after it
 
 
-def texts_of(source, line: str, max_length: int) -> list[str]:
-    """Of all sequences, with the words of the line that the table attends to; best first."""
+def expected_texts(source, line: str, max_length: int) -> list[str]:
+    """Return the texts of all sequences, with the attended words of the line, best first."""
     vocab, words, found = ["$", "<unk>", *WORDS[2:]], line.split(), []
     for hyp in brute_force(source, Settings(1, max_length)):
         weights = [source.attention(hyp.tokens[:t]) for t in range(len(hyp.tokens))]
@@ -109,12 +113,12 @@ def texts_of(source, line: str, max_length: int) -> list[str]:
     unique=st.booleans(),
 )
 @pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
-def test_the_best_of_all_sequences(source, n_best, unique, options):
+def test_replace_unk_finds_best_of_all_sequences(source, n_best, unique, options):
     line = " ".join("b c b c".split()[: source.length])
     translator = make_translator(source, replace_unk=True, **options)
     unique = unique and not options
     usual = dict(n_best=n_best, n_best_unique=unique, max_length=3, max_length_ratio=0.0)
-    expected = texts_of(source, line, 3)[:n_best]
+    expected = expected_texts(source, line, 3)[:n_best]
     for each in translator.translate([line, f" {line}"], beam_size=100, **usual):
         assert [hyp.text for hyp in each.hyps] == expected
     (found,) = translator.translate([line], beam_size=n_best, **usual)
@@ -126,14 +130,14 @@ def test_the_best_of_all_sequences(source, n_best, unique, options):
 
 @pytest.mark.parametrize("search", PRESETS)
 @pytest.mark.parametrize("options", ALIGNED, ids=["at once", "report_align", "layer"])
-def test_under_every_search(search, options):
-    """What becomes "b" and "b" itself are the two best sequences of four."""
+def test_replace_unk_with_every_search(search, options):
+    """An unknown token replaced by "b" and "b" itself are the two best sequences of four."""
     rows = {"": table_models.logits(0.0, 0.4, 0.35, 0.15, 0.1)}
     source = make_source(rows, table_models.logits(1, 0, 0, 0, 0), length=1)
     translator = make_translator(source, replace_unk=True, **options)
-    given = unless_banned(search, n_best=3, beam_size=3, n_best_unique=not options)
+    given = allow_unk(search, n_best=3, beam_size=3, n_best_unique=not options)
     expected = ["b", "c", "d"]
-    if options:  # no beam is widened, and texts differ under one search
+    if options:  # no beam is widened; only one search deduplicates texts
         expected = ["b", "c"] if search == "opennmt" else ["b", "b", "c"]
     align = [(0, 0)] if "report_align" in options else None
     for each in translator.translate(["b", "", "b "], **given)[::2]:
@@ -143,16 +147,16 @@ def test_under_every_search(search, options):
 
 
 @pytest.mark.parametrize("options", ALIGNED[1:], ids=["report_align", "layer"])
-def test_n_best_unique_with_replacement_by_heads_is_refused(options):
+def test_replace_unk_with_n_best_unique_and_heads_is_rejected(options):
     with pytest.raises(OptionError, match="n_best_unique cannot be combined with replace_unk"):
         TranslateOptions.of(n_best=2, n_best_unique=True, replace_unk=True, **options)
     TranslateOptions.of(n_best=2, n_best_unique=True, replace_unk=True)
 
 
-def test_attention_that_tells_of_the_token_before():
-    """What a token renders is then told when the next one is made."""
+def test_replace_unk_with_late_attention():
+    """The alignment of a token is known when the next token is generated."""
     rows = {"*0": [-9.0, 9.0, -9.0], "*1": [9.0, -9.0, -9.0]}
-    attention = {"*0": [0.2, 0.7, 0.1], "*1": [0.1, 0.2, 0.7]}  # of the first token, of its end
+    attention = {"*0": [0.2, 0.7, 0.1], "*1": [0.1, 0.2, 0.7]}  # first token, end token
     source = make_source(rows, [9.0, -9.0, -9.0], attention, length=3)
     translator = make_translator(source, replace_unk=True)
     assert translator.translate(["w x y"])[0].text == "x"
@@ -160,8 +164,8 @@ def test_attention_that_tells_of_the_token_before():
     assert translator.translate(["w x y"])[0].text == "y"
 
 
-def test_words_of_the_line_stand_for_unknown_ones():
-    """Also of a table of phrases; not what stands around a line; scores stay as they were."""
+def test_replace_unk_with_words_of_line_and_phrase_table():
+    """Special tokens around a line are not used, and scores do not change."""
     attention = always_unknown([0.2, 0.5, 0.3])
     translator = make_translator(attention, {"haus": "house"}, replace_unk=True)
     found = translator.translate(["das haus da", "das x da"])
@@ -184,7 +188,7 @@ def test_words_of_the_line_stand_for_unknown_ones():
         (b"\xff\xfe|||x", "UTF-8"),
     ],
 )
-def test_a_bad_phrase_table_is_refused_in_one_line(tmp_path, capfd, content, words):
+def test_phrase_table_of_wrong_format_is_rejected(tmp_path, capfd, content, words):
     path = tmp_path / "table"
     if content is not None:
         path.write_bytes(content)
@@ -196,7 +200,7 @@ def test_a_bad_phrase_table_is_refused_in_one_line(tmp_path, capfd, content, wor
 
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory, tiny_pieces):
-    """Directory of a model that says the unknown token often."""
+    """Directory of a model that often generates the unknown token."""
     model = tiny.make_model(seed=3, tie_output=False)
     model.output.weight.mul_(2)
     model.output.bias[tiny.EOS] += 1.5
@@ -210,8 +214,8 @@ def unsure(tmp_path_factory, tiny_pieces):
     "options",
     ["", "-n_best 3 -search fairseq", "-report_align", mark_sweep("-workers 2 -bucket_lines 2")],
 )
-def test_the_summary_says_how_many(unsure, tmp_path, capfd, options):
-    """As many as stand in all hypotheses without it; copies of a line count too."""
+def test_summary_counts_replaced_tokens(unsure, tmp_path, capfd, options):
+    """As many as in all hypotheses without the option, including duplicate lines."""
     lines = [*tiny.SENTENCES[:4], "", *tiny.SENTENCES[1:3]]
     (tmp_path / "src").write_text("\n".join(lines) + "\n", "utf-8")
     argv = f"-model {unsure} -device cpu -max_length 20 -output_format jsonl".split()
@@ -219,7 +223,7 @@ def test_the_summary_says_how_many(unsure, tmp_path, capfd, options):
     assert translate.main([*argv, "-quiet"]) == 0
     records = map(json.loads, capfd.readouterr().out.splitlines())
     n = [[hyp["tokens"].count("<unk>") for hyp in record["hyps"]] for record in records]
-    assert n[1] == n[5] and sum(n[1]) > 0  # the copies
+    assert n[1] == n[5] and sum(n[1]) > 0  # the duplicates
     assert translate.main([*argv, "-replace_unk"]) == 0
     out, err = capfd.readouterr()
     assert "<unk>" not in out
@@ -227,8 +231,8 @@ def test_the_summary_says_how_many(unsure, tmp_path, capfd, options):
     assert said == f"replace_unk: {sum(map(sum, n))} replaced by tokens of the source"
 
 
-class TestWhichAttention:
-    """Of a Transformer, whose layers and heads attend to different tokens."""
+class TestReplaceUnkAttention:
+    """A Transformer whose layers and heads attend to different tokens."""
 
     LINES = tiny.SENTENCES[:5]
 
@@ -236,8 +240,8 @@ class TestWhichAttention:
     def translator(self, unsure):
         return Translator.from_pretrained(unsure, device="cpu", max_length=20)
 
-    def chosen(self, translator, weights_of) -> list[list[str]]:
-        """The tokens of each line's translation, the unknown ones replaced by hand."""
+    def replace_by_weights(self, translator, weights_of) -> list[list[str]]:
+        """Return the tokens of each translation, with unknown tokens replaced by the test."""
         found = []
         checkpoint = translator.checkpoint
         for line, plain in zip(self.LINES, translator.translate(self.LINES)):
@@ -249,11 +253,15 @@ class TestWhichAttention:
             found.append([w if t == "<unk>" else t for t, w in zip(hyp.tokens, own)])
         return found
 
-    def test_each_follows_its_own(self, translator):
-        """Alone the last layer's first head, otherwise the alignment."""
-        first = self.chosen(translator, lambda *given: by_hand(*given, 1)[0])
-        mean = self.chosen(translator, lambda *given: by_hand(*given, 0).mean(0))
-        third = self.chosen(translator, lambda *given: by_hand(*given, 1)[:3].mean(0))
+    def test_replace_unk_follows_selected_attention(self, translator):
+        """By default, the first head of the last layer; with options, the alignment heads."""
+        first = self.replace_by_weights(translator, lambda *given: compute_attention(*given, 1)[0])
+        mean = self.replace_by_weights(
+            translator, lambda *given: compute_attention(*given, 0).mean(0)
+        )
+        third = self.replace_by_weights(
+            translator, lambda *given: compute_attention(*given, 1)[:3].mean(0)
+        )
         assert first != mean != third != first
         for options, expected in [
             ({}, first),
@@ -262,13 +270,13 @@ class TestWhichAttention:
             ({"alignment_layer": -1, "alignment_heads": 3}, third),
             ({"alignment_layer": -1, "alignment_heads": 3, "report_align": True}, third),
         ]:
-            found = replacing(translator, options).translate(self.LINES)
+            found = make_replacing(translator, options).translate(self.LINES)
             assert [t.hyps[0].tokens for t in found] == expected
 
-    def test_pairs_name_the_words(self, translator):
-        """What stands for each unknown token is what -report_align pairs with it."""
+    def test_replace_unk_agrees_with_report_align(self, translator):
+        """Each unknown token is replaced by the word that -report_align pairs with it."""
         plain = translator.translate(self.LINES, report_align=True)
-        found = replacing(translator, {"report_align": True}).translate(self.LINES)
+        found = make_replacing(translator, {"report_align": True}).translate(self.LINES)
         n = 0
         for before, after in zip(plain, found):
             hyp, words = after.hyps[0], before.src_tokens
@@ -280,12 +288,12 @@ class TestWhichAttention:
         assert n > 0
 
 
-def replacing(translator, options) -> Translator:
+def make_replacing(translator, options) -> Translator:
     given = {"device": "cpu", "max_length": 20, "replace_unk": True, **options}
     return Translator(translator.checkpoint, TranslateOptions.of(**given))
 
 
-def test_a_model_without_attention_is_not_asked_for_it():
+def test_replace_unk_without_attention_is_rejected():
     vocab = Vocab([f"w{i}" for i in range(VOCAB_SIZE)], unk_id=0, pad_id=1, bos_id=2, eos_id=3)
     model, tokenizers = make_rnn(attention="none"), {"space": SpaceTokenizer()}
     blind = Checkpoint(model, vocab, vocab, tokenizers, start_id=2)

@@ -1,4 +1,4 @@
-"""`-report_align` and which attention it reads: against the weights themselves, and OpenNMT-py."""
+"""-report_align and the attention it uses, compared with the weights and with OpenNMT-py."""
 
 import json
 import math
@@ -26,9 +26,11 @@ DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 LINES = ["der hund sieht den alten garten", "", "heute regnet es in der stadt", "das haus"]
 
 
-def by_hand(model: Transformer, src: list[int], read: list[int], layer: int) -> Tensor:
-    """Softmax of the scaled products of all heads of a layer (H, T, S), head by head, for one
-    sentence: a decoder layer is given, and its keys and queries are made anew from the weights."""
+def compute_attention(model: Transformer, src: list[int], read: list[int], layer: int) -> Tensor:
+    """Return the attention (H, T, S) of all heads of a decoder layer for one sentence.
+
+    Softmax of the scaled dot products; keys and queries are recomputed from the weights.
+    """
     attention, seen = model.decoder[layer].cross_attn, []
 
     def watch(module, inputs, out):
@@ -57,7 +59,7 @@ class TestAttention:
     SOURCES, TARGETS = [[4, 9, 5, 17, 3], [8, 8], [30, 6, 12]], [[7, 11], [5, 6, 9, 20], []]
 
     def attend(self, model, heads: HeadSelection) -> list[Tensor]:
-        """All sentences at once, padded."""
+        """Return the attention of all sentences in one padded batch."""
         width = max(map(len, self.SOURCES))
         src = torch.tensor([s + [tiny.PAD] * (width - len(s)) for s in self.SOURCES])
         lengths = torch.tensor([*map(len, self.SOURCES)])
@@ -66,32 +68,32 @@ class TestAttention:
 
     @pytest.mark.parametrize("n_heads", [0, 1, 2, 4, 9])
     @pytest.mark.parametrize("layer", [0, 1, 2, -1, -3])
-    def test_equals_the_weights(self, layer, n_heads):
+    def test_attention_equals_weights(self, layer, n_heads):
         model = tiny.make_model(dec_layers=3)
         for src, tgt, found in zip(
             self.SOURCES, self.TARGETS, self.attend(model, HeadSelection(layer, n_heads))
         ):
-            heads = by_hand(model, src, [tiny.BOS, *tgt], layer)
+            heads = compute_attention(model, src, [tiny.BOS, *tgt], layer)
             expected = heads[: n_heads or None].mean(0)
             assert found.shape == (len(tgt) + 1, len(src))
             torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize("config", [dict(kv_heads=2), dict(dec_self_attn="average")])
-    def test_variants_attend_with_weights_that_add_up(self, config):
+    def test_attention_of_variants_sums_to_one(self, config):
         for found in self.attend(tiny.make_model(**config), HeadSelection(0, 2)):
             torch.testing.assert_close(found.sum(1), torch.ones(len(found)))
 
     @pytest.mark.parametrize(
         "dec_layers, layer", [(1, 0), (2, 0), (3, 1)], ids=["the only one", "two", "three"]
     )
-    def test_by_default_the_second_to_last_and_all_heads(self, dec_layers, layer):
+    def test_alignment_layer_default_is_second_to_last_with_all_heads(self, dec_layers, layer):
         model = tiny.make_model(dec_layers=dec_layers)
         pairs = zip(
             self.attend(model, HeadSelection()), self.attend(model, HeadSelection(layer, 0))
         )
         assert all(torch.equal(one, other) for one, other in pairs)
 
-    def test_what_the_model_was_made_for(self):
+    def test_alignment_layer_of_model_config(self):
         model = tiny.make_model(dec_layers=3, report_layer=1, report_heads=2)
         pairs = zip(self.attend(model, HeadSelection()), self.attend(model, HeadSelection(0, 2)))
         assert all(torch.equal(one, other) for one, other in pairs)
@@ -99,8 +101,8 @@ class TestAttention:
     @pytest.mark.parametrize(
         "make", [make_rnn, make_cnn, tiny.make_model, make_copying_transformer]
     )
-    def test_is_what_single_steps_attend_to(self, make):
-        """The last layer's first head; a model with one attention has that, whatever is asked."""
+    def test_attention_equals_single_steps(self, make):
+        """First head of the last layer. A model with one attention always returns it."""
         model = make()
         for src, tgt, found in zip(self.SOURCES, self.TARGETS, self.attend(model, LAST_LAYER)):
             with torch.inference_mode():
@@ -109,14 +111,14 @@ class TestAttention:
                 steps = [model.step(torch.tensor([y]), state)[1] for y in [tiny.BOS, *tgt]]
             torch.testing.assert_close(found, torch.cat(steps))
 
-    def test_an_ensemble_has_the_mean(self):
+    def test_attention_of_ensemble_is_mean(self):
         members = [tiny.make_model(seed=1), tiny.make_model(seed=2)]
         each = [self.attend(member, HeadSelection(0, 0)) for member in members]
         mixed = self.attend(Ensemble(members, weights=[3, 1]), HeadSelection(0, 0))
         for one, other, found in zip(*each, mixed):
             torch.testing.assert_close(found, 0.75 * one + 0.25 * other)
 
-    def test_an_ensemble_of_unequal_depth_has_what_its_members_have(self):
+    def test_attention_of_ensemble_with_unequal_depth(self):
         shallow, deep = tiny.make_model(dec_layers=1), tiny.make_model(dec_layers=3)
         mixed = Ensemble([shallow, deep])
         assert mixed.has_heads(HeadSelection(2)) and not mixed.has_heads(HeadSelection(3))
@@ -126,7 +128,7 @@ class TestAttention:
 
 @pytest.mark.parametrize("max_length", [5, 100])
 def test_alignment_of_output_at_position_limit_follows_weights(tmp_path, tiny_pieces, max_length):
-    """A translation that fills all positions of the model leaves none for an end token."""
+    """A translation of maximum length leaves no position for an end token."""
     model = tiny.make_model(seed=3, max_positions=12)
     model.output.bias[tiny.EOS] -= 100
     native.save(tmp_path, model, tiny_pieces)
@@ -138,7 +140,7 @@ def test_alignment_of_output_at_position_limit_follows_weights(tmp_path, tiny_pi
     assert not hyp.ended and len(hyp.ids) == min(max_length, 12)
     src = checkpoint.src_vocab.encode(found.src_tokens)
     read = [checkpoint.start_id, *hyp.ids[:-1]]
-    weights = by_hand(translator.model, [*src, *checkpoint.src_end], read, 0).mean(0)
+    weights = compute_attention(translator.model, [*src, *checkpoint.src_end], read, 0).mean(0)
     sources = weights[:, : len(src)].argmax(1).tolist()
     assert hyp.align == sorted((s, t) for t, s in enumerate(sources))
     assert len(found.attn_table) == 1 + len(hyp.ids)
@@ -151,19 +153,19 @@ def test_alignment_of_output_at_position_limit_follows_weights(tmp_path, tiny_pi
         ({"alignment_layer": -3, "alignment_heads": 2}, 4, 2),
         ({"alignment_layer": 0, "alignment_heads": 0}, 1, 0),
         ({"alignment_layer": 5}, 6, 0),
-        ({"alignment_layer": 6, "alignment_heads": 2}, 0, 0),  # not there
+        ({"alignment_layer": 6, "alignment_heads": 2}, 0, 0),  # does not exist
         ({"alignment_layer": -7, "alignment_heads": 2}, 0, 0),
     ],
 )
-def test_what_an_opennmt_model_says(opt, layer, n_heads):
-    """Of six layers; ours count from 1, and 0 is for what is not said."""
+def test_alignment_layer_of_opennmt_model(opt, layer, n_heads):
+    """Six layers. Options count layers from 1; 0 means not set."""
     found = _read_alignment_heads(ConfigReader(opt, Path("m.pt")), 6)
     assert found.get("report_layer", 0) == layer
     assert found.get("report_heads", 0) == n_heads
 
 
-def test_equals_opennmt():
-    """The attention that OpenNMT-py 3.5.1 shows of its own model: last layer, first head."""
+def test_attention_equals_opennmt():
+    """OpenNMT-py 3.5.1 returns the first head of the last layer."""
     file = json.loads((DATA / "references/onmt351_transformer.opennmt-3.json").read_text())
     translator = Translator.from_pretrained(
         DATA / "onmt351_transformer.pt", device="cpu", precision="fp32"
@@ -185,9 +187,9 @@ def test_equals_opennmt():
     assert n >= len(rows)
 
 
-class TestAlign:
-    def test_each_token_has_the_source_with_the_largest_weight(self, translator):
-        """Of the line itself: the end token after it does not count."""
+class TestReportAlign:
+    def test_align_is_source_with_largest_weight(self, translator):
+        """Only tokens of the line; the end token does not count."""
         checkpoint = translator.checkpoint
         found = translator.translate(LINES, report_align=True, n_best=2, alignment_layer=1)
         for translation in found:
@@ -198,11 +200,11 @@ class TestAlign:
                 if ids and src:
                     read = [checkpoint.start_id, *ids[:-1]]
                     src += checkpoint.src_end
-                    weights = by_hand(translator.model, src, read, 1).mean(0)
+                    weights = compute_attention(translator.model, src, read, 1).mean(0)
                     best = weights[:, : len(translation.src_tokens)].argmax(1).tolist()
                     assert hyp.align == sorted((s, t) for t, s in enumerate(best))
 
-    def test_nothing_depends_on_the_batch_or_the_search(self, translator):
+    def test_align_does_not_depend_on_batch_or_search(self, translator):
         given = dict(report_align=True, beam_size=3)
         together = translator.translate(LINES, **given)
         apart = [translator.translate([line], **given)[0] for line in LINES]
@@ -212,20 +214,20 @@ class TestAlign:
             if one.hyps[0].tokens == third.hyps[0].tokens:
                 assert one.hyps[0].align == third.hyps[0].align
 
-    def test_the_translation_is_the_same(self, translator):
+    def test_report_align_does_not_change_translation(self, translator):
         plain = translator.translate(LINES, n_best=2)
         assert [h for t in plain for h in t.hyps if h.align is not None] == []
         for one, other in zip(plain, translator.translate(LINES, n_best=2, report_align=True)):
             assert [h.text for h in one.hyps] == [h.text for h in other.hyps]
             assert [h.score for h in one.hyps] == [h.score for h in other.hyps]
 
-    def test_a_layer_that_is_not_there(self, translator):
-        with pytest.raises(OptionError, match="alignment_layer=2: the model's decoder has no"):
+    def test_alignment_layer_out_of_range_is_rejected(self, translator):
+        with pytest.raises(OptionError, match="alignment_layer=2: the decoder does not have"):
             translator.translate(LINES, report_align=True, alignment_layer=2)
 
-    def test_memory_that_is_short(self, translator, monkeypatch):
-        """What did not fit at once is done in parts."""
-        given, sizes = Runner._given, []
+    def test_report_align_out_of_memory_runs_smaller_batches(self, translator, monkeypatch):
+        """Examples that do not fit at once are aligned in parts."""
+        given, sizes = Runner._score_inputs, []
 
         def limited(self, part):
             sizes.append(len(part))
@@ -234,7 +236,7 @@ class TestAlign:
             return given(self, part)
 
         expected = [t.hyps[0].align for t in translator.translate(LINES, report_align=True)]
-        monkeypatch.setattr(Runner, "_given", limited)
+        monkeypatch.setattr(Runner, "_score_inputs", limited)
         monkeypatch.setattr(translator.pipeline.runner.align_retry, "max_size", math.inf)
         found = translator.translate(LINES, report_align=True)
         assert [t.hyps[0].align for t in found] == expected
@@ -257,8 +259,8 @@ def pairs(text: str) -> list[list[int]]:
     return [[*map(int, pair.split("-"))] for pair in text.split()]
 
 
-class TestFormats:
-    def test_jsonl(self, run):
+class TestReportAlignFormats:
+    def test_report_align_jsonl(self, run):
         records = [*map(json.loads, run(LINES, "-report_align", "-output_format", "jsonl"))]
         for record in records:
             for hyp in record["hyps"]:
@@ -267,22 +269,22 @@ class TestFormats:
                 assert all(0 <= s < len(record["src_tokens"]) for s, _ in hyp["align"])
         assert records[1]["src_tokens"] == records[1]["hyps"][0]["align"] == []
 
-    def test_text_counts_words(self, run):
+    def test_report_align_text_counts_words(self, run):
         options = ("-report_align", "-n_best", "2")
         lines = run(LINES, *options)
         records = [*map(json.loads, run(LINES, *options, "-output_format", "jsonl"))]
         for record in records:
-            source = word_numbers(record["src_tokens"])
+            source = word_indices(record["src_tokens"])
             for hyp in record["hyps"]:
                 text, found = lines.pop(0).split(" ||| ")
-                target = word_numbers(hyp["tokens"])
+                target = word_indices(hyp["tokens"])
                 expected = sorted({(source[s], target[t]) for s, t in hyp["align"]})
                 assert (text, pairs(found)) == (hyp["text"], [*map(list, expected)])
-            if len(record["hyps"]) == 1:  # a blank line
+            if len(record["hyps"]) == 1:  # an empty line
                 assert lines.pop(0) == " ||| "
         assert not lines
 
-    def test_moses_has_a_fifth_field_and_the_score_comes_last_in_text(self, run):
+    def test_report_align_moses_fifth_field_and_text_score(self, run):
         texts = run(LINES, "-report_align", "-with_score")
         moses = run(LINES, "-report_align", "-output_format", "moses")
         columns = run(LINES, "-report_align", "-output_format", "tsv")
@@ -293,7 +295,7 @@ class TestFormats:
             assert first == f"{words} ||| {found}" and number == str(i)
             assert score == [total] * bool(words)
 
-    def test_tokens_count_where_lines_are_tokens(self, run):
+    def test_report_align_counts_tokens_of_tokenized_lines(self, run):
         options = ("-report_align", "-tokenizer", "space")
         lines = run(["▁der ▁hund"], *options)
         (record,) = map(json.loads, run(["▁der ▁hund"], *options, "-output_format", "jsonl"))
@@ -301,15 +303,15 @@ class TestFormats:
         assert (text.split(), pairs(found)) == (hyp["tokens"], hyp["align"])
 
 
-def word_numbers(tokens: list[str]) -> list[int]:
-    """Of each piece of sentencepiece; a mark that stands alone goes with the piece behind it."""
+def word_indices(tokens: list[str]) -> list[int]:
+    """Return the word index of each token; a single spacer belongs to the next token."""
     texts = ["".join(tokens[:n]).replace("▁", " ") for n in range(1, len(tokens) + 1)]
     n_words = [len(text.split()) - (not text.endswith(" ")) for text in texts]
     return [min(n, len(texts[-1].split()) - 1) for n in n_words]
 
 
 def test_attn_debug(translator):
-    """The last layer's first head: a row for each token and the end, its largest weight starred."""
+    """First head of the last layer: a row for each token and the end; a star marks the maximum."""
     (found,) = translator.translate(LINES[:1], report_align=True, attn_debug=True)
     head, *rows = found.attn_table
     assert head.split() == found.src_tokens
@@ -318,7 +320,7 @@ def test_attn_debug(translator):
     checkpoint = translator.checkpoint
     src = [checkpoint.src_vocab.ids[token] for token in found.src_tokens]
     read = [checkpoint.start_id, *best.ids][: len(rows)]
-    weights = by_hand(translator.model, [*src, *checkpoint.src_end], read, 1)[0]
+    weights = compute_attention(translator.model, [*src, *checkpoint.src_end], read, 1)[0]
     for row, own in zip(rows, weights[:, : len(src)].tolist()):
         cells = row.split()[1:]
         assert [float(cell.strip("*")) for cell in cells] == pytest.approx(own, abs=1e-5)
@@ -326,7 +328,7 @@ def test_attn_debug(translator):
 
 
 def test_gold_align(run, tmp_path):
-    """A reference that is the translation aligns as the translation does."""
+    """If the reference is the translation, it is aligned like the translation."""
     (own,) = map(json.loads, run(LINES[:1], "-report_align", "-output_format", "jsonl"))
     (tmp_path / "tgt").write_text(own["hyps"][0]["text"] + "\n", "utf-8")
     options = ("-report_align", "-gold_align", "-tgt", str(tmp_path / "tgt"))
@@ -339,8 +341,8 @@ def test_gold_align(run, tmp_path):
     }
 
 
-def test_words_of_a_line_with_items_are_its_own():
-    """What is taken out of a line counts as a word of it."""
+def test_report_align_counts_words_of_masked_line():
+    """Masked spans count as words of the line."""
     translator = Translator.from_pretrained(device="cpu", threads=1, report_align=True)
     with_items, without = "🙂 Das kostet {n} Euro 🙂 in Berlin.", "Das kostet 14 Euro in Berlin."
     pairs = []

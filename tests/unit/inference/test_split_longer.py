@@ -1,4 +1,4 @@
-"""-split_longer: sentences of a long line are translated as if each had a line of its own."""
+"""-split_longer: the sentences of a long line are translated like separate lines."""
 
 import json
 import re
@@ -88,13 +88,13 @@ ENDS = (ENDS + ABBREVIATIONS).replace("\n\n", "\n").strip().split("\n")
 
 
 @pytest.mark.parametrize("line", ENDS)
-def test_where_sentences_end(line):
+def test_split_sentences(line):
     sentences = line[1:-1].split("] [")
     assert split_sentences(" ".join(sentences)) == sentences
 
 
 @given(st.text(alphabet="aA.!? „“1\t…)", max_size=40))
-def test_sentences_are_the_line(text):
+def test_split_sentences_joined_equal_line(text):
     sentences = split_sentences(text)
     assert " ".join(sentences).split() == text.split()
     assert all(s == s.strip() and (s or not text.strip()) for s in sentences)
@@ -111,7 +111,7 @@ def make(model, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"n_best": 3}, {"search": "transformers"}])
-def test_a_line_is_its_sentences(model, options):
+def test_split_longer_equals_separate_sentences(model, options):
     (whole, short) = make(model, split_longer=40).translate([LINE, PARTS[0]], **options)
     parts = make(model, split_longer=0).translate(PARTS, **options)
     assert short.hyps == parts[0].hyps and whole.src == LINE
@@ -129,13 +129,13 @@ def test_a_line_is_its_sentences(model, options):
         assert hyp.ended
 
 
-def test_a_line_is_unsure_as_a_whole(model):
-    """And not for one of its sentences."""
+def test_split_longer_unsure_applies_to_whole_line(model):
+    """Not to a single sentence."""
     odd, plain = "Xylqu bnorft wrimsel.", "Ich habe heute keine Zeit."
     parts = make(model, split_longer=0).translate([odd, plain])
     low, high = (h.log_prob / len(h.token_log_probs) for h in (t.hyps[0] for t in parts))
     assert low < high
-    curve = Confidence(-10 * (0.6 * low + 0.4 * high), 10)  # 0.5 between the two
+    curve = Confidence(-10 * (0.6 * low + 0.4 * high), 10)  # 0.5 is between the two
     checkpoint = replace(model.checkpoint, confidence=curve)
     options = TranslateOptions.of(device="cpu", threads=1, split_longer=20)
     found = Translator(checkpoint, options).translate([odd, f"{odd}{6 * f' {plain}'}", plain])
@@ -143,8 +143,8 @@ def test_a_line_is_unsure_as_a_whole(model):
     assert ["unsure" in t.notes for t in found] == [True, False, False]
 
 
-def test_confidence_of_a_line_with_one_unfinished_sentence_is_below_a_half(model):
-    checkpoint = replace(model.checkpoint, confidence=Confidence(99, 10))  # sure of anything
+def test_split_longer_confidence_with_unfinished_sentence_is_below_half(model):
+    checkpoint = replace(model.checkpoint, confidence=Confidence(99, 10))  # always confident
     options = TranslateOptions.of(device="cpu", threads=1, split_longer=20, max_length=6)
     line = "Ja. Der Hund meiner Tante schläft heute lange in seinem Korb. Nein."
     (cut,) = Translator(checkpoint, options).translate([line])
@@ -153,8 +153,8 @@ def test_confidence_of_a_line_with_one_unfinished_sentence_is_below_a_half(model
     assert "unsure" not in whole.notes and whole.confidence > 0.99
 
 
-def test_a_line_is_split_above_that_length_alone(model):
-    """And by the default search alone."""
+def test_split_longer_splits_only_above_length(model):
+    """And only with the default search."""
     texts = {n: make(model, split_longer=n).translate([LINE])[0].hyps for n in (0, 1, 64, 65)}
     assert texts[1] == texts[64] and texts[0] == texts[65] and len(LINE) == 65
     assert texts[64] != texts[65]
@@ -163,8 +163,8 @@ def test_a_line_is_split_above_that_length_alone(model):
     assert split[0].hyps == whole[0].hyps
 
 
-def test_hypotheses_are_in_the_order_of_their_scores(model):
-    """The score of a mean is a mean and that of a sum a sum."""
+def test_split_longer_hypotheses_are_sorted_by_score(model):
+    """The score of means is a mean, and the score of sums is a sum."""
     line = LINE + " Vielleicht kommt er morgen doch noch zu der Feier seines Bruders. Ja!"
     for penalty in ("avg", "wu", "none"):
         asked = dict(n_best=5, length_penalty=penalty)
@@ -179,8 +179,8 @@ def test_hypotheses_are_in_the_order_of_their_scores(model):
     assert scores[0] == pytest.approx(sum(part.hyps[0].score for part in parts))
 
 
-def test_nothing_is_left_out_of_a_paragraph(model):
-    """What the model does by default; whole, the line loses some of its sentences."""
+def test_split_longer_default_translates_all_sentences(model):
+    """Without splitting, the model skips some of the sentences."""
     numbers = [str(n) for n in range(10, 34)]
     line = " ".join(f"Tom hat {n} Bücher." for n in numbers)
     default, whole = (make(model, **o).translate([line])[0].text for o in ({}, {"split_longer": 0}))
@@ -188,7 +188,7 @@ def test_nothing_is_left_out_of_a_paragraph(model):
     assert re.findall(r"\d+", default) == numbers != re.findall(r"\d+", whole)
 
 
-def test_alignments_are_moved_on(model):
+def test_split_longer_shifts_alignments(model):
     given = dict(report_align=True, attn_debug=True)
     (whole,) = make(model, split_longer=1, **given).translate([LINE])
     parts = make(model, split_longer=0, **given).translate(PARTS)
@@ -203,7 +203,7 @@ def test_alignments_are_moved_on(model):
         assert found == [link for links in of_parts for link in links]
 
 
-def test_what_stays_whole(model):
+def test_split_longer_lines_that_are_not_split(model):
     split, whole = make(model, split_longer=1), make(model, split_longer=0)
     begun, forced = dict(prefixes=["I"]), dict(force_words=["station"])
     for asked in (begun, forced, dict(min_length=30), dict(do_sample=True, seed=3)):
@@ -211,8 +211,8 @@ def test_what_stays_whole(model):
     assert split.score([LINE], ["I go."]) == whole.score([LINE], ["I go."])
 
 
-def test_references_are_scored_as_whole_lines(model):
-    """And the translation is the one without a reference."""
+def test_split_longer_scores_references_of_whole_lines(model):
+    """The translation is the same as without a reference."""
     translator = make(model, split_longer=1)
     lines = [Line(i, text) for i, text in enumerate([LINE, PARTS[0], LINE])]
     references = [Line(i, text) for i, text in enumerate(["I go home.", "Yes.", ""])]
@@ -224,7 +224,7 @@ def test_references_are_scored_as_whole_lines(model):
     assert all(t.notes == () for t in made)
 
 
-def test_a_prefix_keeps_its_own_line_whole_alone(model):
+def test_split_longer_does_not_split_line_with_prefix(model):
     split, whole = make(model, split_longer=1), make(model, split_longer=0)
     found = split.translate([LINE, LINE], prefixes=["", "I am"])
     own = [t.translate([LINE])[0].hyps[0].score for t in (split, whole)]
@@ -233,18 +233,18 @@ def test_a_prefix_keeps_its_own_line_whole_alone(model):
     assert found[1].hyps[0].score == pytest.approx(begun.score)
 
 
-def test_no_banned_phrase_spans_two_sentences(model):
+def test_split_longer_ban_words_across_sentences(model):
     split = make(model, split_longer=1)
     first, second = split.translate(PARTS[:2])
     phrase = f"{first.text.split()[-1]} {second.text.split()[0]}"
     line = " ".join(PARTS[:2])
     assert phrase in split.translate([line])[0].text
     assert phrase not in split.translate([line], ban_words=phrase)[0].text
-    # Another leaves the sentences apart
+    # A different phrase does not prevent splitting
     assert split.translate([line], ban_words="Boston")[0].text == f"{first.text} {second.text}"
 
 
-def test_lines_are_counted_once_and_noted_and_watched_as_one(model):
+def test_split_longer_counts_warns_and_traces_original_lines(model):
     told, lines = [], [LINE, "Guten Tag.", LINE, "", LINE + " Ende gut, alles gut."]
     make(model, split_longer=20).translate(
         lines, progress=lambda n, _: told.append(n), batch_size=2, batch_type="sents"
@@ -259,7 +259,7 @@ def test_lines_are_counted_once_and_noted_and_watched_as_one(model):
     assert found[0].trace is None and found[1].trace is not None
 
 
-def test_jsonl_keeps_the_fields_of_the_line(model, tmp_path):
+def test_split_longer_jsonl_keeps_fields(model, tmp_path):
     src, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     src.write_text(json.dumps({"text": LINE, "key": 7}) + "\n", encoding="utf-8")
     translator = make(model, split_longer=1)
@@ -268,7 +268,7 @@ def test_jsonl_keeps_the_fields_of_the_line(model, tmp_path):
     assert record["fields"] == {"key": 7} and record["src"] == LINE and len(record["hyps"]) == 1
 
 
-def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
+def test_split_longer_is_stored_in_model_config(tmp_path, tiny_pieces):
     assert native.load(Path("data/de-en")).split_longer == 100
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     assert native.load(tmp_path).split_longer == 0
@@ -281,7 +281,7 @@ def test_it_is_stored_with_a_model(tmp_path, tiny_pieces):
         native.load(tmp_path)
 
 
-def test_calibration_keeps_it_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
+def test_split_longer_calibration_keeps_or_sets_it(tmp_path, tiny_pieces, monkeypatch, capfd):
     native.save(tmp_path, tiny.make_model(), tiny_pieces)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("der hund\tthe dog\ndie katze\tthe cat\n", encoding="utf-8")

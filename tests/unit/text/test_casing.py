@@ -1,4 +1,4 @@
-"""Words in uppercase inside a line are translated, and acronyms are not touched."""
+"""Casing: uppercase words inside a line are translated, and acronyms are not changed."""
 
 import pytest
 
@@ -28,7 +28,7 @@ Das FBI sucht die CD und den PC im WLAN mit GPS.
 Ich esse A, B und C.
 Sie forscht am MIT Media Lab in Boston.
 """
-# The program's words, and what stays of its own case
+# Shipped model: uppercase words, and words that keep their case
 SHIPPED = {
     "ACHTUNG: Der Boden ist nass.": ("ATTENTION", "floor"),
     "ICH KOMME MORGEN NACH HAUSE. Bis dann!": ("HOME TOMORROW", "See you then"),
@@ -49,7 +49,7 @@ def encode(translator):
 
 
 @pytest.mark.parametrize("case", LOWERED.strip().split("\n"))
-def test_words_in_uppercase_are_lowered(encode, case):
+def test_uppercase_words_are_lowercased(encode, case):
     line, words = case.split(" | ")
     found, spans = lower_uppercase_words(line, encode)
     assert [line[start:end] for start, end in spans] == words.split(" ")
@@ -60,12 +60,12 @@ def test_words_in_uppercase_are_lowered(encode, case):
 
 
 @pytest.mark.parametrize("line", KEPT.strip().split("\n"))
-def test_acronyms_and_codes_are_kept(encode, line):
+def test_acronyms_and_codes_are_unchanged(encode, line):
     assert lower_uppercase_words(line, encode) == (line, ())
 
 
-def test_words_that_translate_them_become_uppercase():
-    """Each target token has the source token at its index; spaces do not count as places."""
+def test_restore_uppercase_changes_aligned_words():
+    """Each target token is aligned to the source token at its index; spaces do not count."""
     source, target = ["▁achtung", ":", "▁der", "▁boden"], ["▁at", "tention", ":", "▁the", "▁floor"]
     aligned = AlignedText(source, target, [0, 0, 1, 2, 3])
     found = restore_uppercase("attention: the floor", aligned, ((0, 7),))
@@ -74,7 +74,7 @@ def test_words_that_translate_them_become_uppercase():
     assert found == "attention: the FLOOR"
 
 
-def test_no_word_is_moved_to_another_sentence_by_attention():
+def test_restore_uppercase_ignores_alignment_across_sentences():
     source, target = ["▁komm", ".", "▁geh", "."], ["▁come", ".", "▁go", "."]
     for sources in ([0, 1, 2, 1], [0, 1, 0, 1]):
         found = restore_uppercase("come. go.", AlignedText(source, target, sources), ((0, 4),))
@@ -82,24 +82,24 @@ def test_no_word_is_moved_to_another_sentence_by_attention():
 
 
 @pytest.mark.parametrize("line", SHIPPED)
-def test_the_shipped_model_translates_them(translator, line):
+def test_shipped_model_restores_uppercase_words(translator, line):
     (found,) = translator.translate([line])
     uppercase, quiet = SHIPPED[line]
     assert uppercase in found.text and quiet in found.text and "capitals" in found.notes
 
 
-def test_forced_phrases_are_met_in_the_case_they_are_given(translator):
+def test_force_words_keep_their_case(translator):
     (found,) = translator.translate(["ACHTUNG: Der Boden ist nass."], force_words=["floor"])
     assert "floor" in found.text and found.unmet == () and "capitals" in found.notes
     assert "ATTENTION" not in found.text
 
 
-def test_lines_without_such_words_have_no_note(translator):
+def test_capitals_warning_is_absent_without_uppercase_words(translator):
     found = translator.translate(["Der Hund schläft.", "Die NATO hat recht."])
     assert all("capitals" not in t.notes for t in found)
 
 
-def test_references_are_scored_as_their_lowercase(translator):
+def test_score_reference_with_uppercase_words_equals_lowercase(translator):
     line, lower = "ACHTUNG: Der Boden ist nass.", "achtung: Der Boden ist nass."
     uppercase, quiet = "ATTENTION: the floor is wet.", "attention: the floor is wet."
     scores = translator.score([line, lower], [uppercase, quiet])

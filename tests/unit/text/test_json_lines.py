@@ -1,4 +1,4 @@
-"""Lines of JSONL to texts and fields, compared with what json.loads makes of whole lines."""
+"""JSON Lines input: texts and fields, compared with json.loads of each line."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from onmt_lite.jobs.reports import format_jsonl
 from onmt_lite.jobs.tasks import RangeReader
 from onmt_lite.system.file_types import detect_file_type
 from onmt_lite.text.lines import MAX_DEPTH, Line, line_from_json
-from tests.unit.text.test_lines import broken
+from tests.unit.text.test_lines import line_break_warnings
 
 INVALID = Line(1, "", ("invalid-json",), "{}")
 NAMES = st.sampled_from(["text", "id", "src", "hyps", "notes", "fields", "", "te\u0078t"])
@@ -59,13 +59,16 @@ DAMAGED = st.one_of(
 
 
 def parse(text):
-    """The field `text` of an object and its others, by json; None for what is no object, or has a
-    number in its others that JSON does not have, or Python does not read."""
+    """Return the text of a JSON object and its other fields.
+
+    None if it is not an object, or a field has a number that JSON does not have or Python does not
+    parse.
+    """
     try:
         found = json.loads(text)
         value = found.pop("text", None)
         json.dumps(found, allow_nan=False)
-    except (ValueError, AttributeError, TypeError):  # no JSON, or another kind of value
+    except (ValueError, AttributeError, TypeError):  # not JSON, or another type
         return None
     return value, found
 
@@ -79,7 +82,7 @@ def parse(text):
 @example('{"text": "a", "id": -Infinity}')
 @example('{"text": "a", "id": ' + "9" * 5000 + "}")
 @example('{"text": "a\\nb"}')
-def test_a_line_is_the_text_of_its_field(text):
+def test_json_line_has_text_of_field(text):
     raw = text.encode("utf-8", "replace")
     line = line_from_json(raw, 1)
     parsed = parse(raw.decode("utf-8"))
@@ -93,10 +96,10 @@ def test_a_line_is_the_text_of_its_field(text):
         note = "invalid-json" if "text" in json.loads(raw) else "no-text-field"
         assert (line.text, line.notes) == ("", (note,))
     elif value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") == value:
-        assert (line.text, line.notes) == (value, broken(value))
+        assert (line.text, line.notes) == (value, line_break_warnings(value))
     else:
         assert len(line.text) == len(value)
-        assert line.notes == ("invalid-utf8", *broken(line.text))
+        assert line.notes == ("invalid-utf8", *line_break_warnings(line.text))
         assert all(a == b or b == "\ufffd" for a, b in zip(value, line.text))
 
 
@@ -110,7 +113,7 @@ def test_a_line_is_the_text_of_its_field(text):
         ('{"a": "\\ud83d\\ude00", "b": "\\uDE00"}', '{"a": "😀", "b": "\\ude00"}'),
     ],
 )
-def test_other_fields_are_written_as_json_writes_them(fields, written):
+def test_json_line_fields_are_written_like_json_dumps(fields, written):
     line = line_from_json(f'{fields[:-1]}, "text": "x"}}'.encode(), 1)
     assert line == Line(1, "x", (), written)
     line.fields.encode("utf-8")
@@ -118,7 +121,7 @@ def test_other_fields_are_written_as_json_writes_them(fields, written):
 
 @settings(max_examples=60)
 @given(OBJECTS)
-def test_the_record_has_the_other_fields(text):
+def test_record_contains_other_fields(text):
     line = line_from_json(text.encode("utf-8", "replace"), 7)
     written = format_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
     assert written.splitlines(keepends=True) == [written]
@@ -129,7 +132,7 @@ def test_the_record_has_the_other_fields(text):
 
 @settings(max_examples=60)
 @given(st.binary(max_size=9), st.booleans())
-def test_whatever_the_bytes_there_is_a_line(data, cut):
+def test_json_line_any_bytes_give_a_line(data, cut):
     line = line_from_json(b'{"text": "' + data + b'"}', 1, cut)
     assert line.text.encode("utf-8") is not None
     assert ("truncated" in line.notes) == cut and (not cut or "invalid-json" in line.notes)
@@ -143,9 +146,9 @@ def test_whatever_the_bytes_there_is_a_line(data, cut):
     )
 )
 @example([b'{"text": "a"}', b"", b'{"text": "b"}\r', b"{", b"\xff"])
-def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
+def test_json_lines_file_keeps_line_count(tmp_path_factory, lines):
     data = b"\n".join(lines)
-    lines = data.split(b"\n") if data else []  # those drawn may hold line feeds
+    lines = data.split(b"\n") if data else []  # drawn lines may contain line feeds
     assume(detect_file_type(data) is None)
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(data)
@@ -158,13 +161,13 @@ def test_every_line_of_a_file_stays_one(tmp_path_factory, lines):
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "1e400", "9" * 4301])
-def test_numbers_that_could_not_be_written(number):
+def test_json_line_unwritable_number_is_invalid(number):
     for value in (number, f"[1, {number}]"):
         assert line_from_json(f'{{"text": "x", "n": {value}}}'.encode(), 1) == INVALID
 
 
 @pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a": ', "}")], ids=["[]", "{}"])
-def test_what_is_nested_too_deep(head, tail):
+def test_json_line_too_deep_nesting_is_invalid(head, tail):
     for depth in (1, MAX_DEPTH, MAX_DEPTH + 1, 5000, 200_000):
         value = head * depth + "1" + tail * depth
         line = line_from_json(f'{{"text": "a", "x": {value}}}'.encode(), 1)
@@ -172,7 +175,7 @@ def test_what_is_nested_too_deep(head, tail):
         assert line == (fits if depth <= MAX_DEPTH else INVALID)
 
 
-def test_bytes_marks_and_fields():
+def test_json_line_encoding_byte_order_mark_and_field_name():
     line = line_from_json(b'{"text": "f\xfcr", "x": "\xff"}', 1)
     assert line == Line(1, "f\ufffdr", ("invalid-utf8",), '{"x": "\ufffd"}')
     assert line_from_json(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")

@@ -1,4 +1,4 @@
-"""Bytes to lines, compared with `bytes.split(b"\\n")` and nothing cleverer."""
+r"""Lines of bytes, compared with plain `bytes.split(b"\n")`."""
 
 import gzip
 import math
@@ -32,17 +32,17 @@ ODD += [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xc0\xaf"]  # not 
 DATA = st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=3)), max_size=12).map(b"".join)
 
 
-def broken(text):
-    """The note of a text with line breaks inside."""
+def line_break_warnings(text):
+    """Return the warning of a text with line breaks inside."""
     breaks = re.search("\\S[^\\S]*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\\s*\\S", text)
     return ("line-breaks",) if breaks else ()
 
 
-def naive(data):
-    """(text, notes) of each line."""
+def split_lines(data):
+    """Return (text, warnings) of each line."""
     parts = data.removeprefix(BOM).split(b"\n")
-    if parts[-1] == b"" and data != BOM:  # a mark alone is a line without text
-        parts.pop()  # what follows the last line feed is no line
+    if parts[-1] == b"" and data != BOM:  # a byte order mark only is a line without text
+        parts.pop()  # nothing follows the last line feed
     found = []
     for part in parts:
         part = part[:-1] if part.endswith(b"\r") else part
@@ -50,7 +50,7 @@ def naive(data):
             text, notes = part.decode("utf-8"), ()
         except UnicodeDecodeError:
             text, notes = part.decode("utf-8", "replace"), ("invalid-utf8",)
-        found.append((text, notes + broken(text)))
+        found.append((text, notes + line_break_warnings(text)))
     return found
 
 
@@ -64,7 +64,7 @@ def read_file(path, data, **options):
 
 
 def read_pipe(pieces, **options):
-    """Read what another thread writes piece by piece."""
+    """Read input that another thread writes in pieces."""
     reading, writing = os.pipe()
 
     def write():
@@ -86,11 +86,11 @@ QUIET = ["", "I", "ABC", "14:35", "Guten Tag", "IBM ist da", "ßßßß", "你好
 
 
 @pytest.mark.parametrize("text", LOUD + QUIET)
-def test_lines_in_capitals(text):
+def test_is_all_uppercase(text):
     assert is_all_uppercase(text) == (text in LOUD)
 
 
-def test_text_with_half_a_character_is_mended():
+def test_line_from_text_replaces_lone_surrogate():
     assert line_from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
     assert line_from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
 
@@ -117,16 +117,16 @@ def path(tmp_path_factory):
 @example(b"a\r\r\n\rb\r", 2, 1)
 @example("a\u2028b\x85c\x0bd\x1ce\u2029\n".encode(), 1, 3)
 @example(b"a\0b\n\0\n", 3, 2)
-@example("ü\n😀".encode(), 1, 1)  # characters cut by reads of one byte
-def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
+@example("ü\n😀".encode(), 1, 1)  # characters split by reads of one byte
+def test_line_reader_file_equals_split(path, data, window_lines, chunk):
     assume(not detect_file_type(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "CHUNK", chunk)
         windows = read_file(path, data, window_lines=window_lines)
-    assert flat(windows) == naive(data)
+    assert flat(windows) == split_lines(data)
     assert all(len(window) == window_lines for window in windows[:-1])
     assert all(len(window) <= window_lines for window in windows)
-    assert scan_file(str(path), [math.inf]).n_lines == len(naive(data))
+    assert scan_file(str(path), [math.inf]).n_lines == len(split_lines(data))
 
 
 @settings(max_examples=100)
@@ -134,18 +134,18 @@ def test_a_file_has_the_lines_of_split(path, data, window_lines, chunk):
 @example([b"a", b"\n", b"b\r", b"\nc"], 3)
 @example([BOM[:1], BOM[1:] + b"x\n"], 3)
 @example([b"\xc3", b"\xbc\n"], 3)
-def test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut(pieces, window_lines):
-    # The first bytes alone may be all that is there when the reader looks
+def test_line_reader_pipe_lines_do_not_depend_on_writes(pieces, window_lines):
+    # The reader may see only the first bytes
     assume(not any(detect_file_type(b"".join(pieces[:n])) for n in range(len(pieces) + 1)))
     windows = read_pipe(pieces, window_lines=window_lines)
-    assert flat(windows) == naive(b"".join(pieces))
+    assert flat(windows) == split_lines(b"".join(pieces))
     assert all(len(window) <= window_lines for window in windows)
 
 
 @settings(max_examples=100)
 @given(st.lists(st.sampled_from([b"", b"a", b"abcd", b"abcde", b"abcdefghij"]), max_size=6))
 @example([b"abcde"])
-def test_a_line_above_the_limit_is_cut_and_says_so(path, texts):
+def test_line_above_byte_limit_is_truncated_with_warning(path, texts):
     data = b"\n".join(texts)
     expected = [
         (part[:4].decode(), ("truncated",) if len(part) > 4 else ()) for part in data.split(b"\n")
@@ -160,7 +160,7 @@ def test_a_line_above_the_limit_is_cut_and_says_so(path, texts):
 
 
 CUTS = [
-    (b"abcde\xc3\xbc", "abcde", ("truncated",)),  # a character that is cut is dropped
+    (b"abcde\xc3\xbc", "abcde", ("truncated",)),  # an incomplete character is dropped
     (b"abc\xf0\x9f\x98\x80", "abc", ("truncated",)),
     (b"abcd\xc3\xbc", "abcd\xfc", ()),
     ("€€€".encode(), "€€", ("truncated",)),
@@ -171,15 +171,15 @@ CUTS = [
 
 @pytest.mark.parametrize("chunk", [1, 1 << 16])
 @pytest.mark.parametrize("data, text, notes", CUTS)
-def test_where_a_line_is_cut(path, monkeypatch, data, text, notes, chunk):
+def test_truncated_line_ends_at_character_boundary(path, monkeypatch, data, text, notes, chunk):
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 6)
     monkeypatch.setattr(lines_module, "CHUNK", chunk)
     (found, found_notes), after = flat(read_file(path, data + b"\nz\n"))
     assert (found, set(found_notes), after) == (text, {*notes}, ("z", ()))
 
 
-def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
-    """Few long lines fill a window as many short ones do."""
+def test_window_is_bounded_by_bytes(path, monkeypatch):
+    """A few long lines fill a window like many short ones."""
     monkeypatch.setattr(lines_module, "MAX_WINDOW_BYTES", 10)
     monkeypatch.setattr(lines_module, "MAX_MEAN_BYTES", 0)
     windows = read_file(path, b"abcdef\n" * 5 + b"a\n" * 3)
@@ -190,8 +190,8 @@ def test_memory_is_bounded_by_bytes_too(path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "n"), [(b"a" * 999, 10), (b"a" * 99 + b"\n", 40)], ids=["one line", "many lines"]
 )
-def test_memory_does_not_grow_with_what_gzip_data_unpacks_to(path, text, n, parse):
-    """Of 10 MB without a line feed, or 40,000 lines, a few hundred times as large as packed."""
+def test_gzip_bomb_does_not_increase_memory(path, text, n, parse):
+    """10 MB without a line feed, or 40,000 lines, a few hundred times their compressed size."""
     packing = zlib.compressobj(wbits=31)
     packed = b"".join(packing.compress(text * 1000) for _ in range(n))
     path.write_bytes(packed + packing.flush())
@@ -203,14 +203,14 @@ def test_memory_does_not_grow_with_what_gzip_data_unpacks_to(path, text, n, pars
     assert n_lines == max(1, 1000 * n * text.count(b"\n")) and peak < 5 << 20
 
 
-@pytest.mark.timeout(60)  # a reader that waits for more would wait for ever
-def test_a_line_is_handed_out_before_the_next_is_written():
+@pytest.mark.timeout(60)  # a reader that waits for more would never return
+def test_line_reader_pipe_yields_line_before_next_is_written():
     reading, writing = os.pipe()
     try:
         windows = LineReader(reading, "pipe").windows()
         os.write(writing, b"first\n")
         assert [line.text for line in next(windows)] == ["first"]
-        os.write(writing, b"second\nthird\nfour")  # the rest of a line is still to come
+        os.write(writing, b"second\nthird\nfour")  # an incomplete line
         assert [line.text for line in next(windows)] == ["second", "third"]
         os.write(writing, b"th\n")
         assert [line.text for line in next(windows)] == ["fourth"]
@@ -223,7 +223,7 @@ def test_a_line_is_handed_out_before_the_next_is_written():
 
 
 @pytest.mark.timeout(60)
-def test_gzip_data_of_which_the_first_byte_comes_alone():
+def test_gzip_pipe_first_byte_arrives_separately():
     data = gzip.compress(b"one\ntwo\n")
     reading, writing = os.pipe()
     os.write(writing, data[:1])
@@ -235,7 +235,7 @@ def test_gzip_data_of_which_the_first_byte_comes_alone():
 
 
 @pytest.mark.parametrize("change", [b"a\nb\nc\n", b"a\n", b"b\nb\n"])
-def test_a_file_that_changes_while_it_is_read(tmp_path, change):
+def test_file_that_changes_while_read(tmp_path, change):
     path = tmp_path / "src"
     path.write_bytes(b"a\nb\n")
     os.utime(path, ns=(1, 1))
@@ -246,7 +246,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, change):
         assert os.read(fd, 99) == change
 
 
-def test_notes_and_numbers_of_to_line():
+def test_decode_line_warnings_and_ids():
     assert decode_line(BOM + b"a", 0).text == "a"
     assert decode_line(BOM + b"a", 1).text == "\ufeffa"
     assert decode_line(b"a\r", 5).text == "a"
@@ -256,7 +256,7 @@ def test_notes_and_numbers_of_to_line():
     assert set(line.notes) == {"truncated", "invalid-utf8"}
 
 
-def test_reading_errors_name_the_file(tmp_path):
-    for path in (tmp_path, tmp_path / "none"):  # a directory can be opened, not read
+def test_read_error_names_file(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):  # a directory can be opened but not read
         with pytest.raises(FileError, match=str(path)):
             scan_file(str(path), [math.inf])

@@ -1,4 +1,4 @@
-"""Whether a line and its translation say the same numbers."""
+"""The warning `numbers`: do a line and its translation contain the same numbers?"""
 
 import sys
 from dataclasses import replace
@@ -169,19 +169,19 @@ def pairs(table):
 
 
 @pytest.mark.parametrize("source, translation", pairs(TOLD))
-def test_other_numbers_are_told(source, translation):
+def test_different_numbers_are_reported(source, translation):
     assert find_number_mismatch(source, translation, *PAIR)
 
 
 @pytest.mark.parametrize("source, translation", pairs(AGREE))
-def test_the_same_numbers_are_not_told(source, translation):
+def test_same_numbers_are_not_reported(source, translation):
     assert not find_number_mismatch(source, translation, *PAIR)
     assert not find_number_mismatch(translation, source, *reversed(PAIR))
     assert not find_number_mismatch(source, translation, "deu_Latn", "eng_Latn")
-    assert not find_number_mismatch(source, translation)  # nobody says the languages
+    assert not find_number_mismatch(source, translation)  # unknown languages
 
 
-def test_zeros_are_lost_but_not_found():
+def test_decimal_zeros_may_be_lost_but_not_added():
     assert not find_number_mismatch("1,500 kg", "1.5 kg", *PAIR)
     assert find_number_mismatch("1,5 kg", "1.500 kg", *PAIR)
 
@@ -196,11 +196,11 @@ def test_zeros_are_lost_but_not_found():
         ("Der Speicher hat 3 GiB.", "The memory has 3 gigabytes.", ""),
     ],
 )
-def test_numbered_entities_are_characters_and_binary_prefixes_units(source, translation, lost):
+def test_numeric_entities_and_binary_prefixes(source, translation, lost):
     assert find_number_mismatch(source, translation, *PAIR) == lost
 
 
-def test_what_differs():
+def test_mismatch_lists_numbers_of_both_sides():
     assert (
         find_number_mismatch("Von 5 Äpfeln für 899,00 €", "5 for 899,000", *PAIR)
         == "899,00 → 899,000"
@@ -209,7 +209,7 @@ def test_what_differs():
     assert find_number_mismatch("180 °C", "180", *PAIR) == "°C → "
 
 
-# -- written in every way --------------------------------------------------------------------------
+# -- spellings -------------------------------------------------------------------------------------
 
 GERMAN = "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
 GERMAN = (GERMAN + "fünfzehn sechzehn siebzehn achtzehn neunzehn").split()
@@ -240,20 +240,20 @@ def in_english(n):
     return ENGLISH_TENS[n // 10] + (f"-{ENGLISH[n % 10]}" if n % 10 else "")
 
 
-def ways(n):
-    """How German and English texts write a number."""
+def spell_number(n):
+    """Return spellings of a number in German and in English."""
     return (in_german(n), f"{n:,}".replace(",", "."), str(n)), (in_english(n), f"{n:,}", str(n))
 
 
 @settings(max_examples=300)
 @given(st.integers(2, 999_999), st.integers(2, 999_999))
-def test_words_and_digits(n, other):
-    for source in ways(n)[0]:
-        for translation in ways(n)[1]:
+def test_number_words_match_digits(n, other):
+    for source in spell_number(n)[0]:
+        for translation in spell_number(n)[1]:
             assert not find_number_mismatch(
                 f"Es sind {source} Leute.", f"There are {translation}.", *PAIR
             )
-        for translation in ways(other)[1]:
+        for translation in spell_number(other)[1]:
             told = find_number_mismatch(
                 f"Es sind {source} Leute.", f"There are {translation}.", *PAIR
             )
@@ -262,7 +262,7 @@ def test_words_and_digits(n, other):
 
 @settings(max_examples=300)
 @given(st.integers(0, 10**9), st.integers(0, 99), st.data())
-def test_decimals(n, hundredths, data):
+def test_decimal_formats_match(n, hundredths, data):
     german = f"{n:,}".replace(",", data.draw(st.sampled_from([".", "", "\u202f", "'"])))
     english = f"{n:,}" if data.draw(st.booleans()) else str(n)
     source, translation = f"{german},{hundredths:02}", f"{english}.{hundredths:02}"
@@ -280,7 +280,7 @@ def test_decimals(n, hundredths, data):
 
 @settings(max_examples=200)
 @given(st.dates(date(1000, 1, 1)), st.times())
-def test_dates_and_times(day, time):
+def test_date_and_time_formats_match(day, time):
     source = f"am {day.day}.{day.month}.{day.year} um {time.hour}.{time:%M} Uhr"
     months = "January February March April May June July August September October November December"
     written = f"{months.split()[day.month - 1]} {day.day}, {day.year}"
@@ -299,25 +299,25 @@ PIECES += ["Million", "und", "one", "a", "halb ", "second", "Uhr", "p.m.", "@@ "
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.lists(st.sampled_from(PIECES)))
-def test_any_text_says_what_it_says(pieces, others):
+def test_any_text_matches_itself(pieces, others):
     text = "".join(pieces)
     for codes in (("de", "de"), ("en", "en"), ("", ""), ("xx", "xx")):
         assert not find_number_mismatch(text, text, *codes)
-    find_number_mismatch(text, "".join(others), *PAIR)  # whatever that is, it is no error
+    find_number_mismatch(text, "".join(others), *PAIR)  # must not raise
 
 
-# -- languages that are not known ------------------------------------------------------------------
+# -- unknown languages -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codes", [("deu_Latn", "fra_Latn"), ("de", "zh"), ("", "")])
-def test_other_languages_may_use_words(codes):
+def test_unknown_language_may_use_number_words(codes):
     for source, translation in (("2 Kinder", "deux enfants"), ("zwei Kinder", "2 enfants")):
         assert not find_number_mismatch(source, translation, *codes)
     assert find_number_mismatch("2 Kinder", "3 enfants", *codes)
     assert find_number_mismatch("25 Kinder", "enfants", *codes)
 
 
-def test_signs_for_large_numbers_follow_digits():
+def test_cjk_myriads_after_digits():
     assert not find_number_mismatch("3 million yen", "300万円", "en", "jpn_Jpan")
     assert find_number_mismatch("3 million yen", "30万円", "en", "jpn_Jpan")
 
@@ -325,7 +325,7 @@ def test_signs_for_large_numbers_follow_digits():
 @pytest.mark.parametrize(
     "tokens", ["Es sind 25@@ 0 Euro .", "▁Es ▁sind ▁25 0 ▁Euro .", "Es sind 25 ￭0 Euro ￭."]
 )
-def test_lines_of_tokens(tokens):
+def test_tokenized_lines_match(tokens):
     assert not find_number_mismatch(tokens, "It is 250 euros.", *PAIR)
 
 
@@ -335,8 +335,8 @@ LONG_TEXTS = ["1", "1.", "1 ", "100 ", "1:", "1/", "½ ", "zwei", "zwei ", "mill
 LONG_TEXTS += ["a", "halb ", "1 km ", "-1 ", "fünf und ", " and a half", "1.000,", "hundert"]
 
 
-def n_calls(text):
-    """Functions that run for a text, and those in C that they call."""
+def count_calls(text):
+    """Return the number of Python and C function calls for a text."""
     count = 0
 
     def note(frame, event, arg):
@@ -353,18 +353,18 @@ def n_calls(text):
 
 
 @pytest.mark.parametrize("text", LONG_TEXTS)
-def test_twice_the_text_is_twice_the_work(text):
+def test_time_is_linear_in_text_length(text):
     find_number_mismatch(text * 1000, text, *PAIR)
-    small, large = n_calls(text * 1000), n_calls(text * 2000)
+    small, large = count_calls(text * 1000), count_calls(text * 2000)
     assert large < 2.1 * small + 100
 
 
 @pytest.mark.parametrize("text", LONG_TEXTS)
-def test_long_texts_end(text):
+def test_long_texts_finish(text):
     assert not find_number_mismatch(text * 100_000, text * 100_000, *PAIR)
 
 
-def test_very_long_numbers_are_compared_by_their_digits():
+def test_very_long_numbers_are_compared_by_digits():
     digits = "1234567890" * 10_000
     assert not find_number_mismatch(digits, digits, *PAIR)
     assert find_number_mismatch(digits, digits[:-1], *PAIR)
@@ -373,10 +373,10 @@ def test_very_long_numbers_are_compared_by_their_digits():
     assert find_number_mismatch(long_word, "five", *PAIR) == " → five"
 
 
-# -- notes -----------------------------------------------------------------------------------------
+# -- the warning -----------------------------------------------------------------------------------
 
 
-def test_only_what_the_model_made_is_judged(translator):
+def test_numbers_warning_only_for_model_output(translator):
     hyp = replace(EMPTY_HYPOTHESIS, text="250 eggs", token_log_probs=[-0.1], ended=True)
     right, checkpoint = replace(hyp, text="2 eggs"), translator.checkpoint
 
@@ -399,13 +399,13 @@ def test_only_what_the_model_made_is_judged(translator):
         ("Es waren -5 kV im Netz.", ["-5 kV"]),
     ],
 )
-def test_units_that_case_tells_apart_are_copied(line, amounts):
+def test_case_sensitive_units_are_copied(line, amounts):
     (found,) = Translator.from_pretrained(device="cpu").translate([line])
     assert all(amount in found.text for amount in amounts) and "numbers" not in found.notes
 
 
-def test_languages_are_those_of_the_model_the_options_or_the_line(translator):
-    """A language without a table may say three in a word that is not known."""
+def test_numbers_warning_uses_languages_of_model_options_or_line(translator):
+    """In a language without a list, 3 may be an unknown word."""
     hyp = replace(EMPTY_HYPOTHESIS, text="Kinder", token_log_probs=[-0.1], ended=True)
     languages = Languages({"deu": 1, "xxx": 2})
 

@@ -1,4 +1,4 @@
-"""-force_words and -ban_words: what the phrases say is read off the text, by a pattern."""
+"""-force_words and -ban_words, checked against the output text with regular expressions."""
 
 import itertools
 import json
@@ -33,8 +33,8 @@ BPE = "</s> cat cat@@ egory s the c@@ at . a".split()
 JOINED = "</s> cat cat￭ ￭egory ￭s the c ￭at ￭. a".split()
 
 
-class Cutter:
-    """Greedy: the longest token that comes next; with a mark, one that ends no word."""
+class GreedyTokenizer:
+    """A greedy longest-match tokenizer; with a mark, the marked tokens do not end a word."""
 
     def __init__(self, tokens, join, space="", mark=""):
         self.decode, self.space = join, space
@@ -59,8 +59,8 @@ class Cutter:
         return found
 
 
-class Uncut(SpaceTokenizer):
-    """Lines hold tokens, which other rules join."""
+class TokenizedLines(SpaceTokenizer):
+    """A tokenizer for tokenized lines with a separate detokenizer."""
 
     def __init__(self, join):
         super().__init__()
@@ -68,18 +68,18 @@ class Uncut(SpaceTokenizer):
 
 
 KINDS = {
-    "pieces": (PIECES, Cutter(PIECES, detokenize_sentencepiece, "▁")),
-    "bpe": (BPE, Cutter(BPE, detokenize_bpe, mark="@@")),
-    "joiner": (JOINED, Cutter(JOINED, detokenize_joiner)),
-    "pieces of lines of tokens": (PIECES, Uncut(detokenize_sentencepiece)),
-    "spacers of lines of tokens": (PIECES, Uncut(detokenize_spacer)),
-    "bpe of lines of tokens": (BPE, Uncut(detokenize_bpe)),
-    "joiners of lines of tokens": (JOINED, Uncut(detokenize_joiner)),
+    "pieces": (PIECES, GreedyTokenizer(PIECES, detokenize_sentencepiece, "▁")),
+    "bpe": (BPE, GreedyTokenizer(BPE, detokenize_bpe, mark="@@")),
+    "joiner": (JOINED, GreedyTokenizer(JOINED, detokenize_joiner)),
+    "pieces of lines of tokens": (PIECES, TokenizedLines(detokenize_sentencepiece)),
+    "spacers of lines of tokens": (PIECES, TokenizedLines(detokenize_spacer)),
+    "bpe of lines of tokens": (BPE, TokenizedLines(detokenize_bpe)),
+    "joiners of lines of tokens": (JOINED, TokenizedLines(detokenize_joiner)),
 }
 
 
-def holds(text, phrase):
-    """Words by a pattern of Python's."""
+def contains_words(text, phrase):
+    """Return True if a regular expression finds the phrase as whole words."""
     return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) is not None
 
 
@@ -92,7 +92,10 @@ EVEN, ENDING = [0.0] * len(PIECES), [2.0] + [0.0] * (len(PIECES) - 1)
 
 
 def make_translator(kind, *given) -> Translator:
-    """Of sources that all rows of a table are of, or the first and the second are of their own."""
+    """Make a translator from a table model.
+
+    Either all source words select the same table, or the first two have separate tables.
+    """
     sources = []
     for table in given:
         if isinstance(table, dict):
@@ -127,18 +130,18 @@ def make_translator(kind, *given) -> Translator:
         ("", "cat", False),
     ],
 )
-def test_whole_words_as_they_are_spelt(text, phrase, is_there):
+def test_contains_phrase_matches_whole_words(text, phrase, is_there):
     assert contains_phrase(text, phrase) == is_there
 
 
-def test_a_line_of_phrases_is_cut_at_tabs():
+def test_parse_phrases_splits_at_tabs():
     assert parse_phrases(" the  cat\tdog\t\tdog\t") == ("the cat", "dog")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_pieces_of_tokens_make_the_text(kind, data):
+def test_surface_forms_add_up_to_detokenized_text(kind, data):
     tokens, tokenizer = KINDS[kind]
     surface_forms = SurfaceForms(tokenizer, Vocab(tokens, eos_id=0))
     ids = data.draw(st.lists(st.integers(1, len(tokens) - 1), max_size=8))
@@ -151,8 +154,8 @@ def test_pieces_of_tokens_make_the_text(kind, data):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "cat.", "a cat", "dog"])
-def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
-    """The fewest that do, of all there are, where lines hold tokens."""
+def test_tokenize_phrase_spells_phrase_after_another_word(kind, phrase):
+    """For tokenized lines, the tokenization is the shortest of all."""
     tokens, tokenizer = KINDS[kind]
     surface_forms = SurfaceForms(tokenizer, Vocab(tokens, eos_id=0))
     the = next(t for t in ("the", "▁the") if t in tokens)
@@ -163,13 +166,13 @@ def test_tokens_of_a_phrase_make_it_behind_another_word(kind, phrase):
         if tokenizer.decode([the, *(tokens[i] for i in ids), the]).strip() == f"the {phrase} the"
     ]
     ids = tuple(surface_forms.tokenize_phrase(phrase))
-    if isinstance(tokenizer, Uncut):
+    if isinstance(tokenizer, TokenizedLines):
         assert ids in [way for way in ways if len(way) == len(ways[0])] if ways else not ids
     else:
         assert not ids or ids in ways
 
 
-class TestBanned:
+class TestBanWords:
     @pytest.mark.parametrize("search", BAN)
     @pytest.mark.filterwarnings("ignore::onmt_lite.OptionWarning")
     @settings(max_examples=10)
@@ -182,7 +185,7 @@ class TestBanned:
         block=st.sampled_from([0, 2]),
         drawn=st.booleans(),
     )
-    def test_are_in_no_hypothesis_and_other_lines_are_as_ever(
+    def test_ban_words_appear_in_no_hypothesis(
         self, search, kind, first, second, banned, k, block, drawn
     ):
         given = {"block_ngram_repeat": block, "do_sample": drawn}
@@ -194,14 +197,14 @@ class TestBanned:
         found = translator.translate(lines, ban_words=["\t".join(banned), ""], **given)
         assert found[1] == plain[1]
         for hyp in found[0].hyps:
-            assert not any(holds(hyp.text, phrase) for phrase in banned)
+            assert not any(contains_words(hyp.text, phrase) for phrase in banned)
         assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], ban_words="\t".join(banned), **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
 
     @pytest.mark.parametrize("n_lines", [1, 4])
-    def test_beside_rows_that_no_candidate_has_taken(self, n_lines):
-        """The beam is wider than what may follow: no line of `a` says `a a` twice."""
+    def test_ban_words_with_unused_rows(self, n_lines):
+        """The beam is wider than the number of continuations."""
         checkpoint = make_checkpoint([make_source({}, [0.0, 1.0], {}, 2)] * n_lines)
         translator = Translator(checkpoint, TranslateOptions.of(device="cpu"))
         lines = [f"s{i} s{i}" for i in range(n_lines)]
@@ -211,8 +214,8 @@ class TestBanned:
                 assert {h.text for h in found.hyps} == texts
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_leave_the_next_best_word(self, kind):
-        """After `the` comes `cat`, or else `a`; the model knows no other words."""
+    def test_ban_words_select_next_best_word(self, kind):
+        """After `the` comes `cat` or `a`; the model has no other words."""
         tokens = KINDS[kind][0]
         the, cat, a = map([t.strip("▁") for t in tokens].index, ("the", "cat", "a"))
         first, then, last = ([-9.0] * len(tokens) for _ in range(3))
@@ -222,7 +225,7 @@ class TestBanned:
             (found,) = translator.translate(["s0 s0"], ban_words="cat", beam_size=k)
             assert (found.text, found.notes) == ("the a", ())
 
-    def test_may_be_parts_of_other_words(self):
+    def test_ban_words_allow_longer_words(self):
         cat, egory = [-9.0] * len(PIECES), [-9.0] * len(PIECES)
         cat[1], egory[2], egory[0] = 5.0, 4.0, 1.0
         table = dict(first=cat, second=egory, default=[9.0, *EVEN[1:]])
@@ -232,7 +235,7 @@ class TestBanned:
 
 
 def assert_scored(translator, hyps):
-    """Log-probabilities of ended ones are the table's own."""
+    """Assert that the log-probabilities of ended hypotheses are the ones of the table."""
     source = translator.checkpoint.model.sources[0]
     for hyp in (hyp for hyp in hyps if hyp.ended):
         ids, log_prob = [*translator.checkpoint.tgt_vocab.encode(list(hyp.tokens)), 0], 0.0
@@ -242,17 +245,17 @@ def assert_scored(translator, hyps):
         assert hyp.log_prob == pytest.approx(log_prob, abs=1e-4)
 
 
-class TestForced:
+class TestForceWords:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("phrase", ["cat", "cats", "the cat", "category", "dog"])
     @pytest.mark.parametrize("k", [1, 5])
-    def test_are_said_whoever_cuts_lines(self, kind, phrase, k):
+    def test_force_words_are_met_with_every_tokenizer(self, kind, phrase, k):
         spelt = SurfaceForms(KINDS[kind][1], Vocab(KINDS[kind][0], eos_id=0)).tokenize_phrase(
             phrase
         )
         translator, options = make_translator(kind, ENDING), dict(beam_size=k, max_length=9)
         (found,) = translator.translate(["s0 s0"], force_words=phrase, **options)
-        assert holds(found.text, phrase) == bool(spelt)
+        assert contains_words(found.text, phrase) == bool(spelt)
         assert found.unmet == (() if spelt else (phrase,))
         if not spelt:
             assert found.hyps == translator.translate(["s0 s0"], **options)[0].hyps
@@ -266,7 +269,7 @@ class TestForced:
         k=st.integers(1, 5),
         block=st.sampled_from([0, 2]),
     )
-    def test_are_in_the_text_or_told(self, kind, first, second, forced, k, block):
+    def test_force_words_are_met_or_listed_in_unmet(self, kind, first, second, forced, k, block):
         translator = make_translator(kind, first, second)
         given = dict(beam_size=k, n_best=k, max_length=14, max_length_ratio=0)
         given["block_ngram_repeat"] = block
@@ -275,23 +278,25 @@ class TestForced:
         found = translator.translate(lines, force_words=["\t".join(forced), ""], **given)
         assert found[1] == plain[1]
         for phrase in forced:
-            assert holds(found[0].text, phrase) != (phrase in found[0].unmet)
+            assert contains_words(found[0].text, phrase) != (phrase in found[0].unmet)
         surface_forms = translator.checkpoint.surface_forms
         if not block:
             sayable = [p for p in found[0].unmet if surface_forms.tokenize_phrase(p)]
-            assert all(p.endswith(".") for p in sayable)  # a letter may follow a mark
+            assert all(p.endswith(".") for p in sayable)  # a letter may follow punctuation
         assert_scored(translator, found[0].hyps)
         (alone,) = translator.translate(lines[:1], force_words="\t".join(forced), **given)
         assert [h.tokens for h in alone.hyps] == [h.tokens for h in found[0].hyps]
 
-    def test_go_with_banned_ones(self):
+    def test_force_words_with_ban_words(self):
         (found,) = make_translator("pieces", EVEN).translate(
             ["s0 s0"], force_words="category", ban_words="cat\tthe", max_length=9, n_best=5
         )
-        assert holds(found.text, "category") and not found.unmet
-        assert not any(holds(h.text, "cat") or holds(h.text, "the") for h in found.hyps)
+        assert contains_words(found.text, "category") and not found.unmet
+        assert not any(
+            contains_words(h.text, "cat") or contains_words(h.text, "the") for h in found.hyps
+        )
 
-    def test_are_refused_where_no_search_has_them(self):
+    def test_force_words_are_rejected_by_other_presets(self):
         for search in set(PRESETS) - {"opennmt"}:
             with pytest.raises(
                 OptionError, match=f"force_words: is not supported by search={search} "
@@ -302,7 +307,7 @@ class TestForced:
 
 
 @pytest.mark.parametrize(
-    "forced, banned, said",
+    "forced, banned, message",
     [
         (["a"], None, "more lines than force_words (1)"),
         (None, ["a", "b", "c"], "more ban_words than lines (2)"),
@@ -310,35 +315,35 @@ class TestForced:
         (["", "a"], ["", "a"], "line 2: 'a' is both forced and banned"),
     ],
 )
-def test_phrases_that_do_not_fit_are_refused(forced, banned, said):
-    with pytest.raises(DataError, match=re.escape(said)):
+def test_contradictory_phrases_are_rejected(forced, banned, message):
+    with pytest.raises(DataError, match=re.escape(message)):
         make_translator("pieces", EVEN).translate(["s0"] * 2, force_words=forced, ban_words=banned)
 
 
 @pytest.mark.parametrize("phrases", [["a\tb", ["the", "cat"]], ["a", None], 7, {"a": "b"}])
-def test_phrases_other_than_lines_of_text_are_refused(phrases):
+def test_phrases_that_are_not_strings_are_rejected(phrases):
     with pytest.raises(TypeError, match=r"^force_words(\[1\])?: expected a l[^\n]*$"):
         make_translator("pieces", EVEN).translate(["s0"] * 2, force_words=phrases)
 
 
 class Array(list):
-    """Is neither true nor false, as arrays of several elements are not."""
+    """A list without a truth value, like a NumPy array of several elements."""
 
     def __bool__(self):
         raise ValueError("ambiguous")
 
 
-def test_phrases_of_an_array_and_halves_of_characters():
+def test_phrases_from_array_and_with_lone_surrogates():
     translator = make_translator("pieces", EVEN)
     for forced, unmet in ((Array(["the cat\tdog"]), ("dog",)), (["a\ud800b"], ("a?b",))):
         (found,) = translator.translate(["s0"], force_words=forced)
         assert found.unmet[-1:] == unmet
 
 
-class TestFiles:
+class TestPhraseFiles:
     @pytest.fixture
     def run(self, tmp_path, capfd):
-        """run(words, file=its text) -> exit code, standard output, standard error."""
+        """Return a function (words, file=text) -> (exit code, stdout, stderr)."""
 
         def run_once(words, src="katze\n\nkatze\n", **files):
             for name, text in {"src": src, **files}.items():
@@ -353,7 +358,7 @@ class TestFiles:
         "text, n_phrases, unmet",
         [("the\n", 3, [[], ["the"], []]), ("\n\nthe\tdog", 2, [None, None, ["dog"]])],
     )
-    def test_hold_for_all_lines_or_go_line_by_line(self, run, text, n_phrases, unmet):
+    def test_phrase_file_of_one_line_applies_to_all_lines(self, run, text, n_phrases, unmet):
         code, out, err = run("-force_words {phrases} -output_format jsonl", phrases=text)
         records = [json.loads(line) for line in out.splitlines()]
         assert code == 0 and f"force_words: 1 of {n_phrases} phrases not met" in err
@@ -364,7 +369,7 @@ class TestFiles:
             assert out.splitlines()[:2] == plain.splitlines()[:2]
 
     @pytest.mark.parametrize("more", ["-workers 2", "", *(f"-shard {i}/3" for i in (1, 2, 3))])
-    def test_are_read_beside_buckets(self, run, more):
+    def test_phrase_file_is_read_with_buckets(self, run, more):
         _, whole, _ = run("-ban_words {phrases}", phrases="a\n\nthe\n")
         code, out, _ = run(f"-ban_words {{phrases}} -bucket_lines 1 {more}", phrases="a\n\nthe\n")
         lines = whole.splitlines(keepends=True)
@@ -372,12 +377,12 @@ class TestFiles:
         assert out == (lines[int(more[7]) - 1] if "shard" in more else whole)
 
     @pytest.mark.parametrize("text", ["a\nb\n", "", "a\nb\nc\nd\n"])
-    def test_of_another_number_of_lines_are_refused(self, run, text):
+    def test_phrase_file_with_wrong_line_count_is_rejected(self, run, text):
         code, out, err = run("-force_words {phrases}", phrases=text)
         assert (code, out) == (3, "") and "lines" in err and "force_words" in err
         assert err.count("\n") == 1
 
-    def test_that_contradict_each_other_or_are_not_there(self, run):
+    def test_phrase_files_contradictory_or_missing_are_rejected(self, run):
         words = "-force_words {phrases} -ban_words {banned}"
         code, out, err = run(words, phrases="a\n", banned="\n\na\n")
         assert (code, out) == (3, "") and "line 3: 'a' is both forced and banned" in err
@@ -386,27 +391,27 @@ class TestFiles:
         assert "ban_words missing.txt: the file does not exist; ban_words must be a file of " in err
         assert "write the phrases to a file and pass its path" in err
 
-    def test_prefixes_with_a_banned_phrase_are_not_used(self, run):
+    def test_prefix_with_banned_phrase_is_dropped(self, run):
         words = "-ban_words {banned} -tgt {tgt} -tgt_file_prefix -output_format jsonl"
         code, out, _ = run(words, src="katze\n", banned="the\n", tgt="the\n")
         record = json.loads(out)
         assert code == 0 and record["notes"] == ["prefix-banned"]
         assert "the" not in record["hyps"][0]["text"].split()
 
-    def test_a_search_that_is_watched_says_why(self, run, tmp_path):
+    def test_dump_beam_explains_banned_and_forced_tokens(self, run, tmp_path):
         dump = tmp_path / "beam.html"
         code, _, _ = run(f"-ban_words {{banned}} -dump_beam {dump}", src="katze\n", banned="a\n")
         assert code == 0 and "excluded by force_words or ban_words" in dump.read_text("utf-8")
 
 
-def test_shipped_model_says_what_it_must_and_not_what_it_must_not():
+def test_shipped_model_meets_force_words_and_ban_words():
     translator = Translator.from_pretrained("data/de-en", threads=1)
     lines = ["Guten Morgen!", "Die Katze schläft auf dem Sofa.", "DIE KATZE SCHLÄFT HEUTE NICHT."]
     forced = [["day"], ["is asleep", "couch"], ["CAT"]]
     found = translator.translate(lines, force_words=map("\t".join, forced), n_best=2)
     for translation, own in zip(found, forced):
-        assert all(holds(translation.text, phrase) for phrase in own)
+        assert all(contains_words(translation.text, phrase) for phrase in own)
         assert translation.unmet == () and translation.n_forced == len(own)
     for translation in translator.translate(lines, ban_words="the\tThe\tTHE\tcat\tCAT", n_best=5):
         for hyp in translation.hyps:
-            assert not any(holds(hyp.text, word) for word in "the The THE cat CAT".split())
+            assert not any(contains_words(hyp.text, word) for word in "the The THE cat CAT".split())

@@ -1,4 +1,4 @@
-"""Characters that a model does not know: what is taken out of a line, and how it comes back."""
+"""-unknown: which characters and markup are masked, and how they are restored."""
 
 import dataclasses
 import re
@@ -20,16 +20,16 @@ GERMAN = UnknownPolicy("copy", ("Tom", "Boston"), ("14", "17"), {"&": "und"}, ra
 
 
 def encode(text: str) -> list[str]:
-    """A token per character, and one before each word."""
+    """Return one token per character, and one before each word."""
     return [token for word in text.split() for token in ("▁", *word)]
 
 
-def read(line: str, unknown: UnknownPolicy = GERMAN):
+def mask_line(line: str, unknown: UnknownPolicy = GERMAN):
     return LineMasker(encode, lambda token: token not in KNOWN, unknown).mask(line)
 
 
 READINGS = [
-    # line, what the model reads, what is put back
+    # line, text for the model, masked spans
     ("Das kostet 5 € im Monat.", "Das kostet 14 im Monat.", ["5 €"]),
     ("Es kostet € 52,42, nicht 3,- €!", "Es kostet 14, nicht 17!", ["€ 52,42", "3,- €"]),
     ("Ich habe kein €, nur US€ 1.234,50", "Ich habe kein, nur Tom", ["€", "US€ 1.234,50"]),
@@ -39,7 +39,7 @@ READINGS = [
     ("👍🏽 Familie 👨‍👩‍👧 und 🇩🇪", "Familie und ", ["👍🏽", "👨‍👩‍👧", "🇩🇪"]),
     ("Klicken Sie <b>hier</b>.", "Klicken Sie hier.", ["<b>", "</b>"]),
     ("eins<br/>zwei", "eins zwei", ["<br/>"]),
-    # words end where a closing tag and an opening one touch, but not in a formula
+    # words end between a closing tag and an opening tag, but not in a formula
     ("<td>eins</td><td>zwei</td>", "eins zwei", ["<td>", "</td>", "<td>", "</td>"]),
     ("<td><b>eins</b></td><td> zwei</td>", "eins zwei", None),
     ("<td>{name}</td><td>zwei</td><td>{x}</td>", "Tom zwei Boston", None),
@@ -48,11 +48,11 @@ READINGS = [
     ("<b>Hallo</b><i>!</i>", "Hallo!", None),
     ("H<sub>2</sub>O", "H2O", ["<sub>", "</sub>"]),
     ("Das <!-- ist <b>alt</b> --> geht.", "Das geht.", ["<!-- ist <b>alt</b> -->"]),
-    # nothing inside an item is replaced
+    # nothing inside a masked span is replaced
     ('<a t="„a“ &quot;b&quot; & c">d</a>', "d", ['<a t="„a“ &quot;b&quot; & c">', "</a>"]),
     ("{{ a & b }} kommt", "Tom kommt", ["{{ a & b }}"]),
     ("<i\tid='x'>eins</i> & zwei", "eins und zwei", ["<i id='x'>", "</i>"]),
-    # less and greater, no tag
+    # less than and greater than, not a tag
     ("Wenn a <b ist und c> d", "Wenn Tom ist und Boston", ["a <b", "c> d"]),
     ("<input disabled> eins", "eins", ["<input disabled>"]),
     ("Hallo %{name}!", "Hallo Tom!", ["%{name}"]),
@@ -78,7 +78,7 @@ READINGS = [
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
     ("😀 I 😀 U ok", "I U ok", ["😀", "😀"]),
     ("Das sind 3 * 4 / 2 Euro", "Das sind 14 Euro", ["3 * 4 / 2"]),
-    # whole, never half of what has no space in it
+    # spans are never partial words
     ("Am 9/4/2000 ist es 1/2", "Am 14 ist es 17", ["9/4/2000", "1/2"]),
     ("Von 2000/04/09 bis 31/12/99.", "Von 14 bis 17.", ["2000/04/09", "31/12/99"]),
     ("Das 3/4-Dach, am 9/4/x2a/3", "Das 14-Dach, am 17", ["3/4", "9/4/x2a/3"]),
@@ -88,11 +88,11 @@ READINGS = [
     ("Hallo [[x y]] und <<b>>!", "Hallo Tom und Boston!", ["[[x y]]", "<<b>>"]),
     ("Du [x] hast [USER] gesehen", "Du Tom hast Boston gesehen", ["[x]", "[USER]"]),
     ("[[count]] [1] [leise] hier", "14 17 leise hier", ["[[count]]", "[1]", "[", "]"]),
-    ("- [x] Brot kaufen", "Brot kaufen", []),  # the marks are the head of the line
+    ("- [x] Brot kaufen", "Brot kaufen", []),  # list marks are the head of the line
     ("In ~/bin oder /usr/b.", "In Tom oder Boston.", ["~/bin", "/usr/b"]),
     ("In a-b/c.d/main.py, ja", "In Tom, ja", ["a-b/c.d/main.py"]),
     ("Preis (€) hier", "Preis hier", ["(€)"]),
-    # read as something plain
+    # replaced by plain equivalents
     ("Café\u2011Besitzer", "Café-Besitzer", []),
     ("Cafe\u0301 ist da", "Café ist da", []),
     ("Man\u00adgel", "Mangel", []),
@@ -104,13 +104,13 @@ READINGS = [
     ("Tom &amp;lt; Maria", "Tom Maria", ["&amp;lt;"]),
     ("MAX & MORITZ", "MAX UND MORITZ", []),
     ("<b>MAX</b> &amp; MORITZ", "MAX UND MORITZ", ["<b>", "</b>"]),
-    ("A & B", "A und B", []),  # too short to be in capitals
+    ("A & B", "A und B", []),  # too short to count as uppercase
 ]
 
 
 @pytest.mark.parametrize("line, text, taken", READINGS)
-def test_what_the_model_reads(line, text, taken):
-    masked_line = read(line)
+def test_mask_gives_text_for_model(line, text, taken):
+    masked_line = mask_line(line)
     assert masked_line.text == text and not masked_line.is_passed_through
     assert taken is None or [item.text for item in masked_line.spans] == taken
 
@@ -120,7 +120,7 @@ PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann"]
 
 
 @pytest.mark.parametrize("line", PLAIN)
-def test_lines_that_a_model_can_read_are_left_alone(line):
+def test_mask_known_lines_are_unchanged(line):
     known = KNOWN | {"%"}
     masked_line = LineMasker(encode, lambda token: token not in known, GERMAN).mask(line)
     assert masked_line is None or (masked_line.spans, masked_line.text) == ((), line)
@@ -132,20 +132,27 @@ READ = ["", " \t\u3000", "Владимир Путин kommt heute", "Das Wort Ε
 
 
 @pytest.mark.parametrize("line", PASSED + READ)
-def test_lines_without_words_that_the_model_knows(line):
-    masked_line = read(line)
+def test_mask_passes_lines_without_known_words(line):
+    masked_line = mask_line(line)
     assert (masked_line is not None and masked_line.is_passed_through) is (line in PASSED)
 
 
-@pytest.mark.timeout(30)  # time that grew with the square of their number would be minutes
-def test_a_long_row_of_digits_is_read_at_once():
+@pytest.mark.timeout(30)  # quadratic time would take minutes
+def test_mask_long_digits_takes_linear_time():
     zeros = "0" * 200_000
-    assert read(f"Das ist %{zeros} Mal").text == f"Das ist {zeros} Mal"
+    assert mask_line(f"Das ist %{zeros} Mal").text == f"Das ist {zeros} Mal"
 
 
-def restored(line: str, translation: str, links: dict[str, str], case=str) -> str:
-    """The translation, given the word of the source that each of its words renders."""
-    masked_line = read(line)
+def restore_line(line: str, translation: str, links: dict[str, str], case=str) -> str:
+    """Restore the masked spans of a line in its translation.
+
+    Args:
+        line: the line.
+        translation: its translation.
+        links: aligned source word of each target word.
+        case: applied to the translation.
+    """
+    masked_line = mask_line(line)
     src_tokens, tokens = encode(masked_line.text), encode(translation)
     words, renders = masked_line.text.split(), []
     starts = [sum(len(w) + 1 for w in words[:i]) for i in range(len(words))]
@@ -188,15 +195,15 @@ RESTORED = [
 
 
 @pytest.mark.parametrize("line, translation, links, expected", RESTORED)
-def test_where_it_comes_out(line, translation, links, expected):
+def test_restore_places_spans_by_alignment(line, translation, links, expected):
     pairs = dict(link.split(":") for link in links.split())
-    found = restored(line, translation, pairs)
+    found = restore_line(line, translation, pairs)
     assert found == expected or (expected is None and "Łódźs" in found)
 
 
-def test_capitals_are_not_put_on_what_is_put_back():
+def test_restore_does_not_uppercase_spans():
     pairs = {"hello": "Hallo", "Tom": "Tom"}
-    assert restored("Hallo {name} 🙂", "hello Tom", pairs, str.upper) == "HELLO {name} 🙂"
+    assert restore_line("Hallo {name} 🙂", "hello Tom", pairs, str.upper) == "HELLO {name} 🙂"
 
 
 CELLS = ["<td>{}</td>", "<li>{}</li>", "<p>{}</p>", '<b class="x">{}</b>', "<td><b>{}</b></td>"]
@@ -212,14 +219,14 @@ CELLS = ["<td>{}</td>", "<li>{}</li>", "<p>{}</p>", '<b class="x">{}</b>', "<td>
         max_size=6,
     )
 )
-def test_tags_that_touch_come_back_as_they_were(cells):
+def test_restore_adjacent_tags_unchanged(cells):
     line = "".join(cell.replace("{}", f"{words} {i}") for i, (cell, words) in enumerate(cells))
     unknown = dataclasses.replace(GERMAN, names=tuple(f"Name{char}" for char in "abcdefg"))
-    assert unchanged(line, unknown)[1] == line
+    assert copy_line(line, unknown)[1] == line
 
 
-def unchanged(line: str, unknown: UnknownPolicy = GERMAN, cut=encode) -> tuple[str, str]:
-    """What a model that changes nothing reads and what comes out."""
+def copy_line(line: str, unknown: UnknownPolicy = GERMAN, cut=encode) -> tuple[str, str]:
+    """Return the text that the model reads, and the output if it copies that text."""
     is_unknown = lambda token: token not in KNOWN and not token.startswith("<0x")  # noqa: E731
     masked_line = LineMasker(cut, is_unknown, unknown).mask(line)
     tokens = cut(masked_line.text)
@@ -239,19 +246,19 @@ def unchanged(line: str, unknown: UnknownPolicy = GERMAN, cut=encode) -> tuple[s
         ("x<br>, y", "x, y"),
     ],
 )
-def test_words_end_at_a_line_break(line, reads):
-    assert unchanged(line) == (reads, line)
+def test_mask_line_break_tag_separates_words(line, reads):
+    assert copy_line(line) == (reads, line)
 
 
 @pytest.mark.parametrize("cell", ["<td>{}</td>", "<p>{}</p>"])
-def test_a_reference_with_tags_that_touch_has_its_words_apart(cell):
+def test_mask_target_separates_words_at_adjacent_tags(cell):
     line, target = (cell.format(a) + cell.format(b) for a, b in ("ab", "xy"))
-    assert read(line).mask_target(target) == "x y"
+    assert mask_line(line).mask_target(target) == "x y"
 
 
-def test_full_stops_correspond_in_order():
-    """Whatever the attention says of them, as the words of one sentence are in one sentence."""
-    masked_line = read("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
+def test_alignment_keeps_sentence_order():
+    """Attention often confuses full stops; words of one sentence stay in one sentence."""
+    masked_line = mask_line("<p>Der Hund schläft.</p><p>Die Katze auch.</p>")
     target = "The dog sleeps. The cat too."
     src_tokens, tokens = encode(masked_line.text), encode(target)
     words = "".join(src_tokens).split("▁")
@@ -265,39 +272,41 @@ def test_full_stops_correspond_in_order():
     assert found == "<p>The dog sleeps.</p><p>The cat too.</p>"
 
 
-def test_signs_that_combine_with_letters_are_in_their_words():
+def test_units_include_combining_marks():
     units = TextUnits("▁हिन्दी ▁दिल्ली में , ▁Cafe\u0301 ▁3 . 5".split())
     assert list(units.unique) == ["हिन्दी", "दिल्लीमें", "Cafe\u0301", "3.5"]
 
 
-def bytes_of(char: str) -> list[str]:
+def byte_tokens(char: str) -> list[str]:
     return [f"<0x{byte:02X}>" for byte in char.encode("utf-8")]
 
 
-def test_bytes_take_the_place_of_their_character():
-    tokens = ["▁", *bytes_of("日"), "n", *bytes_of("é"), "▁a", "<0xC3>", "▁<0x41>"]
+def test_byte_tokens_count_as_one_character():
+    tokens = ["▁", *byte_tokens("日"), "n", *byte_tokens("é"), "▁a", "<0xC3>", "▁<0x41>"]
     units = TextUnits(tokens)
     assert list(units.unique) == ["日né", "a", "0x41"]
     assert units.unit_of_token[:8] == [0] * 4 + [0] * 3 + [1]
     assert units.n_nonspace == len("日néa\ufffd<0x41>")
 
 
-def test_markup_is_put_back_after_bytes():
+def test_restore_markup_after_byte_tokens():
     def cut(text: str) -> list[str]:
-        return [t for c in encode(text) for t in ([c] if c.isascii() or c == "▁" else bytes_of(c))]
+        return [
+            t for c in encode(text) for t in ([c] if c.isascii() or c == "▁" else byte_tokens(c))
+        ]
 
     line = "日本語 dog <b>red</b> cat."
-    assert unchanged(line, cut=cut)[1] == line
+    assert copy_line(line, cut=cut)[1] == line
 
 
 WORDS = "der hund see liest das rote buch und garten".split()
-ODD = "🙂 € 👨‍👩‍👧 Дмитрий Łódź {x} %s <i> </i> → a_b ½ # 你好".split()
+UNUSUAL = "🙂 € 👨‍👩‍👧 Дмитрий Łódź {x} %s <i> </i> → a_b ½ # 你好".split()
 
 
 @st.composite
-def odd_lines(draw):
+def unusual_lines(draw):
     """Known words with odd things between, before or behind them, each at most once."""
-    odd = draw(st.lists(st.sampled_from(ODD), min_size=1, max_size=4, unique=True))
+    odd = draw(st.lists(st.sampled_from(UNUSUAL), min_size=1, max_size=4, unique=True))
     parts = draw(st.lists(st.sampled_from(WORDS), min_size=4, max_size=6))
     for item in odd:
         at = draw(st.integers(0, len(parts)))
@@ -311,22 +320,22 @@ def odd_lines(draw):
     return " ".join(parts)
 
 
-def of_tiny(path, **options) -> Translator:
+def make_translator(path, **options) -> Translator:
     return Translator.from_pretrained(path, device="cpu", **{"max_length": 12, **options})
 
 
 @pytest.fixture(scope="module")
 def copying(tiny_checkpoint):
     """A model of random weights, which now and then says a stand-in."""
-    translator = of_tiny(tiny_checkpoint, n_best=3, beam_size=3)
+    translator = make_translator(tiny_checkpoint, n_best=3, beam_size=3)
     unknown = UnknownPolicy("copy", ("kalte", "stadt", "dem"), ("milch",))
     checkpoint = dataclasses.replace(translator.checkpoint, unknown=unknown)
     return Translator(checkpoint, translator.options)
 
 
 @settings(max_examples=60)
-@given(line=odd_lines())
-def test_everything_comes_out_once_in_every_hypothesis(copying, line):
+@given(line=unusual_lines())
+def test_unknown_copy_restores_every_span_once(copying, line):
     (found,) = copying.translate([line])
     masked_line = copying.pipeline.preprocessor.masker.mask(line)
     if masked_line.is_passed_through:
@@ -346,24 +355,26 @@ def test_everything_comes_out_once_in_every_hypothesis(copying, line):
 
 
 @settings(max_examples=15)
-@given(lines=st.lists(odd_lines(), min_size=2, max_size=4))
-def test_a_line_is_alone(copying, lines):
+@given(lines=st.lists(unusual_lines(), min_size=2, max_size=4))
+def test_unknown_copy_does_not_depend_on_batch(copying, lines):
     together = copying.translate([*lines, "der hund liest das buch"])
     for line, found in zip(lines, together):
         (alone,) = copying.translate([line])
         assert [h.text for h in found.hyps] == [h.text for h in alone.hyps]
 
 
-def test_rules(tiny_checkpoint, copying):
+def test_unknown_rules(tiny_checkpoint, copying):
     line, taken = "der hund 🙂 liest Łódź das buch", "der hund liest das buch"
-    found = {rule: of_tiny(tiny_checkpoint, unknown=rule) for rule in ("copy", "drop", "model")}
+    found = {
+        rule: make_translator(tiny_checkpoint, unknown=rule) for rule in ("copy", "drop", "model")
+    }
     texts = {rule: translator.translate([line])[0].text for rule, translator in found.items()}
     assert texts["drop"] == found["model"].translate([taken])[0].text
     assert "🙂" in texts["copy"] and "Łódź" in texts["copy"]
-    assert of_tiny(tiny_checkpoint).translate([line])[0].text == texts["model"]  # auto
+    assert make_translator(tiny_checkpoint).translate([line])[0].text == texts["model"]  # auto
     (record,) = found["copy"].translate([line])
-    assert record.notes[0] == "unknown-tokens" and record.n_unknown == 3  # Ł, ó and ź make one
-    plain = of_tiny(tiny_checkpoint, n_best=3, beam_size=3).translate([taken])
+    assert record.notes[0] == "unknown-tokens" and record.n_unknown == 3  # Ł, ó and ź count as one
+    plain = make_translator(tiny_checkpoint, n_best=3, beam_size=3).translate([taken])
     assert copying.translate([taken]) == plain
     for translator in found.values():
         for each in translator.translate(["", "  ", "\t", "\u200b"]):
@@ -371,8 +382,10 @@ def test_rules(tiny_checkpoint, copying):
 
 
 @pytest.mark.parametrize("search", PRESETS)
-def test_every_search(tiny_checkpoint, search):
-    translator = of_tiny(tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2)
+def test_unknown_copy_with_every_search(tiny_checkpoint, search):
+    translator = make_translator(
+        tiny_checkpoint, unknown="copy", search=search, beam_size=3, n_best=2
+    )
     for found in translator.translate(["der 🙂 hund → liest <b>das buch</b>", "🙂 das haus"]):
         masked_line = translator.pipeline.preprocessor.masker.mask(found.src)
         assert all(
@@ -380,24 +393,24 @@ def test_every_search(tiny_checkpoint, search):
         )
 
 
-def test_a_line_that_is_cut_keeps_what_was_read(tiny_checkpoint):
-    translator = of_tiny(tiny_checkpoint, unknown="copy")
+def test_unknown_copy_truncated_line_restores_read_part(tiny_checkpoint):
+    translator = make_translator(tiny_checkpoint, unknown="copy")
     (found,) = translator.translate(["der 🙂 hund " + "liest " * tiny.MAX_POSITIONS + "→ das buch"])
     assert "truncated" in found.notes
     assert "🙂" in found.text and "→" not in found.text
 
 
-def test_limits_count_what_the_model_reads(tiny_checkpoint):
-    """A token that ends nothing: as long as the limit of the line without the marks."""
+def test_max_length_ratio_counts_masked_line(tiny_checkpoint):
+    """The limit is the limit of the line without inline tags; the model never ends earlier."""
     limits = dict(max_length=60, max_length_ratio=1.0, min_length=30)
-    plain = of_tiny(tiny_checkpoint, unknown="copy", **limits)
+    plain = make_translator(tiny_checkpoint, unknown="copy", **limits)
     long, short = plain.translate(["das buch" + " 🙂" * 9, "das buch"])
     assert len(long.hyps[0].tokens) == len(short.hyps[0].tokens)
 
 
-def test_a_translation_scores_what_it_scored(tiny_checkpoint):
-    """What is put back is taken out of a reference too."""
-    translator = of_tiny(tiny_checkpoint, unknown="copy")
+def test_score_translation_with_restored_spans(tiny_checkpoint):
+    """Spans are masked in a reference, too."""
+    translator = make_translator(tiny_checkpoint, unknown="copy")
     lines = [f"{line} 🙂 {{x}}" for line in tiny.SENTENCES]
     same = 0
     for line, found in zip(lines, translator.translate(lines, max_length_ratio=0, max_length=60)):
@@ -410,13 +423,13 @@ def test_a_translation_scores_what_it_scored(tiny_checkpoint):
     assert same
 
 
-def test_numbers_of_amounts_are_not_dropped():
-    assert read("Das kostet 5 € und 3/4", UnknownPolicy("drop")).text == "Das kostet 5 und "
+def test_unknown_drop_keeps_numbers_of_amounts():
+    assert mask_line("Das kostet 5 € und 3/4", UnknownPolicy("drop")).text == "Das kostet 5 und "
 
 
-def test_what_cannot_be_done_is_refused(tiny_checkpoint):
+def test_unknown_unsupported_model_is_rejected(tiny_checkpoint):
     with pytest.raises(OptionError, match="unknown=copy is only supported with sentencepiece"):
-        of_tiny(tiny_checkpoint, tokenizer="space", unknown="copy")
+        make_translator(tiny_checkpoint, tokenizer="space", unknown="copy")
     source = table_models.make_source({}, [0.0, 1.0])
     with pytest.raises(OptionError, match="unknown drop is only supported with sentencepiece"):
         Translator(table_models.make_checkpoint([source]), TranslateOptions.of(unknown="drop"))
@@ -436,11 +449,11 @@ SHIPPED = {
 }
 
 
-def test_the_shipped_model():
+def test_shipped_model_restores_unknown_characters():
     translator = Translator.from_pretrained(device="cpu")
     for found, expected in zip(translator.translate(list(SHIPPED)), SHIPPED.values()):
         assert all(found.text.count(item) == 1 for item in expected.split(" "))
-        assert "sex" not in found.text  # what the model makes of an unknown token
+        assert "sex" not in found.text  # the hallucination at an unknown token
     uppercase = ["ICH BIN MÜDE & HUNGRIG", "DIE STRAßE IST GROß.", "DIE STRAẞE IST GROẞ."]
     quiet = ["ich bin müde und hungrig", *["die straße ist groß."] * 2]
     for found, expected in zip(translator.translate(uppercase), translator.translate(quiet)):
@@ -466,7 +479,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("words", FRAMES)
-def test_what_comes_out_of_the_shipped_model_as_it_went_in(words):
+def test_shipped_model_copies_spans_unchanged(words):
     translator = Translator.from_pretrained(device="cpu")
     items = [item.replace("_", " ") for item in words.split()]
     lines = [frame.replace("{}", item) for item in items for frame in FRAMES[words]]

@@ -1,6 +1,6 @@
-"""OpenNMT-py's transforms that rewrite lines before they are cut.
+"""-transforms normalize and uppercase, compared with OpenNMT-py.
 
-`data/opennmt/rewritten.json` holds what those of OpenNMT-py 3.5.1 made of these lines.
+`data/opennmt/rewritten.json` contains the output of OpenNMT-py 3.5.1 for these lines.
 """
 
 import json
@@ -26,7 +26,7 @@ TRAINED = DATA / "onmt351_transformer.pt"
 
 
 def tokenizer_of(checkpoint=load_checkpoint(TRAINED), **options):  # noqa: B008 read once
-    """What cuts lines for the model with these options."""
+    """Return the tokenizer of a model with these options."""
     checked = TranslateOptions.of(**options)
     return next(
         iter(
@@ -35,7 +35,7 @@ def tokenizer_of(checkpoint=load_checkpoint(TRAINED), **options):  # noqa: B008 
     )
 
 
-def test_normalize_is_the_original_s():
+def test_normalize_equals_opennmt():
     for options, line, expected in STORED["normalize"]:
         found = tokenizer_of(transforms="normalize", **options).encode(line)
         assert found == [token for token in expected.split(" ") if token], (options, line)
@@ -43,14 +43,14 @@ def test_normalize_is_the_original_s():
         assert tokenizer_of(transforms="normalize", **tgt).encode_target(line) == found
 
 
-def test_uppercase_is_the_original_s():
+def test_uppercase_equals_opennmt():
     for line, expected in STORED["uppercase"]:
         assert uppercase(line) == expected
 
 
 @given(st.text(st.sampled_from("ab1 ()%:;.,\"'`„–’…«»\u00a0０。\u200b"), max_size=20))
-def test_whatever_the_line(line):
-    """No mark is left that has a plain equivalent, and no space at an end."""
+def test_normalize_any_line(line):
+    """No character with a plain equivalent remains, and no space at an end."""
     for lang in ("", "en", "de"):
         found = Punctuation(lang, wide=True, controls=True)(line)
         assert not set(found) & set("`„–’…«»０。\u200b")
@@ -58,7 +58,7 @@ def test_whatever_the_line(line):
 
 
 @given(st.text(max_size=20))
-def test_capitals_have_no_marks(line):
+def test_uppercase_removes_accents(line):
     found = uppercase(line)
     assert not [c for c in found if unicodedata.category(c) == "Mn"]
     assert uppercase(found) == found
@@ -73,15 +73,15 @@ def test_capitals_have_no_marks(line):
         (["uppercase"], ["„E", "W3”"]),
     ],
 )
-def test_one_after_the_other(transforms, tokens):
+def test_transforms_apply_in_order(transforms, tokens):
     tokenizer = tokenizer_of(transforms=transforms, upper_corpus_ratio=1)
     assert tokenizer.encode("  „é  w3” ") == tokens
     assert tokenizer.encode(" \u00a0 ") == []
-    assert tokenizer.decode(["„é", "w3”"]) == "„é w3”"  # the output stays as it is
+    assert tokenizer.decode(["„é", "w3”"]) == "„é w3”"  # the output is not normalized
 
 
-def test_around_pieces():
-    """Behind what cuts, tokens are rewritten, as in the original."""
+def test_transforms_around_sentencepiece():
+    """After the tokenizer, tokens are normalized, as in OpenNMT-py."""
     codes = Path(__file__).parents[2] / "data" / "transforms" / "src.codes"
     options = dict(src_subword_model=str(codes), share_vocab=True, upper_corpus_ratio=1)
     before, after, plain = (
@@ -92,8 +92,8 @@ def test_around_pieces():
     assert after("der hund") == [token.upper() for token in plain("der hund")]
 
 
-def test_a_job_translates_what_is_rewritten(tmp_path, monkeypatch, capfd):
-    """Whatever the model's own tokenizer is."""
+def test_job_translates_normalized_lines(tmp_path, monkeypatch, capfd):
+    """With any tokenizer of the model."""
     monkeypatch.chdir(tmp_path)
     Path("src.txt").write_text("Das ist „gut“ …\n\nÀ bientôt\n", encoding="utf-8")
     Path("plain.txt").write_text('Das ist "gut" ...\n\nÀ bientôt\n', encoding="utf-8")
@@ -105,7 +105,7 @@ def test_a_job_translates_what_is_rewritten(tmp_path, monkeypatch, capfd):
     assert "transforms" not in err and "src_lang" not in err
 
 
-def test_below_one_uppercase_does_nothing_and_says_so():
+def test_upper_corpus_ratio_below_one_has_no_effect():
     for words, said in (("", "0.01"), (" -upper_corpus_ratio 0.5", "0.5")):
         options, _ = load_options(f"-transforms uppercase{words}".split())
         (note,) = options.notes
@@ -115,7 +115,7 @@ def test_below_one_uppercase_does_nothing_and_says_so():
     assert load_options("-transforms uppercase -upper_corpus_ratio 1".split())[0].notes == ()
 
 
-def test_references_are_rewritten_too():
+def test_references_are_normalized():
     lines, given = ["w37 w3 w90"], dict(transforms="normalize")
     translator, plain = (Translator.from_pretrained(TRAINED, **more) for more in (given, {}))
     scores = [t.score(lines, ["w3 ( w5"]) for t in (translator, plain)]

@@ -1,4 +1,4 @@
-"""Markup in a line: what the model reads, and how tags, links and marks come out."""
+"""Inline markup: the line that the model reads, and tags, links and list marks in the output."""
 
 import re
 from collections import Counter
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.text.tag_projection import AlignedText, restore_spans
-from tests.unit.text.test_placeholders import GERMAN, encode, of_tiny, read
+from tests.unit.text.test_placeholders import GERMAN, encode, make_translator, mask_line
 
 HEADS = [
-    # line, marks at its start
+    # line, list marks at its start
     ("- Wie heißt du?", "- "),
     ("  - Unterpunkt", "  - "),
     ("\t* [X] Brot", "\t* [X] "),
@@ -38,7 +38,7 @@ HEADS = [
     ("- 5 Grad", "- "),
     ("1. FC Brot", "1. "),
     ("- 3. Oktober", "- "),
-    # no marks
+    # no list marks
     ("3. Oktober ist ein Feiertag.", ""),
     ("24. Juli - 13. August", ""),
     ("2. und 3. Klasse", ""),
@@ -59,16 +59,16 @@ HEADS = [
 
 
 @pytest.mark.parametrize("line, head", HEADS)
-def test_marks_at_start_of_line_are_its_head(line, head):
-    masked_line = read(line)
+def test_find_line_head_list_marks(line, head):
+    masked_line = mask_line(line)
     assert (masked_line.head if masked_line else "") == head
     if head:
-        alone = read(line.removeprefix(head))
+        alone = mask_line(line.removeprefix(head))
         assert masked_line.text == (alone.text if alone else line.removeprefix(head))
 
 
 INLINE = [
-    # line, what the model reads, what is put back
+    # line, text for the model, masked spans
     ("Siehe [hier](https://a.de/b).", "Siehe hier.", ["[", "](https://a.de/b)"]),
     ('Das [alte Haus](a.md "Ein Haus") hier', None, ["[", '](a.md "Ein Haus")']),
     ("Das [Haus](<a b.md> 'x') und [hier](a_(b))", None, ["[", "](<a b.md> 'x')", "[", "](a_(b))"]),
@@ -99,30 +99,30 @@ INLINE = [
 
 
 @pytest.mark.parametrize("line, text, taken", INLINE)
-def test_inline_markup_is_taken_out_whole(line, text, taken):
-    masked_line = read(line)
+def test_mask_inline_markup_as_whole_spans(line, text, taken):
+    masked_line = mask_line(line)
     assert text is None or masked_line.text == text
     assert taken is None or [item.text for item in masked_line.spans] == taken
 
 
-def test_dash_between_sentences_stays_in_line_without_dash_at_start():
-    assert read("Er sagt ja. - Nein.") is None
+def test_mask_keeps_dash_without_dash_at_line_start():
+    assert mask_line("Er sagt ja. - Nein.") is None
 
 
 @pytest.mark.parametrize("line", ["Wie geht`s dir? Mir geht`s", "Kolleg*innen und Schüler*innen"])
-def test_marks_inside_words_are_not_pairs(line):
-    assert all(item.partner is None for item in read(line).spans)
+def test_mask_marks_inside_words_are_not_paired(line):
+    assert all(item.partner is None for item in mask_line(line).spans)
 
 
 WHOLE = ["[Haus]: https://a.de/b 'Das Haus'", "```python", "~~~", "- `x y`", "* {name}"]
 
 
 @pytest.mark.parametrize("line", WHOLE)
-def test_line_of_markup_alone_is_passed_through(line):
-    assert read(line).is_passed_through
+def test_mask_line_of_only_markup_is_passed_through(line):
+    assert mask_line(line).is_passed_through
 
 
-# -- any markup, translation and alignment ---------------------------------------------------------
+# -- random markup, translations and alignments ----------------------------------------------------
 
 # One end of each pair is numbered
 PAIRS = [("<b x=0>", "</b>"), ("<i x='0'>", "</i>"), ("&lt;u x=0&gt;", "&lt;/u&gt;")]
@@ -132,10 +132,10 @@ TAGS = [re.escape(tag).replace("0", r"\d+") for pair in PAIRS for tag in pair]
 ANY_TAG = re.compile("|".join([*TAGS, "<br/>", "🙂", r"\{x\}"]))
 
 
-def nested(children):
+def nest_markup(children):
     def joined(drawn):
         (opening, closing), parts = drawn
-        if "[" in opening:  # a link holds no link
+        if "[" in opening:  # links are not nested
             parts = [part for part in parts if "[" not in part]
         return opening + "".join(parts) + closing
 
@@ -145,25 +145,27 @@ def nested(children):
 TEXTS = st.sampled_from(
     ["Hund", " rote ", "Haus ", " und", ". ", " <br/> ", "🙂", " x. Ja ", "{x}"]
 )
-LINES = st.lists(st.recursive(TEXTS, nested, max_leaves=8), min_size=1, max_size=4).map("".join)
+LINES = st.lists(st.recursive(TEXTS, nest_markup, max_leaves=8), min_size=1, max_size=4).map(
+    "".join
+)
 
 
 MANY_NAMES = replace(GERMAN, names=("Tom", *(f"Name{char}" for char in "abcdefghijklmnopqrst")))
 
 
-def numbered(line):
+def number_tags(line):
     numbers = count(10)
     return re.sub("0", lambda zero: str(next(numbers)), line)
 
 
 @settings(max_examples=300)
 @given(
-    line=LINES.map(numbered),
+    line=LINES.map(number_tags),
     words=st.lists(st.sampled_from("Hund ab cd. ef, Haus Tom x".split())),
     data=st.data(),
 )
-def test_tags_are_complete_and_nested_whatever_the_alignment(line, words, data):
-    masked_line = read(line, MANY_NAMES)
+def test_restore_tags_complete_and_nested_for_any_alignment(line, words, data):
+    masked_line = mask_line(line, MANY_NAMES)
     if masked_line is None or masked_line.is_passed_through:
         return
     translation = " ".join(words)
@@ -197,7 +199,7 @@ def empty_pairs(text: str) -> set[str]:
 
 
 RESTORED = [
-    # line, translation, source word of each of its words, what comes out
+    # line, translation, aligned source word of each target word, output
     (
         "<b>Hund</b> und <i>Haus</i>",
         "house and dog",
@@ -214,8 +216,8 @@ RESTORED = [
 
 
 @pytest.mark.parametrize("line, translation, sources, expected", RESTORED)
-def test_pairs_enclose_translation_of_their_content(line, translation, sources, expected):
-    masked_line = read(line)
+def test_restore_pairs_enclose_translation_of_content(line, translation, sources, expected):
+    masked_line = mask_line(line)
     src_tokens, tokens = encode(masked_line.text), encode(translation)
     starts = [i for i, token in enumerate(src_tokens) if token == "▁"]
     words = masked_line.text.split()
@@ -228,49 +230,51 @@ def test_pairs_enclose_translation_of_their_content(line, translation, sources, 
     assert (text, is_empty) == (expected, "<b></b>" in expected)
 
 
-@pytest.mark.timeout(30)  # minutes, if time grew with the square of their number
+@pytest.mark.timeout(30)  # quadratic time would take minutes
 @pytest.mark.parametrize(
     "line",
     ["<b>" * 3000 + "Hund" + "</b>" * 3000, "<b></b>" * 3000 + "Hund", "*a " * 9000, "[a" * 9000],
     ids=len,
 )
-def test_thousands_of_marks_come_out_in_order(line):
-    masked_line = read(line)
+def test_restore_thousands_of_tags_in_order(line):
+    masked_line = mask_line(line)
     tokens = encode(masked_line.text)
     aligned = AlignedText(tokens, tokens, range(len(tokens)))
     text, _ = restore_spans(masked_line, encode, aligned, masked_line.text)
     assert text.split() == line.split()
 
 
-def test_pair_encloses_word_that_only_partly_translates_its_content():
-    masked_line = read("Das <b>ist</b> gut")
+def test_restore_pair_encloses_partially_aligned_word():
+    masked_line = mask_line("Das <b>ist</b> gut")
     src_tokens, tokens = encode(masked_line.text), encode("That's good")
-    renders = [0] * 6 + [src_tokens.index("i")] + [len(src_tokens) - 1] * 5  # 's renders "ist"
+    renders = (
+        [0] * 6 + [src_tokens.index("i")] + [len(src_tokens) - 1] * 5
+    )  # 's is aligned to "ist"
     found = restore_spans(
         masked_line, encode, AlignedText(src_tokens, tokens, renders), "That's good"
     )
     assert found == ("<b>That's</b> good", False)
 
 
-# -- lines that are cut, references and the other rule ---------------------------------------------
+# -- truncated lines, references and the rule drop -------------------------------------------------
 
 
-def test_long_line_keeps_indent_and_is_not_cut_inside_code():
+def test_split_sentences_keeps_indent_and_code():
     line = "  - Das ist `a. B` hier. Siehe [da](a.md 'Ein. Titel'). Und &lt;a b='C. D'&gt;Ja."
     first, *others = split_sentences(line)
     assert first == "  - Das ist `a. B` hier."
     assert others == ["Siehe [da](a.md 'Ein. Titel').", "Und &lt;a b='C. D'&gt;Ja."]
 
 
-def test_head_is_removed_from_reference():
-    masked_line = read("- [x] Brot - kaufen")
+def test_mask_target_removes_head():
+    masked_line = mask_line("- [x] Brot - kaufen")
     assert masked_line.mask_target("- [x] Buy - bread") == "Buy - bread"
     assert masked_line.mask_target("Buy - [x] bread") == "Buy - [x] bread"
 
 
 @pytest.mark.parametrize("rule", ["copy", "drop"])
-def test_head_comes_out_with_both_rules(tiny_checkpoint, rule):
-    translator = of_tiny(tiny_checkpoint, unknown=rule, n_best=3, beam_size=3)
+def test_unknown_copy_and_drop_restore_head(tiny_checkpoint, rule):
+    translator = make_translator(tiny_checkpoint, unknown=rule, n_best=3, beam_size=3)
     alone, marked = translator.translate(["der hund liest", "> 1. der hund liest"])
     assert [hyp.text for hyp in marked.hyps] == [f"> 1. {hyp.text}" for hyp in alone.hyps]
     assert [hyp.tokens for hyp in marked.hyps] == [hyp.tokens for hyp in alone.hyps]
@@ -278,7 +282,7 @@ def test_head_comes_out_with_both_rules(tiny_checkpoint, rule):
 
 # -- the shipped model -----------------------------------------------------------------------------
 
-# Lines whose translation is certain
+# Lines with a stable translation
 EXACT = {
     "Siehe [hier](https://example.org/a).": "See [here](https://example.org/a).",
     "- Wie heißt du?": "- What's your name?",
@@ -294,7 +298,7 @@ EXACT = {
     "Der Befehl `ls -l /tmp` zeigt alle Dateien.": "The command `ls -l /tmp` shows all the files.",
     "<b>H</b>allo": "<b>Hello</b>",
 }
-# Lines, and the markup that comes out in this order, spaces apart
+# Lines, and their markup in output order, without spaces
 ORDERED = {
     "![Ein Hund im Garten](img/hund.jpg 'Unser Hund')": "![ ](img/hund.jpg_'Unser_Hund')",
     "[![Logo](logo.png)](https://example.org)": "[ ![ ](logo.png) ](https://example.org)",
@@ -324,7 +328,7 @@ def shipped():
     return Translator.from_pretrained(device="cpu")
 
 
-def test_markup_of_shipped_model_comes_out_as_it_went_in(shipped):
+def test_shipped_model_restores_markup(shipped):
     for found, expected in zip(shipped.translate([*EXACT]), EXACT.values()):
         assert found.text == expected
     for found, markup in zip(shipped.translate([*ORDERED]), ORDERED.values()):
@@ -336,7 +340,7 @@ def test_markup_of_shipped_model_comes_out_as_it_went_in(shipped):
         assert "empty-markup" not in found.notes
 
 
-def test_pair_of_tags_that_lost_its_text_has_a_note(shipped):
+def test_empty_markup_warning_for_tags_without_text(shipped):
     lines = [
         "<b>Rufen</b> Sie mich bitte <i>an</i>.",
         "<b>Rufen Sie mich bitte an.</b>",

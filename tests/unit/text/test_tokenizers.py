@@ -1,4 +1,4 @@
-"""Tokens to words: the kinds of marks, and what holds whatever the tokens."""
+"""Detokenization, and the alignment of tokens to words."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +22,8 @@ SP = "sentencepiece"
         ("space", "der hund bellt", [0, 1, 2]),
         ("bpe", "Mor@@ gen !", [0, 0, 1]),
         (SP, "▁Gu ten ▁Mor gen !", [0, 0, 1, 1, 1]),
-        (SP, "Gu ten ▁ Mor gen", [0, 0, 1, 1, 1]),  # a space of its own begins a word
-        (SP, "▁Ja ▁", [0, 0]),  # but not where none follows
+        (SP, "Gu ten ▁ Mor gen", [0, 0, 1, 1, 1]),  # a separate spacer starts a word
+        (SP, "▁Ja ▁", [0, 0]),  # unless no word follows
         ("joiner", "Mor￭ gen ￭! Ja", [0, 0, 0, 1]),
         ("joiner", f"so {CAPITALIZED} ja ￭ nein", [0, 1, 1, 1, 1]),
         ("joiner", f"so {UPPERCASE_BEGIN} ja {UPPERCASE_END} nein", [0, 1, 1, 2, 2]),
@@ -31,7 +31,7 @@ SP = "sentencepiece"
         ("space", "", []),
     ],
 )
-def test_word_of_each_token(rule, tokens, words):
+def test_token_word_ids_of_detokenizers(rule, tokens, words):
     tokens, decode = tokens.split(), DETOKENIZERS[rule]
     assert token_word_ids(tokens, decode, decode(tokens)) == words
 
@@ -39,17 +39,17 @@ def test_word_of_each_token(rule, tokens, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("A B C D", [0, 1, 2, 3]),  # in capitals
-        ("a x.org b c d", [0, 2, 3, 4]),  # put back
-        ("a b c/y/z d", [0, 1, 2, 3]),  # become another
-        ("a d", [0, 1, 1, 1]),  # removed: with the next
-        ("a b", [0, 1, 1, 1]),  # at the end: with the last
+        ("A B C D", [0, 1, 2, 3]),  # uppercased
+        ("a x.org b c d", [0, 2, 3, 4]),  # restored span
+        ("a b c/y/z d", [0, 1, 2, 3]),  # replaced
+        ("a d", [0, 1, 1, 1]),  # removed: belongs to the next word
+        ("a b", [0, 1, 1, 1]),  # at the end: belongs to the last word
         ("x y d", [0, 1, 1, 2]),  # three words become two
         ("nothing of it", [0, 1, 2, 2]),
         ("x", [0, 0, 0, 0]),
     ],
 )
-def test_a_text_that_was_changed_afterwards(text, words):
+def test_token_word_ids_of_changed_text(text, words):
     assert token_word_ids("a b c d".split(), " ".join, text) == words
 
 
@@ -58,7 +58,7 @@ WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "�
 
 @settings(max_examples=200)
 @given(st.sampled_from(sorted(DETOKENIZERS)), WORDS, st.text("ab f", max_size=9), st.booleans())
-def test_every_token_counts_once_and_words_go_on(rule, tokens, other, changed):
+def test_word_log_probs_count_each_token_once(rule, tokens, other, changed):
     decode = DETOKENIZERS[rule]
     text = other if changed else decode(tokens)
     log_probs = [-(2.0**-i) for i in range(len(tokens))] + [-4.0]  # no two sums are equal
@@ -71,8 +71,8 @@ def test_every_token_counts_once_and_words_go_on(rule, tokens, other, changed):
 
 
 @given(st.lists(st.text("abc", min_size=1), min_size=1), st.data())
-def test_words_cut_anywhere_come_back(words, data):
-    """Each word is cut at random; its pieces are its own, in the words of two tokenizers."""
+def test_token_word_ids_of_random_segmentation(words, data):
+    """Each word is segmented at random; its subwords belong to it, for two tokenizers."""
     pieces = []
     for i, word in enumerate(words):
         at = data.draw(st.integers(0, len(word)))

@@ -1,7 +1,7 @@
-"""What OpenNMT-py's transforms make of lines and outputs, and what becomes of it in a translation.
+"""-transforms: tokenization and detokenization as in OpenNMT-py, and their effect on a translation.
 
-`data/transforms/opennmt.json` holds what the transforms of OpenNMT-py 3.5.1 (with sentencepiece
-0.2.3, subword-nmt 0.3.8, pyonmttok 1.38.1) returned for the files beside it.
+`data/transforms/opennmt.json` contains the output of the OpenNMT-py 3.5.1 transforms (with
+sentencepiece 0.2.3, subword-nmt 0.3.8 and pyonmttok 1.38.1) for the files in that directory.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from tests.support.files import DATA
 
 HERE = Path(__file__).parents[2] / "data" / "transforms"
 STORED = json.loads((HERE / "opennmt.json").read_text("utf-8"))
-# dog, man, ▁the and letters; the output is of DOG, MAN, ▁THE and letters
+# Vocabularies: dog, man, ▁the and letters; target DOG, MAN, ▁THE and letters
 SMALL = DATA / "m35_st_step_2.pt"
 
 
-def here(options):
-    """With the names of files as paths."""
+def resolve_paths(options):
+    """Return the options with file names resolved to paths."""
     of_files = ("_model", "_vocab")
     return {
         name: str(HERE / value) if name.endswith(of_files) and name != "share_vocab" else value
@@ -46,15 +46,15 @@ def here(options):
     }
 
 
-def own(**options):
-    """The tokenizer that the options describe."""
-    _, tokenizer = tokenizer_from_options(TranslateOptions.of(**here(options)))
+def tokenizer_of(**options):
+    """Return the tokenizer that the options define."""
+    _, tokenizer = tokenizer_from_options(TranslateOptions.of(**resolve_paths(options)))
     return tokenizer
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """run(yaml, lines) -> exit code, standard output, standard error."""
+    """Return a function (yaml, lines) -> (exit code, stdout, stderr)."""
     for path in HERE.iterdir():
         (tmp_path / path.name).symlink_to(path)
 
@@ -70,10 +70,10 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case["name"])
-def test_as_in_opennmt(case):
+def test_transforms_equal_opennmt(case):
     if case["name"].startswith("pyonmttok"):
         pytest.importorskip("pyonmttok")
-    tokenizer = own(**case["options"])
+    tokenizer = tokenizer_of(**case["options"])
     for side, encode in (("src", tokenizer.encode), ("tgt", tokenizer.encode_target)):
         around = getattr(tokenizer, side)
         for line, tokens in case[side]:
@@ -88,39 +88,41 @@ SP, BPE = dict(transforms=["sentencepiece"], **PIECES), dict(transforms=["bpe"],
 SAME_PIECES = dict(tgt_subword_model="src.model")
 
 
-def fitted(path=SMALL, **options):
-    """The model, with what the options say of text; and its tokenizer."""
-    checked = TranslateOptions.of(**here(options))
+def load_with_tokenizer(path=SMALL, **options):
+    """Return the model with the tokenizer of the options, and the tokenizer."""
+    checked = TranslateOptions.of(**resolve_paths(options))
     found = with_tokenizer(load_checkpoint(path), checked, tokenizer_from_options(checked))
     return found, next(iter(found.tokenizers.values()))
 
 
-class TestMended:
-    """Where the original is known to go wrong; see `onmt_lite.text.transforms`."""
+class TestFixedErrors:
+    """Known errors of OpenNMT-py that are fixed here; see `onmt_lite.text.transforms`."""
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_prefixes_and_suffixes_come_off_whatever_the_order(self, first):
-        """And nothing but the prefix: the original takes the letter behind it too."""
+    def test_prefix_and_suffix_are_removed_in_any_order(self, first):
+        """Only the prefix is removed; OpenNMT-py also removes the next letter."""
         order = ["prefix", "sentencepiece"] if first else ["sentencepiece", "prefix"]
-        tokenizer = own(**SP | dict(transforms=order, tgt_prefix="a child"))
+        tokenizer = tokenizer_of(**SP | dict(transforms=order, tgt_prefix="a child"))
         tokens = [*tokenizer.tgt.before, *tokenizer.encode_target("old dog")]
         assert tokenizer.decode(tokens) == "old dog"
-        tokenizer = own(**SP | dict(transforms=["sentencepiece", "prefix"], tgt_prefix="<en>"))
+        tokenizer = tokenizer_of(
+            **SP | dict(transforms=["sentencepiece", "prefix"], tgt_prefix="<en>")
+        )
         assert tokenizer.decode(["<en>", "the", "▁", "d"]) == "the d"
         assert tokenizer.decode(["<enx>", "d"]) == "<enx>d"
         order = ["suffix", "bpe"] if first else ["bpe", "suffix"]
-        tokenizer = own(**BPE | dict(transforms=order, tgt_suffix="old"))
+        tokenizer = tokenizer_of(**BPE | dict(transforms=order, tgt_suffix="old"))
         assert tokenizer.decode("the do@@ g old".split()) == "the dog"
         assert (tokenizer.decode(["old"]), tokenizer.decode(["bold"])) == ("", "bold")
 
-    def test_an_empty_prefix_is_none(self):
-        found, _ = fitted(transforms=["prefix", "suffix"], tgt_prefix="DOG")
+    def test_empty_prefix_adds_no_token(self):
+        found, _ = load_with_tokenizer(transforms=["prefix", "suffix"], tgt_prefix="DOG")
         assert (found.src_start, found.src_end, found.tgt_end) == ((), (), ())
 
     @pytest.mark.parametrize("order", [["prefix", "bpe"], ["bpe", "prefix"]])
-    def test_blank_lines_stay_blank(self, order):
+    def test_empty_lines_stay_empty(self, order):
         options = BPE | dict(transforms=order, src_prefix="dog")
-        translator = Translator.from_pretrained(SMALL, device="cpu", **here(options))
+        translator = Translator.from_pretrained(SMALL, device="cpu", **resolve_paths(options))
         blank = translator.translate(["", "  ", "\u3000", "dog"], max_length=5)
         assert [t.notes == ("empty",) for t in blank] == [True] * 3 + [False]
         assert [t.hyps[0].text for t in blank[:3]] == [""] * 3
@@ -130,17 +132,17 @@ LETTERS = st.text(st.sampled_from("derhunaltg xé￭▁@｟"), max_size=30)
 
 
 @given(LETTERS)
-def test_what_is_cut_is_joined_again(line):
-    """Words of one line, a space between each two; marks in the text itself are lost."""
+def test_tokenize_detokenize_roundtrip(line):
+    """Words separated by one space; markers in the text itself are lost."""
     restricted_bpe = BPE | dict(src_subword_vocab="src.vocab", src_vocab_threshold=2)
     for options, mark in ((BPE, "@@"), (restricted_bpe, "@@"), (SP | SAME_PIECES, "▁")):
-        tokenizer = own(**options)
+        tokenizer = tokenizer_of(**options)
         if mark not in line:
             assert tokenizer.decode(tokenizer.encode(line)) == " ".join(line.split())
 
 
 @given(LETTERS, st.sampled_from(["", "a", "a b"]), st.sampled_from(["", "z", "y z"]))
-def test_what_is_put_around_comes_off(line, before, after):
+def test_affixes_are_removed_from_output(line, before, after):
     affixes = Affixes(before, after, tuple(before.split()), tuple(after.split()))
     assert affixes.remove_from(affixes.add_to(line)) == line
     tokens = line.split()
@@ -150,11 +152,11 @@ def test_what_is_put_around_comes_off(line, before, after):
 # -- whole configurations ------------------------------------------------------------------------
 
 DEFAULTS = Path(__file__).parents[2] / "data" / "public_lines" / "defaults_3_5_1.yaml"
-NEAR = dict(batch_size=2, beam_size=2, max_length=8)  # as in `translated`
+NEAR = dict(batch_size=2, beam_size=2, max_length=8)  # as in `translate_tokens`
 
 
 def inference_yaml(text):
-    """What an inference YAML of OpenNMT-py 3.5 looks like, with the values of all defaults."""
+    """Return an OpenNMT-py 3.5 inference YAML with the default values."""
     places = dict(model=str(SMALL), src="src.txt", output="out.txt")
     defaults = yaml.safe_load(DEFAULTS.read_text("utf-8"))
     return yaml.safe_dump({**defaults, **places, **NEAR, **yaml.safe_load(text)})
@@ -181,8 +183,8 @@ tgt_onmttok_kwargs: "{'mode': 'aggressive', 'joiner_annotate': True, 'case_marku
 """
 
 
-def translated(tokens, around=((), ())):
-    """What SMALL makes of tokens that are given by hand."""
+def translate_tokens(tokens, around=((), ())):
+    """Return the translation that SMALL makes of given tokens."""
     checkpoint = load_checkpoint(SMALL)
     before, after = (tuple(checkpoint.src_vocab.ids[t] for t in part) for part in around)
     checkpoint = dataclasses.replace(checkpoint, src_start=before, src_end=after)
@@ -200,24 +202,24 @@ def translated(tokens, around=((), ())):
     ],
     ids=["sentencepiece", "bpe", "onmt_tokenize"],
 )
-def test_a_yaml_of_opennmt_works_as_it_stands(run, text, cut, around, joined):
+def test_opennmt_yaml_works_unchanged(run, text, cut, around, joined):
     code, _, err = run(inference_yaml(text), "der hund\n\n", "-output_format", "jsonl", "-quiet")
     assert (code, err) == (0, "")
     first, blank = map(json.loads, Path("out.txt").read_text("utf-8").splitlines())
-    tokens = translated(cut, [part.split() for part in around])
+    tokens = translate_tokens(cut, [part.split() for part in around])
     assert first["hyps"][0]["tokens"] == tokens
     words = joined(tokens[tokens[:1] == ["DOG"] and "DOG" in text :])
     assert first["hyps"][0]["text"] == words.replace("▁", " ").strip()
     assert (blank["hyps"][0]["text"], blank["notes"]) == ("", ["empty"])
 
 
-def test_a_dict_may_be_written_without_quotes():
-    """As the original's YAML reader takes it."""
+def test_onmttok_kwargs_accept_unquoted_dict():
+    """OpenNMT-py accepts it, too."""
     options = TranslateOptions.of(src_onmttok_kwargs={"mode": "none"})
     assert options.text.src_onmttok_kwargs == "{'mode': 'none'}"
 
 
-def test_what_has_no_effect_is_said_once(run):
+def test_option_without_effect_is_reported_once(run):
     _, _, err = run(inference_yaml(NLLB_LIKE + "fast: false\nshard_size: 0\n"))
     assert err.count("NOTE: transforms: filtertoolong: used in training only") == 1
     assert err.count("NOTE") == 1
@@ -227,8 +229,8 @@ def test_what_has_no_effect_is_said_once(run):
     assert f"NOTE: src_prefix: has no effect; {why} (my.yaml:3)\n" in err
 
 
-def test_a_model_of_ours_gives_the_same_to_its_export(tmp_path, tiny_pieces, run):
-    """By the YAML that the export asks for, against the tokenizer that our own model brings."""
+def test_exported_model_translates_like_original(tmp_path, tiny_pieces, run):
+    """With the exported YAML, compared with the tokenizer of the model."""
     (tmp_path / "own").mkdir()
     native.save(tmp_path / "own", tiny.make_model(seed=3), tiny_pieces)
     export(ExportOptions(str(tmp_path / "own"), "opennmt-py", str(tmp_path / "x.pt")))
@@ -250,21 +252,21 @@ self_attn_type: scaled-dot
 # -- -tokenizer and -detokenizer -----------------------------------------------------------------
 
 
-class TestOwnSwitches:
-    def test_bpe_and_sentencepiece_by_files(self):
-        _, tokenizer = fitted(tokenizer="bpe", src_subword_model="src.codes")
+class TestTokenizerAndDetokenizer:
+    def test_tokenizer_bpe_and_sentencepiece_files(self):
+        _, tokenizer = load_with_tokenizer(tokenizer="bpe", src_subword_model="src.codes")
         assert tokenizer.encode("der hunde") == ["der", "hun@@", "d@@", "e"]
         assert tokenizer.decode(["ol@@", "d", "do@@"]) == "old do"
         with pytest.raises(OptionError, match="tgt_subword_model"):
             tokenizer.encode_target("the dog")
-        _, tokenizer = fitted(tokenizer="sentencepiece", src_subword_model="src.model")
+        _, tokenizer = load_with_tokenizer(tokenizer="sentencepiece", src_subword_model="src.model")
         assert tokenizer.encode("der hund") == ["▁d", "er", "▁h", "u", "n", "d"]
         assert tokenizer.decode(["▁the", "▁do", "g"]) == "the dog"
-        _, tokenizer = fitted(tokenizer="sentencepiece", **PIECES)
+        _, tokenizer = load_with_tokenizer(tokenizer="sentencepiece", **PIECES)
         assert tokenizer.encode_target("a child") == ["▁a", "▁child"]
 
-    def test_fairseq_output_is_joined(self):
-        """Lines are tokens already, their translation is to be text."""
+    def test_detokenizer_for_tokenized_fairseq_lines(self):
+        """Lines are tokenized; the translation should be text."""
         path = DATA / "fairseq_transformer"
         plain = Translator.from_pretrained(path, device="cpu")
         joined = Translator.from_pretrained(path, device="cpu", detokenizer="bpe")
@@ -282,21 +284,21 @@ class TestOwnSwitches:
             ("space", "▁a@@ b￭ ▁c"),
         ],
     )
-    def test_every_detokenizer(self, name, text):
-        _, tokenizer = fitted(detokenizer=name)
+    def test_detokenizer_values(self, name, text):
+        _, tokenizer = load_with_tokenizer(detokenizer=name)
         assert tokenizer.decode(["▁a@@", "b￭", "▁c"]) == text
         assert tokenizer.encode("a  b") == ["a", "b"]
 
     @pytest.mark.parametrize("transforms", [["prefix"], ["suffix", "normalize"]], ids=str)
-    def test_without_subwords_lines_are_split_as_the_model_does(self, transforms):
+    def test_transforms_without_subwords_split_like_model(self, transforms):
         line = "a\u00a0b  c\u3000d e"
         of_3, of_2 = ["a\u00a0b", "c\u3000d", "e"], ["a", "b", "c", "d", "e"]
         for path, expected in ((SMALL, of_3), (DATA / "m23_tf_step_2.pt", of_2)):
-            _, tokenizer = fitted(path, transforms=transforms)
+            _, tokenizer = load_with_tokenizer(path, transforms=transforms)
             assert tokenizer.encode(line) == tokenizer.encode_target(line) == expected
 
     @pytest.mark.parametrize(
-        "text, said",
+        "text, message",
         [
             ("", "  tokenizer          space\n"),
             ("tokenizer: bpe\nsrc_subword_model: src.codes", "bpe of src.codes (also: space)\n"),
@@ -305,10 +307,10 @@ class TestOwnSwitches:
             ("detokenizer: joiner", "  tokenizer          space, output joined by joiner\n"),
         ],
     )
-    def test_print_model_says_which(self, run, text, said):
-        assert said in run(f"model: {SMALL}\nprint_model: true\n{text}\n")[1]
+    def test_print_model_names_tokenizer(self, run, text, message):
+        assert message in run(f"model: {SMALL}\nprint_model: true\n{text}\n")[1]
 
-    def test_they_are_settled_when_the_model_is_loaded(self):
+    def test_tokenizer_options_are_fixed_at_load_time(self):
         options = dict(transforms=["normalize"], src_lang="de", tgt_lang="en")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
         translator.translate(["dog"], src_lang="de")
@@ -316,14 +318,14 @@ class TestOwnSwitches:
             with pytest.raises(OptionError, match="cannot be changed per call"):
                 translator.translate(["dog"], **changed)
 
-    def test_gold_counts_what_stands_around(self):
-        """The target is scored with its prefix, which its line does not have."""
+    def test_gold_score_includes_prefix(self):
+        """The reference is scored with its prefix, which its line does not contain."""
         options = dict(transforms=["prefix"], tgt_prefix="DOG")
         with_prefix = Translator.from_pretrained(SMALL, device="cpu", **options)
         plain = Translator.from_pretrained(SMALL, device="cpu")
         assert with_prefix.score(["dog"], ["MAN"]) == plain.score(["dog"], ["DOG MAN"])
 
-    def test_what_stands_around_a_long_line_stays(self):
+    def test_affixes_of_truncated_line_are_kept(self):
         options = dict(transforms=["prefix", "suffix"], src_prefix="dog", src_suffix="</s>")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
         line = line_from_text("man " * (translator.model.max_positions + 5), 0)
@@ -333,9 +335,9 @@ class TestOwnSwitches:
         assert "truncated" in example.notes
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
-NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model is looked for
+NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are checked before the model is read
 
 
 @pytest.mark.parametrize(
@@ -363,13 +365,13 @@ NEEDED = "model: none.pt\nsrc: src.txt\n"  # options are judged before the model
         ("src_vocab_threshold: -1", "at least 0"),
     ],
 )
-def test_wrong_options(run, yaml, words):
+def test_invalid_transform_options_are_rejected(run, yaml, words):
     code, out, err = run(NEEDED + yaml)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and words in err
 
 
-def test_a_prefix_that_the_model_does_not_know(run):
+def test_prefix_outside_vocabulary_is_rejected(run):
     text = f"model: {SMALL}\nsrc: src.txt\ntransforms: [prefix]\nsrc_prefix: cat\n"
     code, out, err = run(text)
     assert (code, out) == (2, "")
@@ -383,8 +385,8 @@ BAD_FILES["cut"] = (HERE / "src.model").read_bytes()[:-40]
 
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
-def test_files_that_cut_nothing(tmp_path, run, kind, name):
-    """One line that names the file, before the model is looked for."""
+def test_subword_file_of_wrong_format_is_rejected(tmp_path, run, kind, name):
+    """One line that names the file, before the model is read."""
     if BAD_FILES[name] is not None:
         (tmp_path / "bad").write_bytes(BAD_FILES[name])
     code, out, err = run(f"{NEEDED}transforms: [{kind}]\nsrc_subword_model: bad\nshare_vocab: true")
@@ -392,7 +394,7 @@ def test_files_that_cut_nothing(tmp_path, run, kind, name):
     assert err.count("\n") == 1 and "bad" in err
 
 
-def test_what_is_no_file_and_what_is_too_large(tmp_path, monkeypatch):
+def test_subword_file_missing_or_too_large_is_rejected(tmp_path, monkeypatch):
     for path in (".", "/dev/zero", "x" * 400):
         for read in (read_bpe_codes, read_sentencepiece):
             with pytest.raises(CheckpointError):
@@ -404,17 +406,17 @@ def test_what_is_no_file_and_what_is_too_large(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["▁the\t-3.2\n", "word\n"])
-def test_what_is_no_vocabulary(tmp_path, text):
+def test_subword_vocab_of_wrong_format_is_rejected(tmp_path, text):
     (tmp_path / "v").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match="not a subword vocabulary: line 1"):
         read_sentencepiece(str(HERE / "src.model"), str(tmp_path / "v"), 1)
 
 
-# -- pieces of sentencepiece ---------------------------------------------------------------------
+# -- sentencepiece -------------------------------------------------------------------------------
 
 
-def test_pieces_that_are_rare_are_not_used():
-    """`src.counts` counts every other piece once, the others nine times."""
+def test_vocab_threshold_excludes_rare_subwords():
+    """`src.counts` counts every other subword once, and the remaining subwords nine times."""
     counts = [line.split("\t") for line in (HERE / "src.counts").read_text("utf-8").splitlines()]
     rare = {piece for piece, count in counts if count == "1" and len(piece) > 1}
     paths, lines = (str(HERE / "src.model"), str(HERE / "src.counts")), tiny.SENTENCES[:5]
@@ -427,20 +429,20 @@ def test_pieces_that_are_rare_are_not_used():
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_model(data):
+def test_sentencepiece_random_bytes_are_rejected(data):
     with contextlib.suppress(ValueError):
         restrict_vocabulary(data, set())
 
 
-def test_restricting_nothing_changes_nothing():
+def test_vocab_threshold_without_rare_subwords_has_no_effect():
     model = (HERE / "src.model").read_bytes()
     pieces = spm.SentencePieceProcessor(model_proto=model)
     known = {pieces.id_to_piece(i) for i in range(pieces.vocab_size())}
     assert restrict_vocabulary(model, known) == model
 
 
-def test_a_model_that_copies_sees_the_prefix():
-    """A prefix of a word that both vocabularies have is that word at the start of the line."""
+def test_copy_attention_model_reads_prefix():
+    """A prefix word in both vocabularies equals that word at the start of the line."""
     path = DATA / "m12_copyrnn_step_2.pt"
     checkpoint = load_checkpoint(path)
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
