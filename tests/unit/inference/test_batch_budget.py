@@ -125,7 +125,7 @@ def test_little_memory_gives_small_batches_and_notice(translator, batches, monke
     monkeypatch.setattr(budget, "MIN_BATCH_BYTES", MIB)
     usual = translator.translate(LINES, beam_size=2)
     assert len(batches) == 1
-    poor = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"), free=4 * MIB)
+    poor = Translator(translator.checkpoint, TranslateOptions.of(device="cpu"), free_bytes=4 * MIB)
     mine, rich = poor.pipeline.runner.budget, translator.pipeline.runner.budget
     limit = mine.limit(2)
     assert 1 < limit.sentences < 60 and limit.bytes(mine.size, 2) <= 2 * MIB
