@@ -106,9 +106,12 @@ def make_search_spec(
         checkpoint: the model.
         preset: the search preset.
     """
-    search, vocab = options.search, checkpoint.tgt_vocab
-    option_values = {**vars(search), **vars(options.sampling)}
-    sampling = select_sampling(preset, option_values)
+    search, sampling_options, vocab = options.search, options.sampling, checkpoint.tgt_vocab
+    sampling, option_values = preset.sampling, {**vars(search), **vars(sampling_options)}
+    if sampling and not sampling.is_enabled(option_values):
+        sampling = None
+    if sampling and search.beam_size == 1:  # sample tokens directly
+        sampling = replace(sampling, mode="rows", min_tokens_to_keep=1)
     separate_greedy = preset.has_separate_greedy and search.beam_size == 1
     n_forced = checkpoint.count_forced_tokens(options.model.tgt_lang)
     n_counted = n_forced if preset.counts_language_token else 0
@@ -155,7 +158,7 @@ def make_search_spec(
         repetition_penalty=search.repetition_penalty,
         force_eos=choose_force_eos(policy, preset, rules),
         sampling=sampling,
-        temperature=options.sampling.random_sampling_temp,
+        temperature=sampling_options.random_sampling_temp,
         filters=sampling.active_filters(option_values) if sampling else (),
         needs_log_softmax=needs_log_softmax(options, checkpoint),
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
@@ -176,16 +179,6 @@ def choose_force_eos(
     if preset.free_forced_eos and rules.forced_eos:
         return "free"
     return "paid" if policy.open_rows_at_limit == "end" else "no"
-
-
-def select_sampling(preset: Preset, option_values: dict[str, Any]) -> Sampling | None:
-    """Return the sampling method of the preset if the options enable it."""
-    sampling = preset.sampling
-    if sampling is None or not sampling.is_enabled(option_values):
-        return None
-    if option_values["beam_size"] == 1:  # sample tokens directly
-        return replace(sampling, mode="rows", min_tokens_to_keep=1)
-    return sampling
 
 
 def select_token_rules(
