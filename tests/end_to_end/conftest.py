@@ -1,4 +1,4 @@
-"""Ways to run translate.py, and a small table model whose translations are known by heart."""
+"""Fixtures that run translate.py, and a small table model with known translations."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def list_names(folder):
 
 
 def write_table(path, vocab, firsts, default=None):
-    """A table model: the logits of the first token of each source, and of those after it."""
+    """Write a table model: logits of the first token of each source, and of the tokens after it."""
     sources = {
         name: {"length": 1, "rows": {"": first}, "default": default or first}
         for name, first in firsts.items()
@@ -76,7 +76,7 @@ def src(tmp_path):
 
 @pytest.fixture
 def main(table, tmp_path, capfdbinary, monkeypatch):
-    """main(*argv) -> Result, in this process and in tmp_path; -model is the table unless given."""
+    """main(*argv) -> Result: run in this process and in tmp_path; -model defaults to the table."""
     import translate
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -103,8 +103,9 @@ def main(table, tmp_path, capfdbinary, monkeypatch):
 
 @contextlib.contextmanager
 def redirect_descriptor(number, path, flag):
-    """A descriptor of this process leads to a file: as `1>> path` of a shell with os.O_APPEND, as
-    `1> path` with os.O_TRUNC."""
+    """Redirect a descriptor of this process to a file: `1>> path` with os.O_APPEND, `1> path` with
+    os.O_TRUNC.
+    """
     before = os.dup(number)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | flag)
     os.dup2(file, number)
@@ -118,7 +119,7 @@ def redirect_descriptor(number, path, flag):
 
 @pytest.fixture
 def command(table):
-    """The words that start translate.py as a process."""
+    """The command that starts translate.py as a process."""
     return lambda *argv: [sys.executable, str(SCRIPT), "-model", str(table), *map(str, argv)]
 
 
@@ -128,7 +129,7 @@ def env():
 
 
 class ForkedProcess:
-    """A process that is forked off the warm one and used as a `subprocess.Popen`."""
+    """A process forked off the warm process, used like `subprocess.Popen`."""
 
     def __init__(self, warm, start, program="onmt_lite", *, stdin=subprocess.DEVNULL, **outs):
         self.warm, self.returncode, theirs, ours = warm, None, [], []
@@ -186,7 +187,7 @@ def warm():
 
 
 def kill_processes(started):
-    """Kill processes of a test and close what leads to them."""
+    """Kill the processes of a test and close their streams."""
     for one in started:
         if one.poll() is None:
             one.kill()
@@ -198,10 +199,10 @@ def kill_processes(started):
 
 @pytest.fixture
 def process(command, tmp_path, env, warm):
-    """process(*argv, **popen) -> a job in tmp_path; killed at the end of the test.
+    """process(*argv, **popen) -> a job in tmp_path, killed at the end of the test.
 
-    Its stdout and stderr are pipes unless given.  With `preexec_fn` it is no fork of the warm
-    process but starts as it does for a user.
+    Its stdout and stderr are pipes by default.  With `preexec_fn`, it is not forked but started as
+    a user would start it.
     """
     started = []
 
@@ -223,8 +224,7 @@ def process(command, tmp_path, env, warm):
 
 @pytest.fixture
 def shell(command, tmp_path, env):
-    """shell(redirections, *argv) -> Result of a process started with those redirections, after
-    the words `first`."""
+    """shell(redirections, *argv) -> Result of a process with these redirections, after `first`."""
 
     def run(redirections, *argv, first="exec", **kwargs):
         words = ["sh", "-c", f'{first} "$@" {redirections}', "sh", *command(*argv)]
@@ -240,7 +240,7 @@ def shell(command, tmp_path, env):
 
 @pytest.fixture
 def until():
-    """Wait for something that must come true soon."""
+    """Wait for a condition that must come true soon."""
 
     def wait(condition):
         kill_processes = time.monotonic() + 200

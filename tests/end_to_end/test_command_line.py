@@ -1,4 +1,4 @@
-"""translate.py from the outside: exit codes, messages, files. Only what needs no real process."""
+"""translate.py from the outside: exit codes, messages, files; no real process needed."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def test_tgt_reference_scores_are_logged_and_output_is_unchanged(main, src, tmp_
 
 
 def test_src_with_invalid_bytes_keeps_line_count(main, tiny_checkpoint, tmp_path):
-    """n lines in, n * n_best lines out, whatever the lines hold."""
+    """n input lines give n * n_best output lines, whatever they contain."""
     lines = [b"\xef\xbb\xbfder hund", b"", b" \t", "a\u2028b\x85c".encode(), b"a\0b", b"a\rb"]
     lines += [b"\xff\xfe x", "\u00a0\u3000".encode(), b"</s> <unk>", "😀 \u202e".encode(), b"end"]
     for end in (b"\n", b"\r\n"):
@@ -115,7 +115,7 @@ def test_log_file_contents(main, src, tmp_path):
 
 
 def test_averages_match_scores_in_output(main, src, tmp_path):
-    """Per token and per sentence; always in the log file, on stderr where they are asked for."""
+    """Per token and per sentence; always in the log file, on stderr on request."""
     done = main("-src", src, "-output_format", "jsonl", "-log_file", "log.txt")
     assert "PRED" not in done.err
     hyps = [json.loads(line)["hyps"][0] for line in done.out.splitlines()]
@@ -140,7 +140,7 @@ def test_report_time_per_line_and_token():
 
 
 def test_report_time_lists_phases(main, src, monkeypatch):
-    """On a clock that only the work of each phase moves."""
+    """On a clock that only advances with the work of each phase."""
     now = [0.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -252,7 +252,7 @@ def test_src_with_utf16_like_start_is_text(main, tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.parts", "link.parts"])
 def test_src_inside_parts_directory_is_preserved(main, src, tmp_path, name):
-    """-output x works in x.parts: a source of that name must not be emptied."""
+    """-output x works in x.parts: a source of that name must survive."""
     if name == "x.parts":
         src.rename(tmp_path / name)
     else:
@@ -346,7 +346,7 @@ def test_model_invalid_is_rejected(main, src, tmp_path, model, word):
 
 
 def test_tgt_impossible_reference_keeps_output(main, src, table, tmp_path):
-    """In a table -Infinity is probability 0; JSON has no word for its logarithm."""
+    """-Infinity in a table is probability 0; JSON cannot represent its logarithm."""
     (tmp_path / "never.json").write_text(table.read_text().replace("1.0", "-Infinity"))
     (tmp_path / "tgt").write_bytes("ü\n\n\n\n".encode())
     argv = ["-src", src, "-tgt", "tgt", "-model", "never.json", "-output_format", "jsonl"]
@@ -356,7 +356,7 @@ def test_tgt_impossible_reference_keeps_output(main, src, table, tmp_path):
 
 
 def test_src_line_without_possible_translation(main, src, table, tmp_path):
-    """Every token is impossible or not allowed yet: a blank line, not a missing one."""
+    """Every token is impossible or not allowed yet: an empty line, not a missing one."""
     end, *others = json.loads(table.read_text())["vocab"]
     row = [0.0] + [-math.inf] * len(others)
     write_table(tmp_path / "end.json", [end, *others], dict.fromkeys(("one", "two", "odd"), row))
@@ -411,7 +411,7 @@ def test_output_symbolic_link_is_kept(main, src, tmp_path):
 
 
 def test_errors_are_single_lines(main, tmp_path):
-    """A file name may hold what ends a line."""
+    """A file name may contain a line break."""
     done = main("-src", "a\nb\u2028c")
     assert done.code == 5
     assert len(done.err.splitlines()) == 1
@@ -420,7 +420,7 @@ def test_errors_are_single_lines(main, tmp_path):
 
 
 def test_empty_translation(main, tmp_path):
-    """The end token is the most probable first one: no token, and no division by their number."""
+    """EOS is the most probable first token: no tokens, and no division by zero."""
     first = [5.0, 0.0]
     write_table(tmp_path / "ends.json", ["</s>", "x"], {"one": first})
     (tmp_path / "src").write_text("one\none\n")

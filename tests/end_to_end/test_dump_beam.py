@@ -1,4 +1,4 @@
-"""Jobs with -dump_beam: which lines, which files, what is refused."""
+"""-dump_beam: recorded lines, output files, rejected paths."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Programs started without their packages, or by an old Python, say what to do in one line."""
+"""Missing packages and old Python versions are reported in one line; process settings."""
 
 import ast
 import contextlib
@@ -35,7 +35,7 @@ IMPORTS = ["import onmt_lite", "from onmt_lite import Translator", "import onmt_
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with the program, and no environment yet."""
+    """A directory with the program but without an environment."""
     folder = tmp_path / "check out"
     folder.mkdir()
     for name in ("translate.py", "requirements.txt"):
@@ -45,7 +45,7 @@ def checkout(tmp_path):
 
 
 def start(folder, *words, path=()):
-    """Exit code and stderr of a Python that has the standard library and the modules in `path`."""
+    """Return exit code and stderr of a Python with only the standard library and `path`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     done = subprocess.run([sys.executable, "-S", *words], cwd=folder, env=env, capture_output=True)
     assert done.stdout == b""
@@ -107,7 +107,7 @@ def test_entry_files_parse_under_old_syntax(name):
 
 
 def python(code, env):
-    """What a Python in that environment prints."""
+    """Return the output of a Python in that environment."""
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def python(code, env):
     ids=str,
 )
 def test_idle_threads_spin_briefly_by_default(given, expected):
-    """libgomp reads it when torch is imported."""
+    """libgomp reads the variable when torch is imported."""
     env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     code = "import os; from onmt_lite.system.resources import prepare_environment as p; p();"
     code += "print(os.environ.get('GOMP_SPINCOUNT'))"
@@ -147,7 +147,7 @@ print(found)
 
 
 def test_matrix_products_do_not_depend_on_threads_or_rows():
-    """On processors where that costs nothing; JSONL of any number of workers is the same there."""
+    """On processors where this is free; JSONL does not depend on the number of workers there."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     if not {"GenuineIntel", "avx512f", "avx512bw"} <= flags:
         pytest.skip("another processor")
@@ -157,7 +157,7 @@ def test_matrix_products_do_not_depend_on_threads_or_rows():
 
 @pytest.mark.parametrize("error", [None, ImportError])
 def test_garbage_collection_is_disabled_during_imports(error):
-    """Nor among them, later; what is made then is collected as ever."""
+    """Imported objects are exempt later, too; new objects are collected as usual."""
     gc.collect()
     try:
         before = gc.get_freeze_count()
@@ -186,7 +186,7 @@ def test_garbage_collection_is_disabled_during_imports(error):
     ],
 )
 def test_freed_memory_is_kept_unless_user_sets_malloc(monkeypatch, platform, given, most, taken):
-    """most: what this C library takes as the least size of memory that is mapped."""
+    """`most` is the limit of this C library for the mmap threshold."""
     settings = {}
 
     def mallopt(name, value):

@@ -1,4 +1,4 @@
-"""Inputs that are no plain UTF-8 text: refused with what to do, unpacked, or noted."""
+"""Inputs that are not plain UTF-8 text are rejected with a remedy, unpacked, or flagged."""
 
 import bz2
 import gzip
@@ -78,7 +78,7 @@ def test_src_file_type_is_detected_by_first_bytes(main, src, tmp_path, data, sai
     ],
 )
 def test_src_compressed_is_rejected_with_command(main, src, tmp_path, data, said):
-    """Whichever option names it, and under any name."""
+    """For every option that reads a file, and any file name."""
     (tmp_path / "x").write_bytes(data)
     by_line = ["-src", src, "-force_words", "x"], ["-src", src, "-ban_words", "x"]
     for words in (["-src", "x"], ["-src", src, "-tgt", "x"], *by_line):
@@ -137,7 +137,7 @@ def test_src_damaged_gzip_is_rejected(main, tmp_path, damage, reason):
 
 
 def test_src_gzip_stream_is_translated_line_by_line(process):
-    """What the other side has flushed is translated, though the file is not at its end."""
+    """Flushed data is translated before the end of the stream."""
     job = process(stdin=-1)
     with gzip.GzipFile(fileobj=job.stdin, mode="wb") as packing:
         for line, answer in [(b"one\n", b"ein\n"), (b"two\n", "ü\n".encode())]:
@@ -181,7 +181,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def meanwhile(monkeypatch):
-    """meanwhile(module, name, do): do something before a function of the module runs."""
+    """meanwhile(module, name, do): call `do` before a function of the module runs."""
 
     def before(module, name, do):
         original = getattr(module, name)
@@ -193,7 +193,7 @@ def meanwhile(monkeypatch):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["src", "tgt"])
 def test_src_changed_while_reading_is_an_error(job, tmp_path, name, change):
-    """The job ends with the first bucket, not the last."""
+    """The job ends at the first bucket, not at the last."""
     calls = []
 
     def progress(n_lines, n_tokens):
@@ -292,7 +292,7 @@ class TestJsonl:
         assert main("-src", "a.jsonl", "-input_format", "text").out == OUT
 
     def test_text_field_missing_in_all_lines_is_rejected(self, main, src, tmp_path):
-        """And a file of which any object has it, or standard input, is translated."""
+        """Standard input, and files where any line has the field, are translated."""
         data = b'{"id": 1, "sentence": "one"}\nx\n{"n": 2}\n'
         has = "has no field 'text' (fields: id, sentence); set -text_field"
         for name, pack in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
@@ -317,7 +317,7 @@ class TestJsonl:
         assert records[0]["fields"] == {"id": 1, "sentence": "one"}
 
     def test_input_format_jsonl_with_references(self, main, src, tmp_path):
-        """They are objects where their own file is named so."""
+        """References are objects if their file has a .jsonl name."""
         (tmp_path / "tgt").write_bytes(b"ein\n" * 3)
         (tmp_path / "tgt.jsonl").write_bytes(b'{"text": "ein"}\n' * 2 + b'{"text": 1}\n')
         (tmp_path / "src.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}\n{"text": "one"}\n')
@@ -405,7 +405,7 @@ def test_raw_text_for_token_model_logs_notice(main, marian, tmp_path):
 
 
 def test_raw_text_notice_only_considers_first_lines(main, marian, tmp_path):
-    """Once, not at every window."""
+    """It is logged once, not for every window."""
     argv = ["-model", "marian", "-tokenizer", "space", "-max_length", 2, "-beam_size", 1]
     argv += ["-bucket_lines", 1024, "-workers", 1]
     done = main(*argv, stdin=b"Guten Tag\n" * 1500)

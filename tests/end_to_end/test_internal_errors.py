@@ -1,4 +1,4 @@
-"""A defect of the program is told as one; only what happens to files is called that."""
+"""Bugs of the program are reported as such; only file operations are file errors."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ LINE = "onmt_lite: error: internal error ({}); please report the traceback below
 
 @pytest.fixture(params=[ValueError, OSError, KeyError], ids=lambda kind: kind.__name__)
 def broken(request, monkeypatch):
-    """A translation that fails as no job should, and what its error is called."""
+    """A translation that fails unexpectedly, and the name of its error."""
     error = request.param("a bug")
 
     def fail(*args):
@@ -78,7 +78,7 @@ def test_internal_error_prints_traceback_and_exits_1(table, tmp_path, env):
 
 @pytest.mark.parametrize("name", ["out", "pipe"])
 def test_error_is_not_masked_by_error_while_closing(tmp_path, name):
-    """What was written before may fail only when the file is closed."""
+    """Closing a file may report an earlier write error."""
     path = tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -95,7 +95,7 @@ def test_error_is_not_masked_by_error_while_closing(tmp_path, name):
 
 
 def test_disk_full_during_job_is_an_output_error(process, tmp_path, env):
-    """A file that may not grow beyond 4,096 bytes stands for the disk."""
+    """A file size limit of 4,096 bytes simulates a full disk."""
     (tmp_path / "src.txt").write_bytes(b"two\n" * 4000)
     (tmp_path / "out").write_bytes(b"older\n")
     limit = resource.RLIMIT_FSIZE

@@ -1,4 +1,4 @@
-"""The log of a job is the job's: its files are closed and its handlers gone when it ends."""
+"""Logging of a job: its files are closed and its handlers removed at the end."""
 
 import logging
 import os
@@ -49,7 +49,7 @@ def test_job_restores_logging(main, src, tmp_path, words):
 
 
 def test_each_job_logs_its_lines_once(main, src, tmp_path):
-    """Handlers of an earlier job would say them again."""
+    """Handlers of an earlier job would log them again."""
     for _ in range(3):
         done = main("-src", src, "-log_file", "log")
         assert done.err.count("line 3: the input line is empty") == 1
@@ -57,8 +57,7 @@ def test_each_job_logs_its_lines_once(main, src, tmp_path):
 
 
 def test_log_file_separates_runs(process, src, tmp_path):
-    """Two at once, then one more: the lines of each have a number of its own, and begin with the
-    command, which names the output."""
+    """Two runs at once and one later: lines have a process id and start with the command."""
     both = [process("-src", src, "-output", name, "-log_file", "log") for name in "ab"]
     assert [job.wait() for job in both] == [0, 0]
     assert process("-src", src, "-output", "c", "-log_file", "log").wait() == 0
@@ -121,7 +120,7 @@ def test_log_file_write_error_leaves_no_output(main, src, tmp_path):
 
 
 def test_log_file_full_at_last_line_leaves_no_output(main, src, tmp_path):
-    """Nor does one that is full when nothing is left to do harm what is complete."""
+    """A log that is full when a complete job is resumed does not harm the output."""
     argv = ["-src", src, "-output", "out", "-log_file"]
     with pytest.MonkeyPatch.context() as patch:
         say_nothing_first(patch)

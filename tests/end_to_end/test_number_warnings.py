@@ -1,4 +1,4 @@
-"""The note of other numbers, in the output and in the log."""
+"""The warning `numbers` in output and log."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A model that translates by heart: each line, and what comes out first and second."""
+    """A model with memorized translations: first and second hypothesis of each line."""
     known = {"2": ("250", "2"), "5": ("5", "6"), "899,00": ("899,000", "x"), "A7!": ("8", "x")}
     known |= {"B8!": ("7", "x"), "ja": ("yes", "x")}
     words = sorted({word for pair in known.values() for word in pair})
@@ -41,7 +41,7 @@ def test_numbers_warning_in_output_and_summary(main, table, tmp_path, monkeypatc
 
 
 def test_numbers_warning_considers_whole_lines(main, table, tmp_path, monkeypatch):
-    """Each of two sentences says the other's number, so that the line says the same ones."""
+    """Numbers swapped between the two sentences of a line are no difference."""
     monkeypatch.chdir(tmp_path)
     Path("src").write_text("A7! B8!\nA7!\n", "utf-8")
     notes, _ = notes_of(main, "-model", table, "-src", "src", "-split_longer", "4")

@@ -1,4 +1,4 @@
-"""The name of an output decides on its format and on gzip; the same data gives the same bytes."""
+"""The output name selects format and gzip; equal data gives equal bytes."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def written(path):
 
 
 def read_as(format, text):
-    """The translations in an output, each format parsed by itself."""
+    """Return the translations of an output; each format is parsed separately."""
     lines = text.split("\n")[:-1]
     if format == "jsonl":
         records = list(map(json.loads, lines))
@@ -90,7 +90,7 @@ def test_output_other_compression_is_rejected(main, tmp_path, ending):
 
 
 def test_output_gzip_bytes_do_not_depend_on_workers_or_resume(main, src, process, tmp_path):
-    """In one run, by workers, after a stop, of a stream, through Python."""
+    """In one run, with workers, resumed, from a stream, and from Python."""
     argv = ["-bucket_lines", "1", "-report", "notes.gz"]
     assert main("-src", src, "-output", "a.gz", *argv).code == 0
     a, notes = ((tmp_path / name).read_bytes() for name in ("a.gz", "notes.gz"))

@@ -1,4 +1,4 @@
-"""Where output goes: no file that is read is harmed, and what is there keeps its rights."""
+"""Output paths: inputs are never damaged, and existing files keep their permissions."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def mode(path):
 
 @pytest.fixture
 def files(src, table, tmp_path):
-    """What a job may read, in tmp_path; the test leaves it as it is."""
+    """Files that a job may read, in tmp_path; tests leave them unchanged."""
     for name in ("tgt", "codes", "counts", "phrases", "out", "m.pt", "m.safetensors", "in.json"):
         (tmp_path / name).write_text(f"{name}|||\n")
     for name in ("c2/model/model.bin", "mn/model.npz", "mn/vocab.spm"):
@@ -95,7 +95,7 @@ def test_output_paths_must_differ(main, files, tmp_path):
 
 
 def test_output_inside_shipped_model_is_rejected(process, tmp_path):
-    """It is there without -model; a link leads to it, in case the test fails."""
+    """The default model counts as an input.  A link protects it in case the test fails."""
     os.symlink(Path(__file__).parents[2] / "data" / "de-en" / "model.json", tmp_path / "link")
     before = (tmp_path / "link").read_bytes()
     job = process("-model=", "-output", "link")
@@ -137,7 +137,7 @@ def test_save_config_to_stream(shell, tmp_path):
 
 
 def test_output_redirected_by_shell_that_is_an_input_is_rejected(shell, src):
-    """Reading what is just written would never end."""
+    """Reading the output while writing it would never end."""
     before = src.read_bytes()
     done = shell(f">> {src}", "-src", src)
     done.failed(2, f"standard output is the same file as src {src}; choose another path")
@@ -201,7 +201,7 @@ def test_output_dev_stdout_is_appended_to(main, src, tmp_path, path):
 
 
 def test_output_proc_path_is_written_in_place(main, src, tmp_path):
-    """A path under /proc is never renamed onto, and what the file holds stays."""
+    """A path under /proc is never replaced, and the file keeps its contents."""
     (tmp_path / "all").write_bytes(b"earlier\n")
     with (
         open(tmp_path / "all", "ab") as out,
@@ -245,7 +245,7 @@ def test_output_to_descriptor_path(main, src, tmp_path):
 
 
 def test_log_file_to_descriptor_path(main, src, tmp_path):
-    """Opened by name, a log would be written over what else goes to that file."""
+    """Opening the path would overwrite other output to the same file."""
     (tmp_path / "said").write_bytes(b"earlier\n")
     with redirect_descriptor(2, "said", os.O_APPEND):
         done = main("-src", src, "-log_file", "/dev/stderr", "-quiet")
@@ -270,7 +270,7 @@ def test_exit_code_is_kept_if_stderr_is_full(shell):
 
 
 def test_output_inside_model_directory_is_allowed(main, src, table, tmp_path, monkeypatch):
-    """Going on, again, and with what the shell has made for `>`."""
+    """Resumed, repeated, and with the empty file that the shell creates for `>`."""
     model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
     monkeypatch.chdir(model)
     argv = ["-src", src, "-model", ".", "-output", "out.txt", "-report", "notes"]

@@ -1,4 +1,4 @@
-"""What only a real process shows: signals, closed and broken streams, environment, streaming."""
+"""Tests that need a real process: signals, broken streams, environment, streaming."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.support.sweeps import mark_sweeps
 
 
 def finish(process):
-    """(exit code, what is left of stdout, stderr) of a process that must end by itself."""
+    """Return (exit code, remaining stdout, stderr) of a process that must end by itself."""
     out, err = process.communicate(timeout=200)
     text = err.decode("utf-8")
     assert "Traceback" not in text, text
@@ -39,9 +39,9 @@ def running(process, tmp_path, until):
 
 
 def stopped(number, job, n_lines, folder, older=True):
-    """`finish` with the one line that is said about a signal, of a job that `running` has begun.
+    """`finish`, and check the line about the signal, for a job started by `running`.
 
-    The last line may have been on its way.
+    The last line may have been in transit.
     """
     code, out, err = finish(job)
     number = number or code - 128
@@ -80,7 +80,7 @@ def test_ignored_sighup_stays_ignored_and_ctrl_c_works(running, until, tmp_path)
 
 
 def test_two_stop_signals_at_once(running, tmp_path):
-    """Both wait when the process goes on: the second must not break the work of the first."""
+    """Both are pending when the process continues; the second must not interrupt the clean-up."""
     job = running()
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         job.send_signal(number)
@@ -90,7 +90,7 @@ def test_two_stop_signals_at_once(running, tmp_path):
 
 @pytest.fixture
 def run_program(tmp_path, env, table):
-    """run_program(lines of Python, n, *argv): a job of n lines after them, in a process."""
+    """run_program(lines of Python, n, *argv): run them and a job of n lines in a process."""
 
     def run(lines, n, *argv):
         program = f"import os, sys; from onmt_lite.__main__ import main\n{lines}\nsys.exit(main())"
@@ -109,7 +109,7 @@ def run_program(tmp_path, env, table):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_stop_signal_dropped_by_python_ends_job(run_program, tmp_path, workers):
-    """What a handler raises while a finalizer runs is dropped, as in callbacks of imports."""
+    """Python drops an exception raised in a finalizer or an import callback."""
     lines = (
         "from onmt_lite.jobs.output import Output\n"
         "class Last:\n"
@@ -123,7 +123,7 @@ def test_stop_signal_dropped_by_python_ends_job(run_program, tmp_path, workers):
 
 
 def test_stop_signal_after_publishing_changes_nothing(run_program, tmp_path):
-    """The process ends, which takes a moment with torch; its work is done."""
+    """Ending the process takes a moment with torch; the job is done."""
     lines = (
         "import atexit, signal\n"
         "class Last:\n"
@@ -138,7 +138,7 @@ def test_stop_signal_after_publishing_changes_nothing(run_program, tmp_path):
 
 
 def test_stdout_lines_appear_at_once_and_sigpipe_ends_job(process):
-    """As in `translate.py | head -1`: silent, and the exit code of SIGPIPE."""
+    """As in `translate.py | head -1`: silent, with the exit code of SIGPIPE."""
     job = process(stdin=subprocess.PIPE)
     for line, answer in [(b"one\n", b"ein\n"), (b"two\none\n", "ü\n".encode())]:
         job.stdin.write(line)
@@ -205,7 +205,7 @@ def test_help_and_print_config_with_broken_stdout(shell, process, words):
 
 
 def test_output_does_not_depend_on_environment(shell, env, tmp_path, table):
-    """An ASCII locale, no UTF-8 mode, no HOME, another folder; names that are not ASCII."""
+    """ASCII locale, no UTF-8 mode, no HOME, another directory, non-ASCII names."""
     list_names = ["quelle-ü.txt", "ziel-ü.txt", "log-ü.txt"]
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / list_names[0]).write_bytes(b"two\n\nodd\n")

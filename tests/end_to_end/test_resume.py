@@ -1,4 +1,4 @@
-"""-resume and -report from the command line: stopped jobs go on, by the command that they print."""
+"""-resume and -report on the command line: stopped jobs continue with the printed command."""
 
 import contextlib
 import dataclasses
@@ -38,13 +38,13 @@ def lines(tmp_path):
 
 
 def state(folder):
-    """All files, but for who has locked the store."""
+    """Return all files, except the owner of the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def parts(folder):
-    """What the parts of `out` hold."""
+    """Return the contents of the partial files of `out`."""
     paths = sorted((folder / "out.parts").glob("0*"))
     return [read_sealed(str(path))[1] for path in paths]
 
@@ -236,7 +236,7 @@ sys.exit(__main__.main())
 
 
 def test_resume_after_sigkill_and_sigterm(lines, table, tmp_path, env):
-    """SIGKILL, then SIGTERM, then the command that the second has printed, by a shell."""
+    """SIGKILL, then SIGTERM, then the printed command in a shell."""
     shutil.copy(table, tmp_path / "a model's.json")
     (tmp_path / "slow.py").write_text(SLOW)
     words = ["slow.py", "-src", "src", "-output", "out's end", "-model", "a model's.json"]
@@ -307,7 +307,7 @@ def test_resume_compares_or_ignores_every_option():
 
 
 def test_resume_compared_option_changes_fingerprint():
-    """Whatever the value: options are set without the checks that combinations have."""
+    """For any value: options are set without checks of combinations."""
     options = TranslateOptions.of()
     job = {**compute_fingerprint(options, {}), "files": {}}
     for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):
@@ -367,7 +367,7 @@ def test_resume_with_dump_beam_logs_notice(main, stop, lines, tmp_path):
 
 @pytest.mark.timeout(60)
 def test_resume_with_phrases_from_pipe_is_rejected(main, lines, tmp_path):
-    """Nobody could compare what stood in it."""
+    """The contents of a pipe cannot be compared."""
     os.mkfifo(tmp_path / "pipe")
     for more in ([], ["-resume"]):
 

@@ -1,4 +1,4 @@
-"""Streams and file systems of every kind: those that do not wait, have no locks, keep no modes."""
+"""Non-blocking streams, and file systems without locks or modes."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ TEXT = "".join(f"line {i} ü\n" for i in range(50_000))
 @pytest.mark.timeout(JOB_LIMIT)
 @pytest.mark.parametrize("buffering", [-1, 0], ids=["stdout", "device"])
 def test_nonblocking_output_pipe_receives_everything(buffering):
-    """As a terminal or a pipe is that another program has set to O_NONBLOCK."""
+    """Another program may have set O_NONBLOCK on a terminal or pipe."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     found: list[bytes] = []
@@ -63,7 +63,7 @@ def test_nonblocking_input_is_polled():
 
 
 def test_input_with_large_descriptor_number(tmp_path):
-    """A program may have thousands of files open."""
+    """A program may have thousands of open files."""
     (tmp_path / "src").write_bytes(b"one\ntwo\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 3000:
@@ -94,7 +94,7 @@ def refuse(number: int):
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_output_on_file_system_without_modes(tmp_path, monkeypatch, number):
-    """The mode of the file that is replaced comes last, when all the work is done."""
+    """The mode is copied last, when all the work is done."""
     path = tmp_path / "out"
     path.write_bytes(b"older\n")
     monkeypatch.setattr(os, "fchmod", refuse(number))
@@ -127,7 +127,7 @@ def test_lock_failure_is_an_error(tmp_path, monkeypatch, number, said):
 
 
 def test_store_removed_by_another_job_is_created_again(tmp_path, monkeypatch):
-    """It was removed by the job that has just finished with it."""
+    """The job that has just finished removes it."""
     store, flock = tmp_path / "out.parts", fcntl.flock
     times = []
 
@@ -143,7 +143,7 @@ def test_store_removed_by_another_job_is_created_again(tmp_path, monkeypatch):
 
 
 def test_log_file_with_unusual_name(tmp_path):
-    """A path may hold bytes that are no text."""
+    """A path may contain bytes that are not text."""
     handler = StrictFileHandler(tmp_path / "log")
     handler.emit(logging.makeLogRecord({"msg": "cannot read caf\udce9"}))
     handler.close()
@@ -152,7 +152,7 @@ def test_log_file_with_unusual_name(tmp_path):
 
 @pytest.mark.timeout(JOB_LIMIT)
 def test_model_from_pipe_is_rejected(main, src, tmp_path):
-    """Nobody writes to it: opening it would wait for ever."""
+    """Opening a pipe without a writer would block forever."""
     os.mkfifo(tmp_path / "pipe")
     done = main("-src", src, "-model", "pipe")
     assert done.code == 4 and "no model at pipe: it is neither a file nor a directory" in done.err

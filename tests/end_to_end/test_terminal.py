@@ -1,4 +1,4 @@
-"""What a person sees: the bar, lines about progress, typed lines, and how a job says its end."""
+"""Output on a terminal: progress bar, log lines, typed input, and the last line."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ END = r"4 lines -> {} \(\d+\.\d s\)\n"
 
 
 class Terminal:
-    """A terminal of some size, and all that was shown on it so far."""
+    """A terminal of a given size, and everything shown on it so far."""
 
     def __init__(self, columns, rows=24):
         self.ours, self.theirs = os.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         os.write(self.ours, text.encode("utf-8"))
 
     def lines(self):
-        """What is left to see: a carriage return goes back, a new text covers the old one."""
+        """Return the visible lines: text after a carriage return replaces the old text."""
         screen = []
         for line in self.read().replace("\r\n", "\n").split("\n"):
             cells = ""
@@ -48,7 +48,7 @@ class Terminal:
         return screen
 
     def controls(self):
-        """For a child: make this its terminal, so that ^C reaches it."""
+        """In a child: make this the controlling terminal, so that ^C reaches it."""
         os.setsid()
         fcntl.ioctl(self.theirs, termios.TIOCSCTTY, 0)
 
@@ -67,7 +67,7 @@ def terminal():
 
 @pytest.fixture
 def shown_on(monkeypatch):
-    """shown_on(screen, *names): streams of this process, such as "stderr", lead to a terminal."""
+    """shown_on(screen, *names): redirect streams of this process, such as stderr, to a terminal."""
     with contextlib.ExitStack() as opened:
 
         def lead(screen, *names):
@@ -110,7 +110,7 @@ def test_bar_moves_before_the_end(process, terminal, until):
 
 
 class Screen:
-    """A terminal that keeps what is written."""
+    """A terminal that records its output."""
 
     encoding, shown = "utf-8", ""
 
@@ -125,7 +125,7 @@ class Screen:
 
 
 def test_bar_remaining_time_at_constant_speed(monkeypatch):
-    """A line each second, in batches of ten: the rate that a terminal and a log show are known."""
+    """One line per second in batches of ten, so the rate is known."""
     now = [1000.0]
     monkeypatch.setattr(module, "CONSOLE", Screen())
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
@@ -140,7 +140,7 @@ def test_bar_remaining_time_at_constant_speed(monkeypatch):
 
 
 def test_bar_moves_for_small_batch_after_large_one(monkeypatch):
-    """The bar must not learn from the first batch to wait for another one of that size."""
+    """The bar must not adapt its refresh interval to the first batch."""
     monkeypatch.setattr(module, "CONSOLE", Screen())
     with JobProgress(400, quiet=False, reads_terminal=False) as meter:
         meter.bar.mininterval = 0
@@ -177,7 +177,7 @@ class TestWithoutATerminal:
         ]
 
     def test_long_job_logs_progress_periodically(self, main, src, tmp_path, monkeypatch):
-        """At every batch, as no time passes between two lines."""
+        """At every batch, because the interval is set to 0."""
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
         done = main("-src", src, "-output", "out", *argv)
@@ -201,7 +201,7 @@ class TestWithoutATerminal:
         assert done.err.split("\n")[-2].startswith("1 line -> out (")
 
     def test_progress_of_file_opened_by_shell(self, shell, src, terminal):
-        """Lines behind what another program has read already."""
+        """Only lines that were not read by another program."""
         screen = terminal()
         done = shell("; } < src.txt", first="{ read line;", stderr=screen.theirs)
         assert (done.code, done.out) == (0, OUT.removeprefix(b"ein\n"))
@@ -218,7 +218,7 @@ class TestWithoutATerminal:
 class TestTypedInput:
     @pytest.fixture
     def typed(self, process, terminal, until):
-        """A job whose lines are typed, once it waits for them, and its terminal."""
+        """A job that waits for typed lines, and its terminal."""
         screen = terminal()
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
         job = process(**streams)
@@ -278,7 +278,7 @@ def test_bar_of_stopped_job_ends_with_newline(process, terminal, until):
 
 
 def test_ctrl_c_before_model_is_loaded(process, terminal, until):
-    """While torch is loaded, which takes seconds."""
+    """Importing torch takes seconds."""
     screen = terminal()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
     job = process("-model", "no/such", **streams, preexec_fn=screen.controls)

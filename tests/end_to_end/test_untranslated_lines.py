@@ -1,4 +1,4 @@
-"""Exit code 7: a complete output in which some lines are blank."""
+"""Exit code 7: a complete output with some empty lines."""
 
 import json
 import signal
@@ -48,7 +48,7 @@ def test_untranslated_lines_output_is_complete(main, nan_table, tmp_path):
 
 
 def test_untranslated_lines_are_reported_again_on_resume(main, nan_table, tmp_path, monkeypatch):
-    """Whether its output is in its place already or was about to be put there."""
+    """Whether the output was published already or not."""
     (tmp_path / "src").write_text("a\nbad\n" * 6, "utf-8")
     options = ("-model", nan_table, "-src", "src", "-output", "out", "-report", "notes")
 

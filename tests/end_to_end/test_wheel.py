@@ -1,4 +1,4 @@
-"""The wheel, installed in a fresh environment where no checkout is near."""
+"""The wheel, installed in a fresh environment without the checkout."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def pip(*words):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """An environment with the wheel; other packages are borrowed from the one that runs this."""
+    """An environment with the wheel; other packages come from the current one."""
     folder = tmp_path_factory.mktemp("installed")
     source, venv = folder / "source", folder / "venv"
     source.mkdir()
@@ -50,7 +50,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """run(command, *words) -> bytes of standard output; in an empty folder."""
+    """run(command, *words) -> standard output; in an empty directory."""
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(command, *words, stdin="", code=0, err=None):
@@ -68,7 +68,7 @@ def run(environment, tmp_path):
 
 @pytest.fixture
 def from_checkout(tmp_path, monkeypatch, capfdbinary):
-    """The same words to the program of the checkout, in this process."""
+    """Run the same command with the checkout, in this process."""
     monkeypatch.chdir(ROOT)
 
     def run(*words, stdin=""):
@@ -226,7 +226,7 @@ MISTAKES = {
 
 @pytest.mark.sweep
 def test_wheel_type_checker_finds_mistakes(environment):
-    """What `mypy --strict` says of two scripts; the types of torch are left out, they take long."""
+    """Run `mypy --strict` on two scripts, without the types of torch, which take long."""
     folder = environment.parent
     wrong = ["import onmt_lite", "translator = onmt_lite.Translator.from_pretrained()"]
     wrong += ["t = translator.translate(['a'])[0]"]

@@ -1,11 +1,11 @@
-"""Tries the finished command line on everything that goes wrong with a job.
+"""Test the command line against everything that goes wrong with a job.
 
     python -m tests.end_to_end.kits                       all kits; see docs/jobs-reference.md
-    python -m tests.end_to_end.kits -kits K1,K4 -n 10     some of them, with fewer trials
+    python -m tests.end_to_end.kits -kits K1,K4 -n 10     some kits with fewer trials
     python -m tests.end_to_end.kits -warm                 jobs forked from a warm process
 
-Prints a row for each kit; `-rows FILE` gets each trial as JSON.  Folders of trials that failed are
-kept.  The exit code is 1 if there are any.
+Prints a row for each kit; `-rows FILE` receives each trial as JSON.  Directories of failed trials
+are kept.  The exit code is 1 if any trial failed.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def report_results(trials: Iterator[TrialResult], out) -> Iterator[TrialResult]:
-    """Rows as they come: all to the file, those that failed to stderr."""
+    """Yield results as they arrive: write all to the file and failures to stderr."""
     for row in trials:
         if out:
             print(row.json(), file=out, flush=True)

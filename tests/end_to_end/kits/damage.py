@@ -1,8 +1,8 @@
 """Kits of damaged files: K6 checkpoints, K7 sentencepiece models, K8 configurations.
 
-What a format protects by a checksum must be refused or translate as before.  Where the damage is
-sealed with a right checksum, or changes an option's value, other translations are right too: then
-the job must end as told, with a line for each line.
+Damage that a checksum detects must be rejected or change nothing.  If the checksum is corrected
+after the damage, or the value of an option changes, other translations are correct, too: then the
+job must end with the documented exit code and one output line per input line.
 """
 
 import json
@@ -29,7 +29,7 @@ LINES = b"der hund sieht den garten\n\nein kind\ntoday it rains\n"
 
 @dataclass
 class Model:
-    """A model to damage, and what a clean run with it gives."""
+    """A model to damage, and the output of a clean run."""
 
     path: Path
     gold: bytes
@@ -37,7 +37,7 @@ class Model:
 
 
 class Models:
-    """Models in the folder of a bench, written once."""
+    """Models in the directory of a bench, written once."""
 
     def __init__(self, bench: Bench):
         self.bench = bench
@@ -79,7 +79,7 @@ class Models:
 
 
 def k6(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
-    """n checkpoints with damage, 70 % of it in their description and index."""
+    """Damage n checkpoints, 70 % of them in the config and index."""
     models, room = Models(bench), bench.room()
     for i in range(n):
         if i % 5 < 2:
@@ -111,7 +111,7 @@ def copied(model: Model, room: Path) -> Path:
 def damage_zip(
     random: Random, row: TrialResult, model: Model, room: Path
 ) -> tuple[TrialResult, Path]:
-    """Damage to a PyTorch file: to its index, its pickle (the first member) or anywhere."""
+    """Damage a PyTorch file: its index, its pickle (the first member) or any byte."""
     path = room / f"model-{randomness.randrange(1 << 40)}.pt"
     shutil.copy(model.path, path)
     size = path.stat().st_size
@@ -122,7 +122,7 @@ def damage_zip(
 
 
 def damage_bytes(random: Random, path: Path, start: int = 0, end: int | None = None) -> str:
-    """Change bytes of a file between two places; says how."""
+    """Change bytes of a file in a range; return a description."""
     data = bytearray(path.read_bytes())
     at = random.randrange(max(0, start), len(data) if end is None else end)
     n = random.choice([1, 2, 8, 300])
@@ -155,7 +155,7 @@ STRANGE = [
 
 
 def damage_manifest(random: Random, path: Path) -> str:
-    """Give entries of model.json strange values, or take them away, under a right checksum."""
+    """Change or remove entries of model.json, with a correct checksum."""
     manifest = json.loads((path / native.MANIFEST).read_text("utf-8"))
     done = []
     for _ in range(random.choice([1, 1, 1, 2])):
@@ -174,14 +174,14 @@ def damage_manifest(random: Random, path: Path) -> str:
 
 
 def write_manifest(path: Path, manifest: dict) -> None:
-    """With its right checksum."""
+    """Write a manifest with its correct checksum."""
     manifest.pop("sha256")
     manifest["sha256"] = native._checksum(manifest)
     (path / native.MANIFEST).write_text(json.dumps(manifest), encoding="ascii")
 
 
 def k7(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
-    """n sentencepiece models with damage, half of them under a right checksum."""
+    """Damage n sentencepiece models, half of them with a correct checksum."""
     models, room = Models(bench), bench.room()
     for i in range(n):
         path, sealed = copied(models.native, room), i % 2 == 1
@@ -253,7 +253,7 @@ BY_HAND = [
 
 
 def k8(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
-    """n configurations: 40 % with changed bytes, 40 % with changed words, the others by hand."""
+    """Damage n configurations: bytes (40 %), words (40 %), the rest by hand."""
     file = bench.folder / "config.yml"
     lines = bench.folder / "few.txt"
     lines.write_bytes(b"\n".join(bench.lines[:20]) + b"\n")
@@ -305,7 +305,7 @@ def changed_bytes(random: Random) -> bytes:
 
 
 def change_words(random: Random, i: int) -> tuple[TrialResult, bytes]:
-    """An error as a person makes one."""
+    """Make a mistake that a person might make."""
     lines = CONFIG.split("\n")[:-1]
     at = random.randrange(1, len(lines))
     key, value = lines[at].split(": ")
@@ -329,7 +329,7 @@ def change_words(random: Random, i: int) -> tuple[TrialResult, bytes]:
 
 
 def misspell(random: Random, key: str) -> str:
-    """One or two edits away from the key, and no other option's name."""
+    """Return a key with one or two edits that is not another option."""
     word = list(key)
     for _ in range(random.choice([1, 1, 2])):
         at = random.randrange(len(word) - 1)
@@ -347,8 +347,7 @@ def misspell(random: Random, key: str) -> str:
 
 
 def check_config(row: TrialResult, out: bytes, gold: bytes, data: bytes) -> TrialResult:
-    """A configuration that says the same translates the same; else it is valid or refused with
-    its place."""
+    """Check that equal configs translate equally, and others are valid or rejected with a line."""
     if row.code == 0:
         try:
             same = yaml.safe_load(data) == yaml.safe_load(CONFIG)

@@ -1,4 +1,4 @@
-"""Kits of jobs that are killed, stopped, torn and doubled: K1, K2, K3, K11, K12."""
+"""Kits of killed, stopped, damaged and concurrent jobs: K1, K2, K3, K11, K12."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ STORE = "out.parts"
 
 
 def get_written_share(bench: Bench, room: Path) -> float:
-    """How much of the output is on its way or there, from 0 to 1."""
+    """Return how much of the output is written, from 0 to 1."""
     n_parts = len(list((room / STORE).glob("[0-9]*")))
     with contextlib.suppress(FileNotFoundError):
         n_bytes = (room / "out").stat().st_size
@@ -40,7 +40,7 @@ def begun(room: Path) -> bool:
 
 
 def measure_run(bench: Bench, *argv: object) -> tuple[float, float]:
-    """Seconds of a clean run until it has begun, and in all."""
+    """Return the seconds of a clean run until translation starts, and in total."""
     room = bench.room()
     job = bench.start(room, "-output", "out", *argv)
     job.until(lambda: begun(room))
@@ -55,7 +55,7 @@ def measure_run(bench: Bench, *argv: object) -> tuple[float, float]:
 def wait_for_moment(
     bench: Bench, random: Random, room: Path, job: Job, moment: str, loaded: float
 ) -> None:
-    """Wait for a moment of the job: while it loads, when so much is written, at its rename."""
+    """Wait for a moment of the job: loading, some share of the output, the rename."""
     if moment == "load":
         time.sleep(random.uniform(0, loaded))
     elif moment == "rename":
@@ -72,7 +72,7 @@ MOMENTS = ["work", "work", "load", "work", "rename"]
 
 
 def check_output_is_whole(bench: Bench, row: TrialResult, room: Path) -> None:
-    """An output is never there in part."""
+    """Check that the output is complete or absent."""
     if (room / "out").exists():
         bench.judge(row, room / "out")
 
@@ -84,8 +84,10 @@ def none_left(row: TrialResult, job: Job) -> None:
 
 
 def k1(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """SIGKILL, then -resume; every 5th resume is killed too.  With `-workers 2` in `argv`, every
-    10th kill hits one worker alone."""
+    """SIGKILL, then -resume.
+
+    Every 5th resume is killed, too.  With `-workers 2`, every 10th kill only hits one worker.
+    """
     loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         moment, room = MOMENTS[i % len(MOMENTS)], bench.room()
@@ -121,8 +123,7 @@ def kill_a_worker(
 
 
 def list_workers(job: Job) -> list[int]:
-    """Processes that translate: those of the session that have loaded torch, but not the one that
-    has made the others."""
+    """Return the processes that translate: those with torch, except the fork server."""
     others = {pid: parent for pid, parent, session in list_processes() if session == job.pid != pid}
     return [pid for pid in sorted(others) if pid not in others.values() and translates(pid)]
 
@@ -144,7 +145,7 @@ def resume(
 def check_last_run(
     bench: Bench, row: TrialResult, room: Path, ended: JobResult, codes: tuple[int, ...] = (0,)
 ) -> TrialResult:
-    """Judge the last run of a trial, which must leave the whole output and nothing else."""
+    """Check the last run of a trial: complete output and no other files."""
     check_exit(row, ended, *codes)
     if ended.code == 0 and not row.problem:
         check_files(bench.judge(row, room / "out"), room, "out")
@@ -154,7 +155,7 @@ def check_last_run(
 
 
 def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """SIGINT, SIGTERM, SIGHUP: an end within seconds, and a command that goes on."""
+    """SIGINT, SIGTERM, SIGHUP: the job ends within seconds and prints a command that resumes it."""
     loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         number, moment, room = list(POLITE)[i % 3], MOMENTS[(i // 3) % 4], bench.room()
@@ -186,7 +187,7 @@ def k2(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
 def run_printed_command(
     bench: Bench, row: TrialResult, room: Path, ended: JobResult
 ) -> TrialResult:
-    """Let a shell run the printed command; a job without a store began nothing and prints none."""
+    """Run the printed command in a shell; a job without a store prints none."""
     command = find_resume_command(ended)
     if command is None:
         if (room / STORE).exists():
@@ -206,7 +207,7 @@ def run_printed_command(
 
 
 def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """A job is killed, a file of its store damaged, then resumed: the truth, or exit 2 or 5."""
+    """Kill a job and damage its store; -resume gives the expected output or exits with 2 or 5."""
     for i in range(n):
         room = bench.room()
         job = bench.start(room, "-output", "out", *argv)
@@ -224,7 +225,7 @@ def k3(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
 
 
 def damage_store(random: Random, file: Path) -> str:
-    """Change a file in a way that a crash or a bad disk might; says which."""
+    """Damage a file as a crash or a bad disk might; return a description."""
     if not file.exists():
         return f"{file.name}: was not there"
     data = bytearray(file.read_bytes())
@@ -253,8 +254,10 @@ def damage_store(random: Random, file: Path) -> str:
 
 
 def k11(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """Two to five jobs on one output: one writes, the others are refused; then the holder of
-    another is killed and the output is free."""
+    """Run two to five jobs on one output.
+
+    One writes, the rest are rejected.  If the job that has the lock is killed, the output is free.
+    """
     loaded, _ = measure_run(bench, *argv)
     for i in range(n):
         room, jobs = bench.room(), list[Job]()

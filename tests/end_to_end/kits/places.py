@@ -1,5 +1,5 @@
-"""Kits of places to write to and to read from: full disks, other people's files, pipes, odd
-environments: K4, K5, K10, K13, and a fault at every write, fsync and rename.
+"""Kits of inputs and outputs: full disks, foreign files, pipes, unusual environments (K4, K5, K10,
+K13), and a fault at every write, fsync and rename.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ STORED = ("out.parts", "out.parts/.lock", "out.parts/manifest.json", "out.parts/
 
 
 def k4(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """The disk is full at n points; with room again, -resume ends well."""
+    """Fill the disk at n points; with space again, -resume succeeds."""
     for i in range(n):
         least, most = (
             min(1024, len(bench.expected_output) // 2),
@@ -66,7 +66,7 @@ def file_limit(
 
 
 def check_rejected(row: TrialResult, ended: JobResult, path: str = "out") -> TrialResult:
-    """Exit 5, in a line that says where and why."""
+    """Check for exit code 5 and an error with path and reason."""
     check_exit(row, ended, 5)
     errors = [line for line in ended.err.split("\n") if "error:" in line]
     if len(errors) != 1 or path not in errors[0] or not any(why in errors[0] for why in FULL):
@@ -86,7 +86,7 @@ def full_device(bench: Bench, row: TrialResult, device: str) -> TrialResult:
 def mount_small_disk(
     bench: Bench, row: TrialResult, options: str, argv: tuple[object, ...]
 ) -> TrialResult:
-    """Raises PermissionError where nothing can be mounted."""
+    """Run on a small disk.  Raises PermissionError if mounting is not allowed."""
     room = bench.room()
     mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(room)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
@@ -109,8 +109,10 @@ def mount_small_disk(
 
 
 def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """Outputs that cannot be, and files under our names that are not ours: refused at once, and
-    everything is as it was.  The first n cases; 0: all."""
+    """Invalid outputs and foreign files with our names: rejected at once, nothing is changed.
+
+    Runs the first n cases; 0: all.
+    """
     for i, (action, prepare, words, codes) in enumerate(CASES[: n or None]):
         row, room = TrialResult("K5", i, action), bench.room()
         (room / "precious").write_bytes(b"precious\n")
@@ -139,7 +141,7 @@ def k5(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
 
 
 def list_state(room: Path) -> list[tuple[str, str]]:
-    """Names in a folder, and what is behind them."""
+    """Return the names in a directory and their contents."""
 
     def kind(path: Path) -> str:
         if path.is_symlink():
@@ -150,7 +152,7 @@ def list_state(room: Path) -> list[tuple[str, str]]:
 
 
 def create_foreign_file(name: str) -> list[tuple[str, Callable, list[str], tuple[int, ...]]]:
-    """Somebody else's `name` beside the output, or in a folder there."""
+    """Create a foreign file `name` next to the output, or in a directory there."""
 
     def made(what: str, make: Callable[[Path], object], *more: str):
         def prepare(room: Path, bench: Bench) -> None:
@@ -184,7 +186,7 @@ def create_foreign_file(name: str) -> list[tuple[str, Callable, list[str], tuple
 
 
 def get_protected_file(path: Path) -> Path:
-    """The file of the trial that must not change."""
+    """Return the file of the trial that must not change."""
     folder = path.parent
     return (folder if (folder / "precious").exists() else folder.parent) / "precious"
 
@@ -194,7 +196,7 @@ def nothing(room: Path, bench: Bench) -> None:
 
 
 def link_output(to: str) -> Callable[[Path, Bench], None]:
-    """To a file of the trial, of the bench (src, model) or to nothing."""
+    """Make the output a link to a file of the trial, of the bench (src, model) or to nothing."""
     return lambda room, bench: (room / "out").symlink_to(getattr(bench, to, to))
 
 
@@ -232,8 +234,7 @@ CASES = [
 
 
 def k10(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """Readers and writers that leave, and streams that are closed or full: n times each that has
-    something to do with chance."""
+    """Readers and writers that leave, closed and full streams; n trials of each random case."""
     for i in range(n):
         yield reader_leaves(bench, TrialResult("K10", i, "the reader of stdout leaves"), random)
         yield run_until_writer_dies(
@@ -280,7 +281,7 @@ def reader_leaves(bench: Bench, row: TrialResult, random: Random) -> TrialResult
 
 
 def run_until_writer_dies(bench: Bench, row: TrialResult, random: Random) -> TrialResult:
-    """The job must end within seconds of the end of its input, with all lines that came."""
+    """Check that the job ends within seconds after its input, with all lines received."""
     data = bench.src.read_bytes()
     cut = random.randrange(1, len(data) // 4)
     ours, theirs = os.pipe()
@@ -314,7 +315,7 @@ def stderr_without_reader(bench: Bench, row: TrialResult) -> TrialResult:
 
 
 def check_appended_output(bench: Bench, row: TrialResult, path: str) -> TrialResult:
-    """What the shell appends to a file stays behind what was there."""
+    """Check that shell appending keeps the existing contents."""
     room = bench.room()
     (room / "all").write_bytes(b"earlier\n")
     with open(room / "all", "ab") as out:
@@ -348,7 +349,7 @@ ENVIRONMENTS: dict[str, dict] = {
 
 
 def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """The same bytes whatever the environment.  n is not asked: each case once."""
+    """Check for the same output in every environment.  `n` is ignored: each case runs once."""
     for i, (action, how) in enumerate(ENVIRONMENTS.items()):
         row, room, how = TrialResult("K13", i, action), bench.room(), dict(how)
         words = how.pop("words", [])
@@ -370,8 +371,10 @@ def k13(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRe
 
 
 def inject_faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """Each call that changes a file of the output fails once, or the process ends before it: a
-    resume then gives the truth.  n of all such faults; 0: all."""
+    """Let each system call on the output fail once, or kill the process before it; then resume.
+
+    Runs n of all such faults; 0: all.
+    """
     kinds, calls = ("ENOSPC", "EIO", "die"), count_calls(bench, argv)
     every = [(kind, name, k) for kind in kinds for name in calls for k in range(calls[name])]
     for kind, name, k in random.sample(every, n) if n else every:
@@ -380,7 +383,7 @@ def inject_faults(bench: Bench, random: Random, n: int, *argv: object) -> Iterat
 
 
 def count_calls(bench: Bench, argv: tuple[object, ...]) -> dict[str, int]:
-    """How many calls of each kind a clean run makes."""
+    """Return how many calls of each type a clean run makes."""
     room = bench.room()
     with open(room / "calls", "wb") as calls:
         env = {"KIT_FAULT": f"count:{calls.name}:0"}

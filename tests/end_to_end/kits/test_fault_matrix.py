@@ -1,7 +1,6 @@
-"""The matrix of what can go wrong with a job: for each row, tests that show what happens.
+"""Matrix of everything that can go wrong with a job, with tests for each row.
 
-The tests are checked to exist; what they show is written in them.  `kit` stands for the samples of
-the kits in test_kits.py.
+This module checks that the tests exist.  `kit` stands for the samples of the kits in test_kits.py.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The kit finds what is broken, and a small sample of it finds nothing in the program."""
+"""The kits find injected bugs, and a small sample of them finds none in the program."""
 
 import sys
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_kits_report_nothing_for_correct_toy(kit, n, tmp_path):
 
 @pytest.mark.parametrize("broken, kit, n", mark_sweeps(BROKEN, BROKEN[::3]))
 def test_kits_find_each_injected_bug(broken, kit, n, tmp_path):
-    """In one of some rounds: a kill may miss the moment at which the toy is broken."""
+    """In one of several rounds, because a kill may miss the moment of the bug."""
     rounds = range(1, 6)
     assert any(problems(kit, toy(tmp_path / f"{k}", "-break", broken), n, k) for k in rounds)
 
@@ -72,5 +72,5 @@ def test_kits_sample_reports_nothing(name, warm, tmp_path):
 
 @pytest.mark.sweep
 def test_memory_does_not_grow_with_input(warm, tmp_path):
-    """Over ten times as many lines, all of which come out right."""
+    """With ten times as many lines, and a correct output."""
     assert problems(texts.k15, Bench(tmp_path, warm, n_lines=300), 10_000) == []

@@ -1,4 +1,4 @@
-"""Kits of inputs: K9 odd text, gzip and JSONL, K14 the same whatever the batches, K15 memory."""
+"""Kits of inputs: K9 unusual text, gzip and JSONL; K14 batching; K15 memory."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ N_PLAIN = 160  # lines before the first odd one: a file is known as binary by it
 
 
 def make_fuzzed_lines(random: Random, known: list[str], n: int) -> list[tuple[bytes, int | None]]:
-    """Lines without their ends, and which of the known ones each is."""
+    """Return lines without line ends, and which known line each of them is."""
     lines: list[tuple[bytes, int | None]] = []
     while len(lines) < n:
         kind = random.randrange(8) if len(lines) >= N_PLAIN else 0
@@ -60,12 +60,12 @@ PLANES = [
 
 
 def decode_line(line: bytes) -> str:
-    """A line as the reader gives it."""
+    """Decode a line as the program does."""
     return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
 def k9(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialResult]:
-    """n files of odd lines among known ones: as many lines out, the known ones as alone."""
+    """Translate n files of unusual lines among known lines, whose translations must not change."""
     model, known = make_text_model(bench)
     gold = translate_separately(bench, model, known)
     kits = [fuzz_text, fuzz_notes, fuzz_gzip, fuzz_jsonl]
@@ -82,7 +82,7 @@ def k9(bench: Bench, random: Random, n: int, *argv: object) -> Iterator[TrialRes
 
 
 def make_text_model(bench: Bench) -> tuple[Path, list[str]]:
-    """A model that takes any text, and lines for it; a simple tool has the table model."""
+    """Build a model that accepts any text, and lines for it; a simple tool uses the table model."""
     if bench.simple:
         return bench.model, [f"n{k}" for k in range(20)]
     path = bench.folder / "text-model"
@@ -93,7 +93,7 @@ def make_text_model(bench: Bench) -> tuple[Path, list[str]]:
 
 
 def translate_separately(bench: Bench, model: Path, known: list[str]) -> list[bytes]:
-    """The translations of the known lines, in a file of their own."""
+    """Translate the known lines in a separate file."""
     room = bench.room()
     (room / "src").write_text("".join(f"{line}\n" for line in known), encoding="utf-8")
     ended = bench.run(room, *get_short_search_options(model, "-src", "src"), bare=True)
@@ -111,7 +111,7 @@ def write_lines(path: Path, random: Random, lines: list[tuple[bytes, int | None]
 
 
 def check_lines(row: TrialResult, out: list, lines: list, gold: list) -> TrialResult:
-    """As many as came in, and the known ones at their places."""
+    """Check the number of lines and the translations of the known lines."""
     row.lost, row.doubled = max(0, len(lines) - len(out)), max(0, len(out) - len(lines))
     if len(out) != len(lines):
         return fail(row, f"{len(out)} lines out of {len(lines)}")
@@ -120,7 +120,7 @@ def check_lines(row: TrialResult, out: list, lines: list, gold: list) -> TrialRe
 
 
 def get_short_search_options(model: Path, *more: object) -> list[object]:
-    """For short searches: it is lines that are counted."""
+    """Return options for short searches, because only lines are counted."""
     short = ["-beam_size", 2, "-max_length", 12]
     return ["-model", model, "-output", "out", "-bucket_lines", 100, *short, *more]
 
@@ -130,7 +130,7 @@ def lines_out(room: Path) -> list[bytes]:
 
 
 def read_records(room: Path) -> tuple[list[dict], list[bytes]]:
-    """Records of an output, and the texts in them."""
+    """Return the records of an output and their texts."""
     records = list(map(json.loads, lines_out(room)))
     return records, [(r["hyps"] or [{"text": ""}])[0]["text"].encode() for r in records]
 
@@ -171,7 +171,7 @@ def is_utf8(line: bytes) -> bool:
 
 
 def fuzz_gzip(bench, row, room, random, model, lines, gold) -> TrialResult:
-    """Whole, or damaged: then exit 5, or the same lines where the damage hits nothing."""
+    """Translate gzip data, whole or damaged: exit code 5, or the same lines."""
     data = write_lines(room / "plain", random, lines)
     half = random.randrange(len(data))
     packed = bytearray(gzip.compress(data[:half]) + gzip.compress(data[half:]))
@@ -194,7 +194,7 @@ def fuzz_gzip(bench, row, room, random, model, lines, gold) -> TrialResult:
 
 
 def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> TrialResult:
-    """Objects with a text and other fields; a few lines are none."""
+    """Translate objects with text and other fields; a few lines are invalid."""
     row.action = "JSONL"
     objects, bad = [], set()
     for i, (line, _) in enumerate(lines):
@@ -225,7 +225,7 @@ def fuzz_jsonl(bench, row, room, random, model, lines, gold) -> TrialResult:
 
 
 def k14(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
-    """The same translations with other batches, orders, buckets, shards, workers, threads."""
+    """Check that batches, order, buckets, shards, workers and threads do not change the output."""
     model, known = make_text_model(bench)
     lines = [line for line, _ in make_fuzzed_lines(random, known, 400)][N_PLAIN - 60 :]
     room = bench.room()
@@ -274,7 +274,7 @@ def k14(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
 
 
 def k15(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
-    """Peak memory over n lines and over a tenth of them: within 5 %, and every line right."""
+    """Compare peak memory over n lines and a tenth of them: within 5 %, with correct output."""
     peaks = []
     for n_lines in (n // 10, n):
         room = bench.room()

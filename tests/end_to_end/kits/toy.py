@@ -134,7 +134,7 @@ def write_file(path, data, broken):
 
 
 def read_part(path, broken):
-    """What a part holds; None where it is missing or damaged."""
+    """Return the contents of a partial file; None if missing or damaged."""
     try:
         crc, _, data = open(path, "rb").read().partition(b"\n")
         return data if broken == "trust" or int(crc) == zlib.crc32(data) else None
@@ -152,7 +152,7 @@ def join(folder, out, starts, broken):
 
 
 def open_folder(folder, out, broken):
-    """The folder, and a descriptor of its lock."""
+    """Return the directory and a descriptor of its lock."""
     if broken == "clobber" and os.path.lexists(folder) and not is_ours(folder):
         with contextlib.suppress(OSError):
             os.unlink(folder)

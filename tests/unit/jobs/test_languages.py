@@ -1,4 +1,4 @@
-"""Jobs with languages, of options and of lines: resumed, and shared among processes."""
+"""Jobs with language codes from options and lines: resumed, and with workers."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def job(tmp_path):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Each line alone, its languages given as options."""
+    """Translate each line separately, with its languages as options."""
     given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
     translator = Translator.from_pretrained(NLLB, **given)
     found = []
@@ -88,7 +88,7 @@ ONLY = "the model translates from {} to {} only"
 
 
 def described(tiny_checkpoint, path, **entries):
-    """A copy of a model of ours with these entries in its description."""
+    """Copy a native model and change entries of its config."""
     shutil.copytree(tiny_checkpoint, path)
     manifest = json.loads((path / native.MANIFEST).read_text("utf-8")) | entries
     manifest["sha256"] = native._checksum(manifest)
@@ -103,7 +103,7 @@ def pair(tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_src_lang_bilingual_model_rejects_other_languages(pair, workers):
-    """When it is loaded and in a call, which does not end the Translator."""
+    """While loading and in a call; the Translator stays usable."""
     given = dict(device="cpu", workers=workers)
     for languages in (dict(tgt_lang="fr"), dict(src_lang="en", tgt_lang="de")):
         with pytest.raises(OptionError, match=ONLY.format("de", "en")) as refused:
@@ -143,7 +143,7 @@ def test_calibration_keeps_language_pair(pair, tiny_checkpoint, tmp_path):
 
 
 def test_language_pair_is_read_from_other_toolkits(tmp_path):
-    """fairseq's checkpoint; Marian's directory, unless its lines begin with a language."""
+    """From a fairseq checkpoint and a Marian directory, unless lines start with a language tag."""
     fairseq = load_checkpoint(CHECKPOINTS / "switches" / "fairseq_pre_norm")
     assert fairseq.language_pair == ("xx", "aa")
     path = shutil.copytree(CHECKPOINTS / "hf" / "marian", tmp_path / "marian")

@@ -1,4 +1,4 @@
-"""One job in every output format, translating or scoring: what all of them say is the same."""
+"""The same job in every output format, translating or scoring."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ OPTIONS = [
 
 @pytest.fixture
 def run(tmp_path, capfd):
-    """run(words) -> the lines of the output and the log of a job."""
+    """run(words) -> output lines and log of a job."""
     (tmp_path / "src").write_text("\n".join(LINES) + "\n")
 
     def run_once(words, model=TOY):
@@ -116,7 +116,7 @@ def test_tsv_tabs_and_line_breaks_in_text_keep_columns():
 
 
 def test_jsonl_impossible_tokens_can_be_parsed():
-    """-Infinity of a table model."""
+    """-Infinity in a table model."""
     hyp = Hypothesis("a", ["a"], -math.inf, -math.inf, [-math.inf, -0.5], True)
     for output_format in ("text", "moses", "tsv", "jsonl"):
         write = build_writer(DataOptions(output_format=output_format, token_scores=True), 1)
@@ -170,7 +170,7 @@ def test_score_only_equals_gold_scores_of_translation(score, tiny_checkpoint):
 
 
 def test_score_only_equals_scores_of_table_model(score):
-    """Of the target's tokens and the end token, from the table of the file."""
+    """Target tokens and EOS, from the table in the file."""
     table = json.loads(Path(TOY).read_text(encoding="utf-8"))
     source, expected = table["sources"]["katze"], []
     ids = [*map(table["vocab"].index, "the cat".split()), 0]
@@ -182,7 +182,7 @@ def test_score_only_equals_scores_of_table_model(score):
 
 
 def test_score_only_equals_scores_of_translations(score, run, tmp_path, tiny_checkpoint):
-    """The translations of a search, given back as references, have its log-probabilities."""
+    """Translations that are scored as references get their log-probabilities from the search."""
     lines, _ = run("-output_format jsonl", tiny_checkpoint)
     found = [json.loads(line)["hyps"][0] for line in lines]
     (tmp_path / "tgt").write_text("".join(hyp["text"] + "\n" for hyp in found))

@@ -1,4 +1,4 @@
-"""-report_bleu against sacrebleu itself, on the file that a job has written."""
+"""-report_bleu compared with sacrebleu on the output file."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ TARGETS = ["red book green", "x", "dog cat sees the lake", "", "red", "the red h
 
 @pytest.fixture
 def run(tiny_checkpoint, tmp_path, monkeypatch, capfd):
-    """run(*argv) -> exit code, what is said of BLEU and chrF."""
+    """run(*argv) -> exit code and log lines about BLEU and chrF."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").write_text("".join(f"{line}\n" for line in LINES))
     (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in TARGETS))
@@ -36,7 +36,7 @@ def run(tiny_checkpoint, tmp_path, monkeypatch, capfd):
 
 
 def said_of(texts, targets):
-    """What sacrebleu says of them, signatures and scores."""
+    """Return signatures and scores from sacrebleu."""
     found = []
     for metric in (sacrebleu.BLEU(), sacrebleu.CHRF()):
         score = metric.corpus_score(texts, [targets])
@@ -75,7 +75,7 @@ def test_report_bleu_scores_best_hypotheses_of_shard(run, tmp_path):
 
 
 def test_report_bleu_resumed_job_scores_all_lines(run, tmp_path):
-    """It is stopped before its last buckets."""
+    """The job is stopped before its last buckets."""
     with stop_before_part(2):
         code, said = run("-bucket_lines", "2")
         assert code == 143 and not (tmp_path / "out").exists()
@@ -112,7 +112,7 @@ def test_report_bleu_with_a_sacrebleu_without_statistics_scores_nothing(run, mon
 
 
 def test_report_bleu_off_does_not_import_sacrebleu(tiny_checkpoint, tmp_path):
-    """A job without it, in a process of its own."""
+    """A job without the option, in a separate process."""
     code = (
         "import sys, translate; translate.main(sys.argv[1:]); "
         "assert 'sacrebleu' not in sys.modules, 'sacrebleu'"

@@ -1,4 +1,4 @@
-"""Translations made by hand, and the exact text they become."""
+"""Handmade translations and their exact output text."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ def write(translation, n_best=1, **data):
 
 @pytest.fixture
 def log():
-    """What the log says on stderr."""
+    """Lines logged to stderr."""
     records, handler = [], logging.Handler()
     handler.addFilter(lambda record: getattr(record, "on_stderr", True))
     handler.emit = lambda record: records.append(record.getMessage())

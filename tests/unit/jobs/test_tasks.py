@@ -1,4 +1,4 @@
-"""Units of work: the lines of an input, cut by number alone, whole or in shards."""
+"""Buckets: the lines of an input split by number, whole or in shards."""
 
 import contextlib
 import gzip

@@ -1,6 +1,6 @@
-"""`python -m onmt_lite.ray`, as far as it needs no Ray: options, files, refusals.
+"""`python -m onmt_lite.ray` without Ray: options, files, rejected jobs.
 
-What needs Ray is in test_ray_cluster.py.
+Tests that need Ray are in test_ray_cluster.py.
 """
 
 import gzip
@@ -89,7 +89,7 @@ class TestOptions:
             load(line)
 
     def test_help_and_errors_import_neither_ray_nor_torch(self, here):
-        """Each in a Python to which importing them is an error."""
+        """Each in a Python where importing them is an error."""
         for name in ("torch", "ray", "pyarrow", "tqdm", "sentencepiece"):
             write(here / f"{name}.py", b"raise RuntimeError('imported')")
         for line, code in (("-help", 0), ("-print_config -src a -output b", 0), ("-src a", 2)):
@@ -156,7 +156,7 @@ class TestFindFiles:
 
 
 class TestRejectedJobs:
-    """Of the command line, before Ray begins; it is enough that the library can be imported."""
+    """On the command line before Ray starts; the library only needs to be importable."""
 
     @pytest.fixture(autouse=True)
     def library(self, monkeypatch):
@@ -164,7 +164,7 @@ class TestRejectedJobs:
 
     @pytest.fixture
     def refused(self, here, capfd):
-        """refused(words, code, *said): one line on stderr, and nothing is written"""
+        """refused(words, code, *texts): one line on stderr, and nothing is written."""
 
         def run(line, code, *said):
             before = {str(path): path.stat().st_size for path in here.rglob("*")}
@@ -194,7 +194,7 @@ class TestRejectedJobs:
         refused("-src a.txt -output new -model gone.json", 4, "gone.json")
 
     def test_resume_of_different_job_is_rejected(self, here, refused, capfd):
-        """By translate.py, say; what differs is named."""
+        """For example of translate.py; differences are named."""
         write(here / "a.txt", b"katze\n" * 9)
         words = ["-src", "a.txt", "-model", TOY, "-bucket_lines", "3", "-output", "out"]
         with stop_before_part(2):

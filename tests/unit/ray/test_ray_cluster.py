@@ -1,6 +1,6 @@
-"""`python -m onmt_lite.ray` on a cluster of two nodes on this machine, with deaths of all kinds.
+"""`python -m onmt_lite.ray` on a local cluster of two nodes, with failures of all kinds.
 
-Skipped without Ray, which is large.  To run them:
+Skipped without Ray, which is a large package.  To run these tests:
 pip install 'ray[data]>=2.60,<2.64' && python -m pytest tests/unit/ray/test_ray_cluster.py
 """
 
@@ -33,7 +33,7 @@ ACTOR = b"ray::TranslateBucket"
 
 
 def lines(n):
-    """Lines as files have them: blank ones, bad bytes, separators of other standards."""
+    """Realistic lines: empty ones, bad bytes, unusual separators."""
     odd = ["", "\u2028 Haus", "Guten\rTag", "\v", "Katze \udcff", "katze katze"]
     texts = [f"{SAMPLE[i % len(SAMPLE)]} {i}" if i % 9 else odd[i // 9 % 6] for i in range(n)]
     return [text.encode("utf-8", "surrogateescape") + b"\n" for text in texts]
@@ -58,7 +58,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def expected(here):
-    """expected(words) -> the bytes that translate.py writes"""
+    """expected(words) -> the output of translate.py."""
 
     def run(*words):
         assert translate.main([*words, "-output", "expected", "-quiet"]) in (0, 7)
@@ -71,7 +71,7 @@ RAY = [sys.executable, "-m", "onmt_lite.ray"]
 
 
 class Job:
-    """A driver as a process of its own."""
+    """A driver in a separate process."""
 
     def __init__(self, *words, cwd, address=None, program=RAY):
         self.words = [*program, *words, *(["-address", address] if address else [])]
@@ -85,7 +85,7 @@ class Job:
         )
 
     def end(self):
-        """Exit code and stderr."""
+        """Return exit code and stderr."""
         out, err = self.process.communicate(timeout=200)
         assert out == b""  # Ray would print a good deal
         return self.process.returncode, err.decode("utf-8")
@@ -93,7 +93,7 @@ class Job:
 
 @pytest.fixture
 def start(here, cluster):
-    """start(words) -> a Job on the cluster of this module"""
+    """start(words) -> a Job on the cluster of this module."""
     jobs = []
 
     def run(*words):
@@ -108,7 +108,7 @@ def start(here, cluster):
 
 
 def parts(here):
-    """Names of the parts that are there."""
+    """Return the names of the partial files."""
     return sorted(path.name for path in (here / "out.parts").glob("[0-9]*"))
 
 
@@ -117,7 +117,7 @@ def read(here):
 
 
 def actors(doing=b""):
-    """Process ids; `doing`: of those that do this now."""
+    """Return process ids; `doing`: only of actors that are running this method."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ class TestFailures:
         assert not (here / "out.parts").exists()
 
     def test_ray_killed_driver_can_resume(self, here, wanted):
-        """With a Ray of its own, which dies with it; what is there is not done again."""
+        """The private Ray dies with the driver; finished work is not repeated."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
         wait_for(lambda: len(parts(here)) > 2)
         job.process.kill()
@@ -223,7 +223,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
     def test_ray_stop_signal_can_resume(self, here, wanted, name):
-        """The command that it prints goes on; the Ray is gone."""
+        """The printed command resumes the job after Ray has ended."""
         job = Job("-src", "a.txt", "-output", "out", *SLOW, cwd=here)
         wait_for(lambda: parts(here))
         job.process.send_signal(signal.Signals[name])
@@ -335,7 +335,7 @@ def test_translate_dataset_on_cluster(here, cluster):
 
 
 def assert_translated(rows, texts, **options):
-    """The three columns that are made of the texts."""
+    """Check the three new columns."""
     wanted = Translator.from_pretrained(TOY, **options).translate(texts)
     for row, t in zip(rows, wanted, strict=True):
         best = t.hyps[0]
@@ -344,7 +344,7 @@ def assert_translated(rows, texts, **options):
 
 
 def test_translate_rows_adds_columns():
-    """The columns as they were, of whatever type the texts are; and three more."""
+    """Existing columns are kept, whatever the type of the text column."""
     from onmt_lite.ray.dataset import TranslateRows
 
     texts = ["katze", None, "", "\u2028 katze", "katze"]

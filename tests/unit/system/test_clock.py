@@ -1,4 +1,4 @@
-"""Seconds by phase, on a clock that the test sets."""
+"""Seconds by phase, with a simulated clock."""
 
 from types import SimpleNamespace
 
@@ -55,7 +55,7 @@ def test_clock_waits_for_device_before_reading(now):
 
 
 def test_clock_phases_of_translator(translator, now, monkeypatch):
-    """Every phase takes as long as the work in it, on a clock that only that work moves."""
+    """Each phase takes as long as its work, on a clock that only the work advances."""
 
     def slowed(owner, name, seconds):
         original = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""What is text and what is not, on files that other programs and packages make."""
+"""Detection of text and other file types, on files made by other programs and packages."""
 
 import bz2
 import contextlib
@@ -188,7 +188,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("end", [HEAD_BYTES, 101])
 def test_file_types_utf16_is_detected(name, order, end):
-    """With a byte order mark; Western text without one too.  Cut through a character."""
+    """With a byte order mark; Western text also without one, or cut inside a character."""
     encoding = f"utf-16{order}"
     found = detect_file_type(("\ufeff" + SAMPLES[name]).encode(encoding)[:end])
     assert found == ("UTF-16", "convert it: iconv -f utf-16 -t utf-8 {}")

@@ -1,4 +1,4 @@
-"""Cores and memory that a process may use, from files as the kernel shows them."""
+"""Cores and memory available to a process, from simulated kernel files."""
 
 import os
 
@@ -16,9 +16,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """machine({file: text}): the folder with the /proc and /sys of a machine of eight cores.
+    """machine({file: text}): a directory with /proc and /sys of a machine with eight cores.
 
-    Names begin at proc/ or at sys/fs/cgroup/; `groups` is proc/self/cgroup.
+    Names start with proc/ or sys/fs/cgroup/; `groups` is proc/self/cgroup.
     """
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 

@@ -1,4 +1,4 @@
-"""JSON and YAML of others: plain values, or one ValueError."""
+"""JSON and YAML from outside: plain values, or a ValueError."""
 
 import pytest
 
