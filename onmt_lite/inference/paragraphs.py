@@ -23,8 +23,8 @@ SENTENCE_END = re.compile(rf"[{MARKS}]\S*\s")
 def max_unsplit_length(config: SearchConfig) -> int:
     """Return the number of characters up to which a line is not split; 0 if no line is split.
 
-    Lines are not split if the options apply to the whole translation, or with sampling, because
-    each sentence would use the same random numbers.
+    Lines are not split if an option applies to the whole translation, or with sampling, because all
+    sentences of a line would use the same random numbers.
     """
     options = config.options
     n = options.text.split_longer

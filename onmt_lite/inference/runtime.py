@@ -235,8 +235,8 @@ class MemoryEstimate:
         """
         logits = 4 * beam_size * self.vocab * (1 + self.n_models)
         past = (beam_size + 3) * (2 * width + 5) * self.past
-        others = past + width * self.source + width * width * self.heads
-        return n * (logits + self.n_bytes * others)
+        activations = past + width * self.source + width * width * self.heads
+        return n * (logits + self.n_bytes * activations)
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ class OomRetry:
                 if n == 1 and unfinished:
                     line = group[unfinished[0]].line.id + 1
                     raise MemoryExhausted(
-                        f"out of memory at line {line} alone; {self.remedy}"
+                        f"out of memory at line {line} in a batch of one; {self.remedy}"
                     ) from None
             # Outside of `except`, because the exception keeps tensors alive
             self.max_size = (n + 1) // 2 * max(width(group[i]) for i in unfinished or waiting)

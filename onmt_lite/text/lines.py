@@ -166,7 +166,7 @@ def decode_line(raw: bytes, number: int, is_truncated: bool = False) -> Line:
     Args:
         raw: bytes of the line.
         number: line number, from 0.
-        cut: whether the line is truncated.
+        is_truncated: whether the line is truncated.
     """
     return warn_about_breaks(_decode(raw, number, is_truncated))
 
@@ -184,7 +184,7 @@ def _decode(raw: bytes, number: int, is_truncated: bool) -> Line:
     Args:
         raw: bytes of the line.
         number: line number, from 0.
-        cut: whether the line is truncated.
+        is_truncated: whether the line is truncated.
     """
     if number == 0:
         raw = raw.removeprefix(BOM)
@@ -262,7 +262,7 @@ def line_from_json(
     Args:
         raw: bytes of the line.
         number: line number, from 0.
-        cut: whether the line is truncated.
+        is_truncated: whether the line is truncated.
         field: name of the text field.
     """
     line = _decode(raw, number, is_truncated)

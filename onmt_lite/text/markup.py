@@ -97,10 +97,10 @@ def iter_emphases(text: str, start: int, end: int) -> Iterator[tuple[int, int, i
         start: index at which to start searching.
         end: index at which to stop.
     """
-    for found in EMPHASIS.finditer(text, start, end):
-        width = len(found["strong"] or found["mark"])
-        yield (*found.span(), width)
-        yield from iter_emphases(text, found.start() + width, found.end() - width)
+    for match in EMPHASIS.finditer(text, start, end):
+        width = len(match["strong"] or match["mark"])
+        yield (*match.span(), width)
+        yield from iter_emphases(text, match.start() + width, match.end() - width)
 
 
 # -- list marks at the start of a line -------------------------------------------------------------
@@ -134,5 +134,5 @@ def find_line_head(line: str, start: int = 0) -> str:
     """
     if line[start : start + 1].isalpha() and ")" not in line[start : start + 5]:
         return ""  # most lines
-    found = HEAD.match(line, start)
-    return found[0] if found and any(map(str.isalnum, line[found.end() :])) else ""
+    match = HEAD.match(line, start)
+    return match[0] if match and any(map(str.isalnum, line[match.end() :])) else ""

@@ -21,7 +21,7 @@ class MaskedSpan:
 class MaskedLine:
     """A line as the model reads it.
 
-    `parts` are the pieces of text; between two parts there is a masked span.
+    `parts` are the texts between the masked spans.
     """
 
     plain: str  # the line before masking

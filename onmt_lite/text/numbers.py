@@ -135,10 +135,10 @@ def parse_word(text: str, code: str) -> tuple[Number, ...]:
     while len(stems) < MAX_NUMBER_LENGTH and (stem := words.stem.match(word, end)):
         stems += [words.known[stem[0]]] if stem[0] in words.known else []
         end = stem.end()
-    found = add_up(stems, glued=True)
-    if len(found) != 1:
+    totals = add_up(stems, glued=True)
+    if len(totals) != 1:
         return ()
-    ((value, _),) = found
+    ((value, _),) = totals
     is_certain = value > 1 and (end == len(word) or words.ending.fullmatch(word, end))
     return (Number(text, (format_value(value),), "word" if is_certain else "hint"),)
 
@@ -193,7 +193,7 @@ def find_numbers(text: str, code: str, free: bool) -> list[Number]:
         code: its language.
         free: see `parse_digits`.
     """
-    found, run, words = list[Number](), list[Number](), load_words(code)
+    merged, run, words = list[Number](), list[Number](), load_words(code)
     for match in TOKEN.finditer(text):
         is_word = match.lastgroup == "word"
         numbers = (
@@ -208,10 +208,10 @@ def find_numbers(text: str, code: str, free: bool) -> list[Number]:
             parsed[0] = parsed[0]._replace(values=tuple(hours) or parsed[0].values)
         for number in parsed:
             if not (run and continues_number(run, number, text[run[-1].end : start], words)):
-                found += merge_run(run, text)
+                merged += merge_run(run, text)
                 run = []
             run.append(number)
-    return [*found, *merge_run(run, text)]
+    return [*merged, *merge_run(run, text)]
 
 
 def parse_symbol(match: re.Match[str], decimal: str, free: bool) -> Sequence[Number]:
@@ -268,8 +268,14 @@ def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Num
     if grouped and len(last) == 3 and len(set(marks)) == 1:
         values = ["".join(groups)]
         free = free and marks[0] == mark
-    *others, point = marks
-    if not others and point in ".," or grouped and len({*others}) == 1 and point not in others:
+    *separators, last_separator = marks
+    if (
+        not separators
+        and last_separator in ".,"
+        or grouped
+        and len({*separators}) == 1
+        and last_separator not in separators
+    ):
         exact = f"{''.join(before)}.{last}"
         values += [exact, exact.rstrip("0").rstrip(".")] if free or len(last) < 3 else [exact]
     # 10 000 may be two numbers, 15.30 a time, and 1.5. a date

@@ -127,11 +127,11 @@ def with_phrases(line: Line, forced: tuple[str, ...], banned: tuple[str, ...]) -
         DataError: if a forced phrase is, or contains, a banned phrase.
     """
     for phrase in forced:
-        for other in banned:
-            if contains_phrase(phrase, other):
+        for banned_phrase in banned:
+            if contains_phrase(phrase, banned_phrase):
                 problem = "is both forced and banned"
-                if phrase != other:
-                    problem = f"is forced and contains {other[:50]!r}, which is banned"
+                if phrase != banned_phrase:
+                    problem = f"is forced and contains {banned_phrase[:50]!r}, which is banned"
                 raise DataError(
                     f"line {line.id + 1}: {phrase[:50]!r} {problem}; "
                     "change force_words or ban_words"
@@ -174,13 +174,13 @@ class SurfaceForms:
         With `-tokenizer space -detokenizer sentencepiece`, "a" is tokenized as `a` without the
         space marker, which is not a complete word. A token of the vocabulary has its markers.
         """
-        cut = self.tokenizer.encode_target(ANCHOR)
-        for tokens in (cut, *([self.vocab.tokens[i]] for i in self.ids)):
+        encoded = self.tokenizer.encode_target(ANCHOR)
+        for tokens in (encoded, *([self.vocab.tokens[i]] for i in self.ids)):
             word = self.tokenizer.decode(tokens).strip()
             two = self.tokenizer.decode([*tokens, *tokens]).strip()
             if word.isalpha() and two == f"{word} {word}":
                 return tokens, word
-        return cut, ANCHOR
+        return encoded, ANCHOR
 
     def _surface_of(self, token: str) -> tuple[str, bool, bool]:
         """Return the surface of a token, determined between two anchor words.
@@ -223,8 +223,8 @@ class SurfaceForms:
         Row 0: the previous token does not attach to the next token; row 1: it does.
         """
         ids = range(len(self.surfaces))
-        pieces = ([self.added_text(i, joined)[0] for i in ids] for joined in (False, True))
-        return [[text != "" and is_word_char(text[0]) for text in each] for each in pieces]
+        texts = ([self.added_text(i, joined)[0] for i in ids] for joined in (False, True))
+        return [[text != "" and is_word_char(text[0]) for text in row] for row in texts]
 
     def starting_with(self, text: str) -> list[int]:
         """Return the tokens whose text starts with `text`."""
@@ -234,11 +234,11 @@ class SurfaceForms:
     @cached_property
     def by_added_text(self) -> dict[str, list[int]]:
         """The tokens that can add each text."""
-        found: dict[str, list[int]] = {}
+        tokens_by_text: dict[str, list[int]] = {}
         for i in self.ids:
             for text in {self.added_text(i, joined)[0] for joined in (False, True)}:
-                found.setdefault(text, []).append(i)
-        return found
+                tokens_by_text.setdefault(text, []).append(i)
+        return tokens_by_text
 
     # ---- tokenization of phrases ----
 
@@ -358,10 +358,10 @@ class PhraseAutomaton:
     def _append(self, state: PhraseState, token: int) -> tuple[str, bool]:
         """Return the tail of the text with a token, and whether it attaches to the next token."""
         word = token if token < self.n_tokens else self.oov_words[token - self.n_tokens]
-        piece, joined = self.surface_forms.added_text(word, state.joined)
+        added, joined = self.surface_forms.added_text(word, state.joined)
         # If no token attaches to its left, a space follows and the word is complete
         space = "" if joined or self.surface_forms.any_attaches_left else " "
-        return collapse_spaces(state.tail + piece + space), joined
+        return collapse_spaces(state.tail + added + space), joined
 
     def _count_matched(self, i: int, state: PhraseState, token: int, text: str) -> int:
         """Return how many tokens of forced phrase i are matched after a token, or MET.

@@ -152,7 +152,7 @@ def _sub_outside_spans(pattern: re.Pattern[str], plain: Callable[[str], str], li
         plain: returns the replacement of a match.
         line: the line.
     """
-    return pattern.sub(lambda found: found[0] if found["span"] else plain(found[0]), line)
+    return pattern.sub(lambda match: match[0] if match["span"] else plain(match[0]), line)
 
 
 def _unescape(mark: str) -> str:

@@ -37,9 +37,9 @@ def split_sentences(text: str) -> list[str]:
         and words[i].start() - 1 not in inside
     ]
     bounds = zip([0, *starts], [*starts, len(words)])
-    found = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
+    sentences = [text[words[i].start() : words[j - 1].end()] for i, j in bounds if i < j] or [""]
     head = find_line_head(text)
-    return [head[: len(head) - len(head.lstrip())] + found[0], *found[1:]]
+    return [head[: len(head) - len(head.lstrip())] + sentences[0], *sentences[1:]]
 
 
 def starts_sentence(words: Sequence[str], one_case: bool) -> bool:

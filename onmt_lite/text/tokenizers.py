@@ -70,7 +70,7 @@ def encode_subwords(processor: spm.SentencePieceProcessor, text: str) -> list[st
         return processor.encode(text, out_type=str)
     except UnicodeDecodeError:
         raise CheckpointError(
-            "the sentencepiece model is damaged: its pieces are not text"
+            "the sentencepiece model is damaged: its subwords are not valid text"
         ) from None
 
 

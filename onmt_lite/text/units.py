@@ -59,11 +59,11 @@ def unit_form_pattern(unit: str) -> re.Pattern[str]:
 
     sign, words = next(forms_of(unit, load_data()["units"]), ("", ""))
     if not sign:
-        found = symbol_pattern().match(unit)
-        assert found is not None
-        prefix = "".join(forms for _, forms in forms_of(found["prefix"] or "", symbols["prefixes"]))
+        match = symbol_pattern().match(unit)
+        assert match is not None
+        prefix = "".join(forms for _, forms in forms_of(match["prefix"] or "", symbols["prefixes"]))
         bases = forms_of(
-            found["base"] or found["plain"], {**symbols["prefixed"], **symbols["plain"]}
+            match["base"] or match["plain"], {**symbols["prefixed"], **symbols["plain"]}
         )
         sign, words = re.escape(unit), f"{prefix}[ -]?(?:{next(bases)[1]})"
     return re.compile(rf"(?<![^\W\d_])(?:{sign}|(?i:{words}))(?![^\W\d_])")

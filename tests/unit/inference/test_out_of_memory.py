@@ -176,7 +176,7 @@ def test_failed_batch_size_is_not_tried_again(fresh, translator, monkeypatch, er
 @pytest.mark.parametrize("name, hint", [("score_targets", "shorten"), ("decode", "lower")])
 def test_sentence_that_does_not_fit_is_named_in_error(fresh, monkeypatch, name, hint):
     sizes = limit_memory(monkeypatch, name, 0)
-    with pytest.raises(MemoryExhausted, match=f"out of memory at line 2 alone; {hint}"):
+    with pytest.raises(MemoryExhausted, match=f"out of memory at line 2 in a batch of one; {hint}"):
         if name == "decode":
             fresh.translate(["", "a"])
         fresh.score(["", "a"], ["", "red"])
@@ -257,7 +257,7 @@ def test_out_of_memory_at_any_call_loses_no_line(
         try:
             found.extend(work(fresh, scores, batch_type="sents", batch_size=batch_size))
         except MemoryExhausted as error:  # only after a batch of one failed
-            assert failing.n_encoded[-1] == 1 and "alone" in str(error)
+            assert failing.n_encoded[-1] == 1 and "batch of one" in str(error)
             return
     assert found == (pytest.approx(expected[True], abs=1e-4) if scores else expected[False])
 

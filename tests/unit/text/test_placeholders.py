@@ -326,7 +326,7 @@ def make_translator(path, **options) -> Translator:
 
 @pytest.fixture(scope="module")
 def copying(tiny_checkpoint):
-    """A model of random weights, which now and then says a stand-in."""
+    """A model with random weights that generates placeholders from time to time."""
     translator = make_translator(tiny_checkpoint, n_best=3, beam_size=3)
     unknown = UnknownPolicy("copy", ("kalte", "stadt", "dem"), ("milch",))
     checkpoint = dataclasses.replace(translator.checkpoint, unknown=unknown)
