@@ -216,6 +216,7 @@ class TaskSource:
         threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
 
     def has_task(self) -> bool:
+        """Return True if a task can be taken without waiting."""
         return not self._tasks.empty()
 
     def take(self) -> tuple[int, Any]:

@@ -82,6 +82,7 @@ class PipelineCall:
 
     @property
     def where(self) -> str:
+        """Lines of the call, for messages."""
         if not self.lines:
             return "in a call without lines"
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
@@ -117,9 +118,11 @@ class WorkerPool(Engine):
         self._end()
 
     def translate_lines(self, lines: Sequence[Line], *arguments: Any) -> list[Translation]:
+        """Translate lines; arguments as in `Pipeline.translate_lines`."""
         return self._run_calls("translate_lines", lines, *arguments)
 
     def option_notices(self, options: TranslateOptions) -> list[str]:
+        """Return notices about options without effect."""
         return self._run_calls("option_notices", [], None, options)
 
     def _run_calls(

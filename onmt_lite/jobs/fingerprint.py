@@ -93,6 +93,7 @@ def hash_job(job: Job) -> str:
 
 
 def format_value(value: Any) -> str:
+    """Format the value of an option or version for messages."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return "none" if value is None else text[:100] or "empty"
 

@@ -72,10 +72,12 @@ class Range:
 
     @property
     def n_lines(self) -> int:
+        """Number of source lines."""
         return self.spans["src"].n_lines
 
     @property
     def where(self) -> str:
+        """Lines of the range, for messages."""
         return f"at lines {self.first + 1} to {self.first + self.n_lines}"
 
 
@@ -95,6 +97,7 @@ class InputScan:
 
     @property
     def n_lines(self) -> int:
+        """Number of lines."""
         return sum(span.n_lines for span in self.spans)
 
 
@@ -339,7 +342,7 @@ class UnchangedFiles:
     def __enter__(self) -> "UnchangedFiles":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, place: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, DataError):  # a change may explain it
             self.check()
 
@@ -351,6 +354,7 @@ class UnchangedFiles:
 
 
 def make_changed_error(path: str) -> FileError:
+    """Return the error for a file that changed while it was being read."""
     name = STANDARD_INPUT if path == "-" else path
     return FileError(f"{name} changed while it was being read; restore it, or run the job again")
 

@@ -88,11 +88,13 @@ class Run:
         resumable: bool,
         progress: ProgressTotal | None = None,
     ):
-        """Args:
-        options: options of the job.
-        sources: the files of src in order.
-        resumable: whether a later run can resume the job.
-        progress: callback with the lines and target tokens that are done.
+        """Prepare the run; `translate` starts it.
+
+        Args:
+            options: options of the job.
+            sources: the files of src in order.
+            resumable: whether a later run can resume the job.
+            progress: callback with the lines and target tokens that are done.
         """
         self.options, self.sources, self.resumable = options, sources, resumable
         self.progress = progress
@@ -274,6 +276,7 @@ def list_read_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:
 
 
 def log_notices(notes: Iterable[str]) -> None:
+    """Log notices about options without effect, and similar ones."""
     for note in notes:
         LOG.info("NOTE: %s", note)
 
@@ -286,7 +289,7 @@ def log_models(names: Iterable[str], paths: Iterable[str]) -> None:
 
 
 def attach_initial_state(stop: Interrupted, options: TranslateOptions) -> None:
-    """Attach to an interruption that nothing has been written."""
+    """Attach the state before the first line to an interruption."""
     attach_job_state(stop, options.data.output, None, None, not find_resume_obstacle(options))
 
 

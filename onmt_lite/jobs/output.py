@@ -23,7 +23,9 @@ class Output:
     """The translations of a job, and its report if requested; a context."""
 
     def __init__(self, path: str, report: str | None = None, resumable: bool = False):
-        """Args:
+        """Choose the output files; `__enter__` locks them.
+
+        Args:
             path: the output.
             report: the file of -report, None without one.
             resumable: whether a later run can resume from partial files.

@@ -43,12 +43,14 @@ class JobProgress:
         callback: Callable[[int, int], object] | None = None,
         n_before: int = 0,
     ):
-        """Args:
-        total: number of lines, None if they cannot be counted in advance.
-        quiet: show no bar.
-        reads_terminal: whether a person types the lines.
-        callback: called after each batch with the lines and target tokens that are done.
-        n_before: lines of earlier runs.
+        """Create the bar and start the clock.
+
+        Args:
+            total: number of lines, None if they cannot be counted in advance.
+            quiet: show no bar.
+            reads_terminal: whether a person types the lines.
+            callback: called after each batch with the lines and target tokens that are done.
+            n_before: lines of earlier runs.
         """
         self.total, self.reads_terminal, self.callback, self.n_before = (
             total,
@@ -131,6 +133,7 @@ class JobProgress:
         LOG.info("TIME: %.2f s to load, %s", loading, phases)
 
     def seconds(self) -> float:
+        """Return the seconds since the start."""
         return max(1e-9, time.monotonic() - self.started)
 
 
@@ -150,6 +153,7 @@ def format_times(seconds: float, n_lines: int, n_tokens: int) -> list[str]:
 
 
 def format_line_count(n: int) -> str:
+    """Format a number of lines: "1 line", "2,000 lines"."""
     return "1 line" if n == 1 else f"{n:,} lines"
 
 

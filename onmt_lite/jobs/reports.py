@@ -20,9 +20,8 @@ from onmt_lite.text.lines import INVALID_JSON, LINE_BREAKS, NO_TEXT_FIELD
 
 DETAIL = {"detail": True}  # extra of a log line that stderr shows only with -verbose
 
-JSON_BREAKS = re.compile(
-    "[\x85\u2028\u2029]"
-)  # line ends for many readers, which json does not escape
+# Many readers treat these characters as line ends, and json does not escape them
+JSON_BREAKS = re.compile("[\x85\u2028\u2029]")
 MAX_LINE_NUMBERS = 5  # line numbers that a warning lists
 QUOTED_WARNINGS = ("unsure", "numbers")  # warnings whose first lines are quoted
 MAX_QUOTES, MAX_QUOTE_CHARS = 3, 60  # lines; characters of a source or translation
@@ -80,7 +79,7 @@ def format_reference_scores(translation: Translation, options: DataOptions, n_be
     Args:
         translation: the translation with its reference scores.
         options: data options.
-        n_best: unused; formats have the same parameters.
+        n_best: unused; required of a Format.
     """
     log_prob, tokens = translation.gold_log_prob, translation.gold_token_log_probs
     if log_prob is None or tokens is None:
@@ -166,6 +165,7 @@ REFERENCE_FORMATS: dict[str, Format] = {
 
 
 def replace_line_breaks(text: str) -> str:
+    """Replace line breaks by spaces."""
     return LINE_BREAKS.sub(" ", text)
 
 
@@ -182,6 +182,7 @@ def format_log_probs(log_probs: list[float]) -> str:
 
 
 def format_score(score: float) -> str:
+    """Format a score with four decimals."""
     return f"{score:.4f}"
 
 

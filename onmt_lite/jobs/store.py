@@ -111,9 +111,7 @@ class ResultParts:
             with wrap_os_errors(f"write {self.path}"):
                 replace_file(temporary, seal({"machine": machine}))
                 try:
-                    os.link(
-                        temporary, path
-                    )  # if several processes start together, the first one wins
+                    os.link(temporary, path)  # of several processes, the first one wins
                     os.unlink(temporary)
                 except FileExistsError:
                     os.unlink(temporary)

@@ -52,6 +52,7 @@ class Bucket:
 
     @property
     def where(self) -> str:
+        """Lines of the bucket, for messages."""
         return f"at lines {self.lines[0].id + 1} to {self.lines[-1].id + 1}"
 
 
@@ -119,6 +120,7 @@ class RangeReader:
         self.open: dict[str, tuple[tuple[int, int] | None, IO[bytes]]] = {}
 
     def close(self) -> None:
+        """Close all files."""
         for _, file in self.open.values():
             file.close()
         self.open = {}
@@ -226,7 +228,9 @@ class StreamReader:
     def __init__(
         self, options: TranslateOptions, n_lines: int | None, open_files: contextlib.ExitStack
     ):
-        """Args:
+        """Open the inputs.
+
+        Args:
             options: options of the job.
             n_lines: number of lines, None if they cannot be counted.
             open_files: closes the files at the end of the job.
@@ -298,6 +302,7 @@ class Task:
 
     @property
     def where(self) -> str:
+        """Lines of the task, for messages."""
         return self.work.where
 
     def do(self, engine: "InProcessEngine", progress: ProgressDelta) -> BucketResult:
@@ -409,9 +414,11 @@ class InProcessEngine(Engine):
     """Engine that runs tasks in this process."""
 
     def __init__(self, options: TranslateOptions, pipeline: "Pipeline | None" = None):
-        """Args:
-        options: options of the job.
-        pipeline: the loaded model; None: `__enter__` loads it.
+        """Prepare the engine; `__enter__` loads the model.
+
+        Args:
+            options: options of the job.
+            pipeline: the loaded model; None: `__enter__` loads it.
         """
         self.options, self.given, self.reader = options, pipeline, RangeReader()
 

@@ -53,6 +53,7 @@ class WorkerProcess(WorkerHandle):
     last_heartbeat: float = field(default_factory=time.monotonic)
 
     def kill(self) -> None:
+        """Kill the process if it is alive."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -61,10 +62,12 @@ class Workers(Dispatcher):
     """Engine of n worker processes on this machine."""
 
     def __init__(self, options: TranslateOptions, n: int, timeout: float = WORKER_TIMEOUT):
-        """Args:
-        options: options of the job; the models are loaded with them.
-        n: number of workers.
-        timeout: seconds without a heartbeat after which a worker is replaced.
+        """Prepare the engine; `__enter__` starts the workers.
+
+        Args:
+            options: options of the job; the models are loaded with them.
+            n: number of workers.
+            timeout: seconds without a heartbeat after which a worker is replaced.
         """
         super().__init__(n)
         self.timeout = timeout
@@ -196,10 +199,12 @@ class ForkServer:
     """
 
     def __init__(self, options: TranslateOptions, n: int, timeout: float):
-        """Args:
-        options: options of the job.
-        n: number of workers.
-        timeout: seconds that a fork may take.
+        """Prepare the server; `start` starts its process.
+
+        Args:
+            options: options of the job.
+            n: number of workers.
+            timeout: seconds that a fork may take.
         """
         self.task, self.timeout = (options, n), timeout
         self.process: subprocess.Popen[bytes] | None = None
@@ -267,7 +272,7 @@ class ForkServer:
         try:
             self.process = self._starting.result()
         except OSError as error:
-            raise start_error(error) from None
+            raise make_start_error(error) from None
 
     def fork(self, index: int) -> tuple[int, Connection]:
         """Fork a worker; return its process id and a pipe to it.  Starts the server if needed."""
@@ -281,7 +286,7 @@ class ForkServer:
                 return reply, parent_end
             parent_end.close()
             if isinstance(reply, OSError):
-                raise start_error(reply)
+                raise make_start_error(reply)
 
     def end(self, pid: int) -> int | None:
         """Kill a worker if it is alive; return its exit code (-N for signal N) if known."""
@@ -335,7 +340,7 @@ def new_pipe(timeout: float | None) -> tuple[Connection, Connection]:
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
-        raise start_error(error) from None
+        raise make_start_error(error) from None
     if timeout is not None:
         timeval = struct.pack("@ll", int(timeout), int(timeout % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -343,7 +348,8 @@ def new_pipe(timeout: float | None) -> tuple[Connection, Connection]:
     return Connection(ours.detach()), Connection(theirs.detach())
 
 
-def start_error(error: OSError) -> WorkerLost:
+def make_start_error(error: OSError) -> WorkerLost:
+    """Return the error for a process that cannot be started."""
     problem = f"cannot start a process: {error.strerror}; use fewer workers"
     return WorkerLost(problem, error.errno == errno.ENOMEM)
 

@@ -35,10 +35,12 @@ class Cluster(Dispatcher):
     )
 
     def __init__(self, ray: Any, cluster: ClusterOptions, n_buckets: int):
-        """Args:
-        ray: the ray module.
-        cluster: options of the cluster.
-        n_buckets: number of tasks; more actors would be idle.
+        """Prepare the engine; `__enter__` starts the actors.
+
+        Args:
+            ray: the ray module.
+            cluster: options of the cluster.
+            n_buckets: number of tasks; more actors would be idle.
         """
         super().__init__(n_buckets, read_ahead=n_buckets)
         self.ray, self.cluster = ray, cluster

@@ -22,9 +22,11 @@ class ByteStream:
     """A byte stream whose beginning can be inspected before it is read."""
 
     def __init__(self, read: Callable[[int], bytes], is_ready: Callable[[], bool]):
-        """Args:
-        read: `read(n)` returns at most n bytes, b"" at the end.
-        is_ready: returns True if `read` would return at once.
+        """Wrap a function that reads bytes.
+
+        Args:
+            read: `read(n)` returns at most n bytes, b"" at the end.
+            is_ready: returns True if `read` would return at once.
         """
         self._read, self._is_ready = read, is_ready
         self._buffer, self._has_ended = b"", False

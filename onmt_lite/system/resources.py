@@ -191,4 +191,5 @@ def list_control_groups(root: Path) -> Iterator[Path]:
 
 
 def read_ascii(path: Path) -> str:
+    """Read a text file of the kernel."""
     return path.read_text(encoding="ascii")

@@ -23,6 +23,7 @@ class Console:
     encoding = "utf-8"  # read by tqdm
 
     def write(self, text: str) -> None:
+        """Write and flush; ignore errors."""
         if sys.stderr is None:  # closed by the shell: 2>&-
             return
         try:
@@ -36,6 +37,7 @@ class Console:
         """Do nothing: `write` flushes."""
 
     def isatty(self) -> bool:
+        """Return True if stderr is a terminal."""
         return sys.stderr is not None and sys.stderr.isatty()
 
 
