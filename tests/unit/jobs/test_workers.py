@@ -278,7 +278,7 @@ def test_workers_killed_exit_code_is_out_of_memory(tmp_path, faults, exit_code):
 
 def test_fork_server_killed_while_loading_exit_code_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(workers_module, "FORK_SERVER_PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(WorkerLost, match=r"was killed \(SIGKILL\), .*; free memory") as caught:
+    with pytest.raises(WorkerLost, match=r"was killed \(SIGKILL\), .*; free some memory") as caught:
         Workers(OPTIONS, 2).__enter__()
     assert caught.value.exit_code == MEMORY
 
@@ -359,9 +359,9 @@ SLOW = """
 import sys
 from onmt_lite.__main__ import main
 from onmt_lite.jobs import job
-from tests.support.injected_faults import Acting
-from tests.support.stop_signals import heed_signals
-job.Task = Acting
+from tests.support.injected_faults import FaultyTask
+from tests.support.stop_signals import restore_default_signals
+job.Task = FaultyTask
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules
 sys.exit(code)
