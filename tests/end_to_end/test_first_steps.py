@@ -1,4 +1,4 @@
-"""What somebody meets who tries the program for the first time."""
+"""First steps of a new user."""
 
 import re
 import subprocess
@@ -50,7 +50,7 @@ def test_precision_is_logged_with_verbose_and_print_config(run, tmp_path):
     ],
 )
 def test_print_config_shows_actual_precision(words):
-    """As the model that is loaded has it."""
+    """It is the precision of the loaded model."""
     options, resolved = load_options(["-device", "cpu", *words.split()])
     given = dict(options.given)
     if "m2m" in words:
@@ -67,7 +67,7 @@ def test_print_config_shows_possible_precision_of_other_models():
 
 
 def test_unsure_line_is_shown_by_default(run, tmp_path):
-    """With the number and the text, once, at the end; not in a quiet job."""
+    """With line number and text, once at the end, unless -quiet is set."""
     lines = f"{SURE}\n{UNSURE}\n{SURE}\n"
     done = run(input=lines)
     first, quote = done.stderr.splitlines()
@@ -144,7 +144,7 @@ def test_several_unknown_options_have_one_error_each():
     for problem in problems:
         guesses = re.findall(r"(?:mean | or )(\w+)", problem)
         assert len(guesses) <= 3 and {*guesses} <= {*PROGRAM.options}
-    assert "did you mean src or search or " in problems[0]  # the most used ones first
+    assert "did you mean src or search or " in problems[0]  # common options first
 
 
 @pytest.mark.parametrize("words", ["-tgt_lang fr", "-src_lang en -tgt_lang de", "-src_lang deu"])

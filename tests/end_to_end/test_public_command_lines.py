@@ -1,4 +1,4 @@
-"""Command lines and YAML files as users of OpenNMT-py 0.6 to 3.5 write them run as they stand."""
+"""Published command lines and YAML files for OpenNMT-py 0.6 to 3.5 run unchanged."""
 
 import logging
 import re
@@ -19,10 +19,10 @@ TARGET = "DOG MAN\nMAN\n\nDOG DOG\n"
 
 PUBLIC = Path(__file__).parents[1] / "data" / "public_lines"
 PLACES = "model: m.pt\nsrc: src.txt\noutput: out.txt\n"
-# line -> options that are noted
+# command line -> options with a notice
 LINES = dict(line.split("\t") for line in (PUBLIC / "lines.txt").read_text().split("\n")[1:-1])
 # The inference file for NLLB in the documentation of OpenNMT-py 3 without its GPU, every default of
-# translate.py, and others; the first line says which options are noted
+# translate.py, and others; the first line lists options with a notice
 FILES = {path.stem: path.read_text("utf-8") for path in sorted(PUBLIC.glob("*.yaml"))}
 
 
@@ -30,7 +30,7 @@ FILES = {path.stem: path.read_text("utf-8") for path in sorted(PUBLIC.glob("*.ya
 def folder(tmp_path, monkeypatch):
     for path in HERE.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    for path in DATA.glob("m35_st_step_2.*"):  # its weights are in a file beside it
+    for path in DATA.glob("m35_st_step_2.*"):  # its weights are in a separate file
         (tmp_path / f"m{path.suffix}").symlink_to(path)
     (tmp_path / "src.txt").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "tgt.txt").write_text(TARGET, encoding="utf-8")
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def find_notices(err):
-    """The options that notes name, in order: a line each."""
+    """Return the options with a notice, in order."""
     return [re.match(r"NOTE: (\w+)", line)[1] for line in err.split("\n") if "NOTE" in line]
 
 
@@ -71,8 +71,8 @@ def test_tgt_prefix_of_nllb_file_starts_every_translation(folder, capfd):
     forced = [yaml.safe_load(line) for line in (folder / "out.txt").read_text().split("\n")[:-1]]
     for record, line in zip(forced, SOURCE.split("\n")):
         assert record["hyps"][0]["tokens"][:1] == (["DOG"] if line else [])
-        assert not record["hyps"][0]["text"].startswith("DOG")  # the transform takes it off
-    # The same as a file with that prefix on every line, without the transform's help
+        assert not record["hyps"][0]["text"].startswith("DOG")  # the transform removes it
+    # Equals a prefix file with this prefix on every line, without the transform
     (folder / "begin.txt").write_text("DOG\n" * 4, encoding="utf-8")
     plain = FILES["nllb"].replace('tgt_prefix: "DOG"', "tgt: begin.txt")
     plain = plain.replace("sentencepiece, ", "")

@@ -1,4 +1,4 @@
-"""The Python interface: what goes in, what comes out and when, and what is left alone."""
+"""The Python API: arguments, results, errors and side effects."""
 
 import copy
 import inspect
@@ -42,7 +42,7 @@ PREFIXES = ["the", "", "a dog", "", "the", *[""] * (len(LINES) - 5)]
 
 
 class Column:
-    """As much of a pandas Series as a translation needs."""
+    """A minimal pandas Series."""
 
     def __init__(self, values):
         self.values = values
@@ -52,12 +52,12 @@ class Column:
 
 
 class Table(Column):
-    """As much of a DataFrame: its iterator gives the columns' names."""
+    """A minimal DataFrame, which iterates over column names."""
 
     columns = property(lambda self: self.values)
 
 
-CALLS = {  # name of what is no list of lines, or holds what is no line -> calls
+CALLS = {  # argument -> calls with invalid lines
     "lines": [
         lambda t, lines: t.translate(lines),
         lambda t, lines: list(t.translate_stream(lines)),
@@ -94,7 +94,7 @@ class TestLines:
         kinds |= {"dict": {"text": "der hund"}, "Table": Table(["text"])}
         for got, lines in kinds.items():
             if lines is None and name == "prefixes" or (name, lines) == ("lines", "der hund"):
-                continue  # there are none, or there is one text
+                continue  # valid: no prefixes, or a single text
             with pytest.raises(TypeError, match=f"{name}: expected a list of lines, got {got}"):
                 call(translator, lines)
 
@@ -109,7 +109,7 @@ class TestLines:
 
 
 class TestOneText:
-    """One text for a list with one: what is said of it is that of the list."""
+    """A single text is treated like a list with one text."""
 
     @pytest.mark.parametrize(
         ("more", "of_list"),
@@ -147,7 +147,7 @@ class TestOneText:
         assert caught[0].filename == __file__
 
     def test_line_breaks_in_text_become_spaces(self, translator, tmp_path):
-        """The translation of the words with spaces; noted, and alike from Python and from files."""
+        """The same from Python and from files, with a warning."""
         plain = translator.translate("der hund sieht den see")
         for char in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
             text = f"{char} der hund sieht{char}den see{char}"
@@ -163,7 +163,7 @@ class TestOneText:
 class TestStream:
     @pytest.fixture
     def fake(self, translator, monkeypatch):
-        """The stream with a translation that costs nothing; the sizes of its windows."""
+        """Replace translation by a copy of the source and record window sizes."""
         sizes = []
 
         def translate_lines(lines, *args):
@@ -237,7 +237,7 @@ class TestFile:
 
     @pytest.fixture(autouse=True)
     def log(self):
-        """A job leaves the log as it is, but for the command line's."""
+        """Return a function that checks that the log configuration is unchanged."""
         logger = logging.getLogger("onmt_lite")
         state = logger.handlers, logger.propagate, logger.level
         yield lambda: (logger.handlers, logger.propagate, logger.level) == state
@@ -331,7 +331,7 @@ OTHER_PROCESS = (
     ],
 )
 def test_fork_raises_and_can_load_translator(options):
-    """Whatever torch did in the parent, no call waits for threads that a fork does not have."""
+    """No call waits for torch threads that a fork does not have."""
     words = [sys.executable, "-m", "tests.support.fork_check", json.dumps(options)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -392,7 +392,7 @@ class TestGlobalState:
 def test_option_errors_have_command_line_hints(translator, tiny_checkpoint, given, hint):
     for call in (
         lambda: translator.translate(["a"], **given),
-        lambda: translator.translate_stream(["a"], **given),  # at once, not at the first line
+        lambda: translator.translate_stream(["a"], **given),  # before the first line
         lambda: Translator.from_pretrained(tiny_checkpoint, **given),
     ):
         with pytest.raises(OptionError, match=re.escape(hint)):
@@ -416,7 +416,7 @@ def test_translation_converts_to_str_and_dict(translator):
 
 
 class TestMessageStyle:
-    """Options in messages, as Python has them."""
+    """Options in messages in Python style."""
 
     @pytest.mark.parametrize(
         ("template", "options", "words", "keywords"),
@@ -488,8 +488,7 @@ class TestTranslatorObject:
 
 
 def list_documented(name):
-    """A function or class that has this name, and the methods that the class defines for its users:
-    for each its docstrings and the names of its parameters."""
+    """Yield a function or class and its public methods: name, docstring sources and callable."""
     thing = getattr(onmt_lite, name)
     members = vars(thing) if isinstance(thing, type) else {}
     init = members.get("__init__") if members else thing
@@ -506,7 +505,7 @@ class TestPublicNames:
 
     @pytest.mark.parametrize("name", sorted({*onmt_lite.__all__} - {"__version__"}))
     def test_docstrings_describe_all_parameters(self, name):
-        """In a docstring, each parameter of the name itself and of its methods, in a list."""
+        """Args: or Attributes: list every parameter."""
         for place, sources, call in list_documented(name):
             doc = "\n".join(inspect.getdoc(source) or "" for source in sources) + "\n"
             listed = re.findall(r"^(?:Args|Attributes):\n((?:    .*\n|\n)*)", doc, re.M)
@@ -516,7 +515,7 @@ class TestPublicNames:
                     assert re.search(rf"^    {parameter}: \S", "".join(listed), re.M), place
 
     def test_import_causes_no_warnings(self):
-        """torch warns where numpy is missing; -W error makes a warning an error."""
+        """torch warns if numpy is missing; -W error turns warnings into errors."""
         code = "import sys; sys.modules['numpy'] = None; from onmt_lite import Translator"
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,4 +1,4 @@
-"""Translator.from_pretrained(workers=2): the calls and results of one process, done by several."""
+"""Translator.from_pretrained(workers=2) behaves like a single process."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ LINES = [f"{a} {b}" if i % 7 else "" for i, a in enumerate(WORDS * 3) for b in "
 
 @pytest.fixture(scope="module")
 def pool(tiny_checkpoint):
-    torch.randn(64, 64) @ torch.randn(64, 64)  # with threads of torch in this process
+    torch.randn(64, 64) @ torch.randn(64, 64)  # start torch threads in this process
     with Translator.from_pretrained(tiny_checkpoint, workers=2, device="cpu") as translator:
         yield translator
 
@@ -44,7 +44,7 @@ def get_server_pid(pool):
 
 
 def summarize(translations):
-    """What must be equal; scores to the digits that do not depend on batch mates."""
+    """Return the fields that must be equal, with scores rounded to batch-independent digits."""
     return [
         (t.id, t.src, t.notes, [(h.text, h.tokens, round(h.score, 4)) for h in t.hyps])
         for t in translations
@@ -120,7 +120,7 @@ def test_workers_errors_keep_type_and_later_calls_work(pool):
         (DataError, lambda: pool.score(["a"], [])),
         (OptionError, lambda: pool.translate(LINES, beam_size=0)),
         (OptionError, lambda: pool.translate(LINES, device="cpu")),
-        # Found by the workers
+        # detected by workers
         (OptionError, lambda: pool.translate(LINES, prefixes=LINES, search="opennmt-2018")),
         (AttributeError, lambda: pool.backend.translate_lines([None])),
     ):
@@ -144,7 +144,7 @@ def test_workers_warning_is_at_line_of_call():
 
 
 def test_workers_stream_does_not_block_other_calls(pool):
-    """A stream that waits for its reader holds up nobody, nor does one that is left."""
+    """Neither does an abandoned stream."""
     stream = pool.translate_stream(iter(LINES))
     first = next(stream)
     assert pool.translate([LINES[0]])[0].text == first.text
@@ -168,7 +168,7 @@ def test_workers_killed_worker_is_replaced(pool):
 
 
 def test_workers_survive_thread_that_started_them():
-    """The system would kill what a thread has started with the thread."""
+    """The system kills child processes when the thread that started them ends."""
     made = []
     thread = threading.Thread(
         target=lambda: made.append(Translator.from_pretrained(TOY, workers=2))
@@ -194,20 +194,20 @@ def test_close_stops_workers():
     pool.close()
     with pytest.raises(ValueError, match="closed"):
         pool.translate(["katze"])
-    with Translator.from_pretrained(TOY) as one:  # the same code with one process
+    with Translator.from_pretrained(TOY) as one:  # also without workers
         one.close()
 
 
 @pytest.mark.parametrize(("n", "n_workers"), [(0, 2), (1, 2), (2, 2), (128, 2), (5000, 2), (99, 8)])
 def test_workers_part_size(n, n_workers):
-    """Work for all, full batches, and not more than a bucket at once."""
+    """All workers get full batches, and no part is larger than a bucket."""
     size = choose_call_size(n, n_workers)
     parts = -(-n // size)
     assert 1 <= size <= 1024 and parts >= min(n, n_workers)
     assert parts <= n_workers or size >= min(64, n // n_workers)
 
 
-# -- programs that have one -----------------------------------------------------------------------
+# -- programs with workers ------------------------------------------------------------------------
 
 PROGRAM = f"""\
 import os, sys, torch
@@ -224,7 +224,7 @@ print(t.translate(["katze"])[0].text, flush=True)
     [
         pytest.param("", 0, marks=pytest.mark.sweep),
         ("os.kill(os.getpid(), 9)", -9),
-        pytest.param(  # a fork of the program leaves the workers of its parent alone
+        pytest.param(  # a fork does not stop the workers of its parent
             "pid = os.fork()\n"
             "if pid == 0: sys.exit(0)\n"
             "os.waitpid(pid, 0)\n"
@@ -235,7 +235,7 @@ print(t.translate(["katze"])[0].text, flush=True)
     ],
 )
 def test_workers_end_with_program(end, code):
-    """Whose text has no main guard."""
+    """The program has no main guard."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM + end],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The trainer as a program: exit codes, signals, and commands that can be pasted."""
+"""The trainer as a program: exit codes, signals and suggested commands."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder, env, warm):
-    """start(*words) -> a process of the trainer in `folder`; killed at the end of the test."""
+    """start(*words) -> a training process in `folder`, killed at the end of the test."""
     started = []
 
     def run(*more, ignored=()):
@@ -49,7 +49,7 @@ def start(folder, env, warm):
 
 @pytest.fixture
 def run(folder, env):
-    """run(*words) -> (stdout, stderr) of a command in `folder`, started as a user does."""
+    """run(*words) -> stdout and stderr of a command in `folder`."""
 
     def run(*words):
         popen = {"cwd": folder, "env": {**env, "PYTHONPATH": str(ROOT)}, "text": True}
@@ -77,10 +77,10 @@ def test_save_config_does_not_replace_input(folder, monkeypatch, capfd, main, wo
 
 @pytest.fixture
 def training(start, folder, until):
-    """A run that has made a few steps."""
+    """training() -> a process after a few steps."""
 
     def begin():
-        # A row of the table at each step: the run would take a million of them
+        # Far more steps than the test waits for
         steps = ["-train_steps", "1000000"]
         process = start(*steps)
         log = folder / "run" / "train.log"
@@ -95,7 +95,7 @@ def training(start, folder, until):
 
 
 def find_command(text, before):
-    """The words of the command that a line of the text ends with."""
+    """Return the words of the command at the end of a line."""
     (line,) = re.findall(rf"^.*{re.escape(before)}: (.*)$", text, re.M)
     words = shlex.split(line)
     assert words[0] == "python"
@@ -116,7 +116,7 @@ def test_signal_stops_run_that_can_resume(training, run, folder, number):
     assert step, err
     if number != signal.SIGINT:
         return
-    # The commands do what they say, as they are
+    # The suggested commands work unchanged
     steps = str(int(step[1]) + 2)
     out, more = run(*find_command(err, "continue with"), "-train_steps", steps)
     assert out == "" and f"continuing after step {step[1]}\n" in more

@@ -1,4 +1,4 @@
-"""Text in, translations out, through the Python interface."""
+"""Translation with the Python API on a tiny Transformer."""
 
 import dataclasses
 import math
@@ -16,12 +16,12 @@ from onmt_lite.text.vocab import Vocab
 from tests.support import table_models, tiny
 
 TOLERANCE = 1e-5
-HALF_TOLERANCE = 0.2  # of a score in bfloat16, on a model of random weights
+HALF_TOLERANCE = 0.2  # for bfloat16 scores of a model with random weights
 LINES = [*tiny.SENTENCES, "der see", "", "a", " \t ", "das rote haus der stadt regnet heute gern"]
 
 
 def assert_same(found, expected):
-    """Everything but the place in the input."""
+    """Compare translations except their ids."""
     for f, e in zip(found, expected, strict=True):
         assert (f.src, f.notes) == (e.src, e.notes)
         assert [(h.text, h.tokens, h.ended) for h in f.hyps] == [
@@ -31,7 +31,7 @@ def assert_same(found, expected):
 
 
 def compute_forced_log_probs(translator: Translator, src: str, tokens: list[str], ended: bool):
-    """Log-probability of each token, from one sentence, one full forward pass and the weights."""
+    """Return the log-probability of each token from a full forward pass over one sentence."""
     ids = {token: i for i, token in enumerate(translator.checkpoint.tgt_vocab.tokens)}
     src_ids = [ids.get(t, tiny.UNK) for t in translator.tokenizer.encode(src)] + [tiny.EOS]
     out = [ids[token] for token in tokens] + [tiny.EOS] * ended
@@ -49,7 +49,7 @@ def alone(translator):
 @pytest.fixture(scope="module")
 def found(translator):
     found = [t for t in translator.translate(LINES, n_best=5) if t.src.strip()]
-    # The model must give both kinds, or half of what is tested on them tests nothing
+    # The tests need hypotheses with and without an end token
     assert {h.ended for t in found for h in t.hyps} == {True, False}
     return found
 
@@ -115,7 +115,7 @@ class TestScores:
         )
         checkpoint = table_models.make_checkpoint([never_ends])
         translator = Translator(checkpoint, TranslateOptions.of())
-        # The first target ends at once, so the padding after it must not count
+        # Padding after the first, empty target must not count
         scores = translator.score(["s0 s0", "s0 s0"], ["", "a a a"])
         assert scores == [pytest.approx(math.log(0.5)), -math.inf]
 
@@ -189,7 +189,7 @@ class TestLines:
         assert translator.translate([]) == []
 
     def test_line_too_long_is_truncated_with_warning(self, space_translator):
-        room = tiny.MAX_POSITIONS - 1  # the end token needs a place
+        room = tiny.MAX_POSITIONS - 1  # one position is for the end token
         full, longer = " ".join(["s"] * room), " ".join(["s"] * room + ["t"] * 30)
         fits, cut = space_translator.translate([full, longer], max_length=8)
         assert ["truncated" in t.notes for t in (fits, cut)] == [False, True]
@@ -241,7 +241,7 @@ class TestControlTokens:
 
 class TestOptions:
     def test_invalid_options_are_rejected(self, translator, tiny_checkpoint):
-        """All at once, as in test_options.py; and those that no call can change."""
+        """All errors at once, and options that cannot be changed per call."""
         with pytest.raises(OptionError, match="did you mean beam_size") as caught:
             translator.translate(["a"], beem_size=3, alpha=math.nan, n_best=0)
         assert len(caught.value.problems) == 3

@@ -1,4 +1,4 @@
-"""The stub file with the types of keyword options, from their declarations.
+"""Generate the stub file with the types of keyword options.
 
 `python -m tests.support.make_keywords` writes it.
 """
@@ -23,7 +23,7 @@ WIDTH = 100  # columns
 def describe_type(option):
     """Return the type of the values that an option accepts."""
     if option.choices:
-        # Python values that are written like a choice
+        # Python values that equal a choice when written
         words = {"true": "True", "false": "False"}
         literals = [f'"{choice}"' for choice in option.choices]
         literals += [words.get(c, c) for c in option.choices if c in words or c.isdecimal()]
@@ -38,7 +38,7 @@ def describe_type(option):
 
 
 def format_entry(name):
-    """Return the line of an option, or the lines if it is long, as ruff formats them."""
+    """Return the lines of an option as ruff formats them."""
     line = f"    {name}: {describe_type(OPTIONS[name])}"
     if len(line) <= WIDTH:
         return line

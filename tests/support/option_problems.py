@@ -1,4 +1,4 @@
-"""Names of other tools, as programs answer them."""
+"""Errors for option names of other tools."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from onmt_lite.errors import OptionError
 
 
 def problem_of(load: Callable[[], object]) -> str:
-    """The only problem that `load` raises."""
+    """Return the only problem that `load` raises."""
     with pytest.raises(OptionError) as caught:
         load()
     (problem,) = caught.value.problems
@@ -17,13 +17,22 @@ def problem_of(load: Callable[[], object]) -> str:
 
 
 def spellings(theirs: str, options: Container[str]) -> list[str]:
-    """A name with hyphens and with underscores, but for what is a name of ours."""
+    """Return spellings with hyphens and underscores that are not options."""
     names = sorted({theirs.replace("-", "_"), theirs.replace("_", "-")})
     return [name for name in names if name not in options]
 
 
 def problems_of(name: str, load: Callable[[Sequence[str]], object], path: Path) -> Iterator[str]:
-    """What is said of a name on the command line and in YAML, for which `path` is written."""
+    """Yield the error for a name on the command line and in a YAML file.
+
+    Args:
+        name: Option name of another tool.
+        load: Function that loads a command line.
+        path: YAML file to write.
+
+    Yields:
+        The errors.
+    """
     path.write_text(f"{name}: 2\n", encoding="utf-8")
     yield problem_of(lambda: load([f"-{name}", "2"]))
     yield problem_of(lambda: load([f"--{name}", "2"]))

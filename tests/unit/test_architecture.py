@@ -1,4 +1,4 @@
-"""The rules of the code base that no type checker knows: rooms, sizes, and how files are read."""
+"""Rules of the code base that type checkers do not check: imports, sizes and file access."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "onmt_lite").rglob("*.py")) + [ROOT / "translate.py"]
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
-# Each room may import those before it, and itself; docs/design.md says what lives where
+# Each room may import itself and earlier rooms; docs/design.md describes the rooms
 ROOMS = (
     *("version", "errors", "system", "models", "text", "search", "checkpoints", "config"),
     *("inference", "trace", "jobs", "ray", "train", "export", "api", "__main__"),
@@ -23,8 +23,10 @@ def trees():
 
 
 def find_imports(tree):
-    """(module, line) of each import, those inside of functions and for type checkers included;
-    `from onmt_lite import jobs` gives onmt_lite.jobs."""
+    """Yield (module, line) of each import, also inside functions and for type checkers.
+
+    `from onmt_lite import jobs` gives onmt_lite.jobs.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -35,7 +37,7 @@ def find_imports(tree):
 
 
 def find_calls(tree):
-    """(name, node) of each call: open -> "open", os.open -> "os.open", x.y().z -> ".z"."""
+    """Yield (name, node) of each call: open -> "open", os.open -> "os.open", x.y().z -> ".z"."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -62,7 +64,7 @@ def test_rooms_import_only_earlier_rooms(trees):
 
 
 def test_there_are_no_import_cycles(trees):
-    """Nor by way of others; imports inside of functions and for type checkers included."""
+    """Also none through other files, in functions or for type checkers."""
     names = {name.removesuffix(".py").replace("/", "."): name for name in trees}
     names = {module.removesuffix(".__init__"): name for module, name in names.items()}
     needs = {}
@@ -84,7 +86,7 @@ def test_files_and_functions_are_short(trees):
         if text.count("\n") > 460 and not re.search(r"/(train|options|translator)\.py", name):
             wrong.append(f"{name}: {text.count(chr(10))} lines")
         if text and not ast.get_docstring(tree):
-            wrong.append(f"{name}: does not say what it is")
+            wrong.append(f"{name}: has no docstring")
         wrong += [
             f"{name}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
             for node in ast.walk(tree)
@@ -95,7 +97,7 @@ def test_files_and_functions_are_short(trees):
 
 
 def test_text_files_are_opened_with_encoding_and_newline(trees):
-    """Without encoding the locale decides; without newline lone CRs become line feeds."""
+    """The default encoding depends on the locale, and the default newline converts lone CRs."""
     wrong = []
     for name, tree in trees.items():
         for called, node in find_calls(tree):
@@ -113,7 +115,7 @@ def test_text_files_are_opened_with_encoding_and_newline(trees):
 
 
 def test_durations_use_monotonic_clock(trees):
-    """Its clock may jump; dates are for the log alone."""
+    """The wall clock may jump; dates are only for the log."""
     calendar = r"time\.(time|time_ns|localtime|gmtime|ctime|strftime)|datetime\.\w+"
     wrong = [
         f"{name}:{node.lineno} {called}"
@@ -143,7 +145,7 @@ def test_no_unsafe_deserialization(trees):
 
 
 def test_splitlines_is_not_used_on_data(trees):
-    """str.splitlines knows eleven of them, a file one; the text of an error may be split so."""
+    """str.splitlines splits at eleven characters, a file at one; error messages are exempt."""
     wrong = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
         for name, tree in trees.items()
@@ -169,7 +171,7 @@ def test_errors_are_not_swallowed(trees):
 
 
 def test_print_has_file_argument(trees):
-    """Standard output carries translations and nothing else."""
+    """Standard output is for translations only."""
     wrong = [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()
@@ -180,7 +182,7 @@ def test_print_has_file_argument(trees):
 
 
 def test_pyproject_lists_every_package():
-    """What pyproject.toml does not list is left out of an installed copy."""
+    """Packages that are not listed are missing in the wheel."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     packages = re.search(r"\[tool.setuptools\]\npackages = \[(.*?)\]", project, re.S)[1]
     found = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in FILES[:-1]}

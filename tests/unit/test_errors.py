@@ -1,4 +1,4 @@
-"""Errors travel between processes whole."""
+"""Errors can be passed between processes."""
 
 import pickle
 import pkgutil
@@ -11,7 +11,7 @@ import onmt_lite
 from onmt_lite.errors import OnmtLiteError, OptionError
 from onmt_lite.system.terminal import Interrupted
 
-OPTIONAL = ("onmt_lite.ray", "onmt_lite.__main__")  # needs a package; runs the program
+OPTIONAL = ("onmt_lite.ray", "onmt_lite.__main__")  # requires ray; runs the program
 
 for module in pkgutil.walk_packages(onmt_lite.__path__, "onmt_lite."):
     if not module.name.startswith(OPTIONAL):
@@ -28,7 +28,7 @@ def pickle_and_load(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize("kind", list_error_types(OnmtLiteError), ids=lambda kind: kind.__name__)
 def test_error_survives_pickling(kind):
-    """Made of its text alone, as all are."""
+    """Errors are created from their message only."""
     error = kind("what (where); what to do")
     found = pickle_and_load(error)
     assert type(found) is kind and str(found) == "what (where); what to do"

@@ -1,4 +1,4 @@
-"""Names of CTranslate2, Eole, fairseq, Marian and transformers: refused with ours."""
+"""Option names of CTranslate2, Eole, fairseq, Marian and transformers suggest the equivalent."""
 
 import re
 
@@ -16,7 +16,7 @@ from onmt_lite.config.other_tools import (
 from onmt_lite.ray.options import load_ray_options
 from tests.support.option_problems import problem_of, problems_of, spellings
 
-# What each name must lead to, from the documentation of the tools
+# Name of another tool and the equivalent option, from the documentation of the tools
 EQUIVALENTS = """
 num_hypotheses n_best; no_repeat_ngram_size block_ngram_repeat; max_decoding_length max_length;
 min_decoding_length min_length; sampling_topk random_sampling_topk;
@@ -46,7 +46,7 @@ beam_alpha alpha; load_model model; return_prob token_scores; min_output_length 
 decoder_input_ids tgt_file_prefix; load_in_8bit precision
 """
 PAIRS = [tuple(pair.split()) for pair in EQUIVALENTS.split(";")]
-# Translation options of each tool: from its source; of Marian from its documentation
+# All translation options of each tool, from its source (Marian: from its documentation)
 ALL_NAMES = {
     "CTranslate2 4.8.5": """
 model_path device device_index compute_type inter_threads intra_threads max_queued_batches
@@ -210,7 +210,7 @@ def load_ray(words):
         (load_options, "word-penalty", NO_EQUIVALENT),
         (load_options, "rnn_size", TRAINING_ONLY),
         (load_ray, "num_beams", "use beam_size instead"),
-        (load_ray, "word-scores", NO_EQUIVALENT),  # token_scores is of translate.py alone
+        (load_ray, "word-scores", NO_EQUIVALENT),  # only translate.py has token_scores
         (load_ray, "tgt", "only supported by translate.py; remove it"),
     ],
 )
@@ -220,7 +220,6 @@ def test_foreign_name_without_equivalent_gets_matching_hint(load, name, said):
 
 
 def test_shared_names_are_accepted_without_reading_peers():
-    """And the table of the others is not even read."""
     load_peers.cache_clear()
     words = "-beam_size 4 -n_best 2 -max_length 9 -early_stopping true -repetition_penalty 1.2"
     options, _ = load_options([*words.split(), "-search", "transformers"])

@@ -1,4 +1,4 @@
-"""What the programs tell of their options: -help."""
+"""-help of every program."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ from onmt_lite.train.options import load_train_options
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = [TRANSLATE, TRAIN, EXPORT, RAY]
 MAINS = {TRANSLATE: translate.main, TRAIN: train.main, EXPORT: export.main, RAY: ray_main}
-# What a program cannot do without, so that an example of one option loads
+# Required options, added to the example of another option
 REQUIRED = {
     TRANSLATE: [],
     TRAIN: "-train a -valid b -output c -train_steps 9".split(),
@@ -53,7 +53,7 @@ every_option = pytest.mark.parametrize(
 @pytest.fixture
 def main(capfdbinary, monkeypatch):
     """main(program, words) -> (exit code, stdout, stderr), started as translate.py"""
-    monkeypatch.setattr("sys.argv", ["translate.py"])  # of a process of pytest-xdist it is "-c"
+    monkeypatch.setattr("sys.argv", ["translate.py"])  # it is "-c" under pytest-xdist
 
     def run(program, *argv):
         code = MAINS[program](list(argv))
@@ -74,7 +74,7 @@ class TestHelp:
     @each_program
     @pytest.mark.parametrize("columns", [0, 40, 80, 100, 300])
     def test_help_lines_fit_terminal(self, program, columns):
-        """80 when unknown, which the caller says; never more than 100, never a sliver."""
+        """The width is between 40 and 100 columns."""
         width = max(40, min(columns, 100))
         text = format_help(program.options, "", columns) + "\n"
         names = [*program.options, *(title.lower() for title in group_options(program.options))]
@@ -114,7 +114,7 @@ class TestHelp:
         assert option.value_type is bool or option.example, "an example shows a value"
         if name in META_NAMES:
             return
-        # Files of the example need not exist, but an option must not contradict another
+        # Files need not exist, but options must not conflict
         given = {word[1:] for word in shlex.split(command) if re.match(r"-[a-z]", word)}
         always = REQUIRED[program]
         pairs_of_always = dict(zip(always[::2], always[1::2]))
@@ -173,7 +173,7 @@ class TestHelp:
         assert not re.search(r"Default: (-|0|0\.0|false)\.\n", out)
 
     def test_help_page_examples_load(self, main):
-        """And the options that a first job needs."""
+        """The page has all options of a typical first job."""
         _, out, _ = main(TRANSLATE, "-help")
         usual = "src output model config beam_size n_best min_length block_ngram_repeat"
         assert {*usual.split(), "output_format", "workers", "resume"} <= {*TRANSLATE.common_options}
@@ -221,7 +221,7 @@ ACCEPTED = (
 def test_yaml_value_is_accepted_or_rejected(texts, taken):
     for text in texts.split(";"):
         ((name, value),) = yaml.safe_load(text).items()
-        resolver = Resolver(replace(TRANSLATE, rules=()))  # about values of several options
+        resolver = Resolver(replace(TRANSLATE, rules=()))  # check single values only
         resolver.add_value(name, value, "here")
         if taken:
             resolver.resolve()
@@ -231,7 +231,7 @@ def test_yaml_value_is_accepted_or_rejected(texts, taken):
 
 
 def test_help_yaml_has_exactly_the_existing_options():
-    """No entry is left over, and the first section that has an option decides."""
+    """Every entry belongs to an option, and the first section with the option is used."""
     programs = {
         "common": OPTIONS,
         "translate": OPTIONS,
@@ -253,7 +253,7 @@ def test_help_yaml_has_exactly_the_existing_options():
 
 
 def test_help_yaml_is_read_only_for_help():
-    """A job starts without it."""
+    """Starting a job does not read it."""
     read_help.cache_clear()
     load_options(["-beam_size", "3", "-src", "a.txt", "-n_best", "2"])
     assert read_help.cache_info().currsize == 0

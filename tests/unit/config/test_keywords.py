@@ -1,4 +1,4 @@
-"""Types of keyword options: the stub file, the options of each call, and what mypy says of both."""
+"""Types of keyword options: the stub file, the options of each call, and mypy on both."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.support import make_keywords as keywords
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [name for name in OPTIONS if name not in META_NAMES]
-# Only modules that users see; the others would take long
+# Only public modules, to save time
 CONFIG = """\
 [mypy]
 follow_imports = skip
@@ -73,7 +73,7 @@ def test_stub_file_is_up_to_date():
     ],
 )
 def test_stub_has_options_of_each_call(translator, tmp_path, name, stub, parameters):
-    """Whether it is the default or not: an option that a call cannot have is refused by name."""
+    """An option that a call does not support is rejected even with its default value."""
     (tmp_path / "src").write_text("", encoding="utf-8")
     lines = [tmp_path / "src", tmp_path / "out"] if name == "translate_file" else [[]]
     accepted = set()
@@ -89,17 +89,17 @@ def test_stub_has_options_of_each_call(translator, tmp_path, name, stub, paramet
 
 
 def write_values(option):
-    """Return values of many types as they are written in Python."""
+    """Return Python source of values of many types."""
     texts = {option.choices[0] if option.choices else "x", "fairsek"}
     found = [*map(repr, sorted(texts)), "0.5", "1", "[0.5]", "(1,)", "['x']", "('x',)", "[b'x']"]
     found += ["Path('x')", "[Path('x')]", "{'mode': 'none'}", "{1}", "b'x'", "True"]
     is_number = option.value_type in (int, float)
-    # To mypy, True is an int and bytes are a sequence of int
+    # mypy accepts True as an int and bytes as a sequence of int
     return [each for each in found if each not in ("True", "b'x'") or not is_number]
 
 
 def accepts(option, value):
-    """Return whether a value has a type that the option takes, whatever its bounds and form."""
+    """Return True if a value has a type that the option accepts, ignoring bounds and pattern."""
     try:
         check_value(replace(option, min=None, max=None, above=None, pattern=(".*", "")), value)
         return True
@@ -108,12 +108,12 @@ def accepts(option, value):
 
 
 def test_mypy_accepts_valid_values_and_rejects_mistakes(tmp_path):
-    """As `mypy --strict` of a user's script; a path is a str or a Path where a file is meant."""
+    """Run `mypy --strict` on a script; paths may be a str or a Path."""
     lines, wrong = [*HEADER.splitlines(), *RIGHT, *WRONG], {*WRONG}
     for name in NAMES:
         for written in write_values(OPTIONS[name]):
             if "Path" in written and not OPTIONS[name].is_path:
-                continue  # runs, but no type says so
+                continue  # works, but is not in the types
             lines.append(f"use({name}={written})")
             if not accepts(OPTIONS[name], eval(written, {"Path": Path})):
                 wrong.add(lines[-1])

@@ -40,33 +40,33 @@ with open(TABLE.with_name("eole.tsv"), encoding="utf-8", newline="") as table:
 NAMES = [row["option"] for row in ROWS]
 BY_CLASS = {c: [row["option"] for row in ROWS if row["class"] == c] for c in "TCN"}
 ASKS = {row["option"]: json.loads(row["asks"]) for row in ROWS if row["asks"] != "-"}
-# Switches that the original takes a value for
+# Booleans with a value in OpenNMT-py
 SPELT_OUT = {row["option"] for row in ROWS if row["type"] == "bool"}
 TRAINED = DATA / "onmt351_transformer.pt"
 
 
 def defaults(version):
-    """All defaults of d18 or d35 that a configuration can say."""
+    """Return the defaults of d18 or d35 that YAML can express."""
     cells = {row["option"]: row[version] for row in ROWS if row[version] not in ("-", "required")}
     return {name: json.loads(cell) for name, cell in cells.items() if name != "config"}
 
 
 def words(name, value):
-    """An option as the words of a command line."""
+    """Return an option as words of a command line."""
     if value is True and name not in SPELT_OUT:
         return [f"-{name}"]
     items = value if isinstance(value, list) else [value]
     return [f"-{name}", *(item if isinstance(item, str) else json.dumps(item) for item in items)]
 
 
-def named(err, name):
-    """The lines on stderr that name the option."""
+def find_lines(err, name):
+    """Return the lines of stderr that contain the option name."""
     return [line for line in err.split("\n") if re.search(rf"\b{name}\b", line)]
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """run(values, *argv) -> exit code, translations, stderr, of values in a YAML file"""
+    """run(values, *argv) -> exit code, stdout and stderr with values in a YAML file"""
     monkeypatch.chdir(tmp_path)
     Path("src.txt").write_text("w37 w3 w90 w24\nw5 w81\n", encoding="utf-8")
 
@@ -75,7 +75,7 @@ def run(tmp_path, monkeypatch, capfd):
         Path("a.yaml").write_text(yaml.safe_dump({**places, **values}), encoding="utf-8")
         code = translate.main(["-config", "a.yaml", *argv])
         out, err = capfd.readouterr()
-        # The model's words hold digits, so that its translations say other numbers
+        # Words of the model contain digits, so its translations have number warnings
         return code, out, re.sub(r"(?m)^(lines .*\[numbers\]|    \d+: .*)\n", "", err)
 
     yield run_once
@@ -85,7 +85,7 @@ def run(tmp_path, monkeypatch, capfd):
 def test_option_table_is_complete():
     assert len(NAMES) == len(set(NAMES)) and all(BY_CLASS.values())
     assert set(NAMES) <= {*OPTIONS, *load_opennmt_options()}
-    # 2.2 to 3.0, and a name of training
+    # 2.2 to 3.0, and a training option
     assert set(load_opennmt_options()) - set(NAMES) - set(EOLE) == {"src_feats", "fp16"}
     assert set(ASKS) == {*BY_CLASS["C"], *BY_CLASS["N"], "precision"}
     for name in ASKS:
@@ -95,7 +95,7 @@ def test_option_table_is_complete():
 
 @pytest.mark.parametrize("name", sorted(EOLE))
 def test_eole_option_is_accepted_or_has_hint(name, tmp_path):
-    """As one of ours, as one without effect, or with ours in words."""
+    """It is an option, has no effect, or the error suggests an equivalent."""
     if name not in OPTIONS and name not in load_opennmt_options():
         problem = f"unknown option {name}; {find_hint(name, OPTIONS)} (command line)"
         with pytest.raises(OptionError) as caught:
@@ -170,7 +170,7 @@ def test_unsupported_value_is_rejected(tmp_path, yaml, argv, problem):
 
 
 def test_neutral_value_resets_option_to_default(tmp_path):
-    """As a value that takes back what another source gives."""
+    """It overrides the value of another source."""
     path = tmp_path / "a.yaml"
     for text, argv, seed, origin in [
         ("seed: -1\ntgt_prefix: false", "", 829, "default"),
@@ -196,7 +196,7 @@ def test_option_without_effect_has_one_notice_and_same_output(run, name):
     for given, argv in [({}, asks), ({name: ASKS[name]}, []), ({name: ASKS[name]}, asks)]:
         code, out, err = run(given, *argv)
         assert (code, out) == plain[:2]
-        assert len(named(err, name)) == 1, err
+        assert len(find_lines(err, name)) == 1, err
         assert err.count("\n") == 1
 
 
@@ -209,7 +209,7 @@ def test_unsupported_option_is_rejected_with_remedy(run, name):
         assert name in line and "remove it" in line and "unknown option" not in line
 
 
-# -- those that work, where no other test has them ------------------------------------------------
+# -- options that work, if not tested elsewhere ---------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["log_file_level", "random_sampling_topk", "fp32", "seed"])
@@ -250,10 +250,10 @@ def test_random_sampling_topk_1_does_not_change_beam(run):
     plain = run(given)
     assert run({**given, "random_sampling_topk": 1}) == plain
     assert len(set(plain[1].split("\n"))) > 4
-    # 3.5.1 draws from the one that is left: its rows are copies of each other
+    # 3.5.1 samples from a single token, so all hypotheses are equal
     given |= {"search": "opennmt-3", "random_sampling_topk": 1}
     code, out, err = run(given)
-    assert code == 0 and len(named(err, "random_sampling_topk")) == 1
+    assert code == 0 and len(find_lines(err, "random_sampling_topk")) == 1
     assert len(set(out.rstrip("\n").split("\n"))) == 2
 
 

@@ -26,7 +26,7 @@ NAMES = [f"{case['model']} {case['words']} {' '.join(case['yaml'].split())}" for
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """All files that a configuration may name."""
+    """A working directory with all files that the configurations use."""
     for path in [*HERE.glob("*.pt"), *(HERE.parent / "transforms").iterdir()]:
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "trained.pt").symlink_to(DATA / "onmt351_transformer.pt")
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(case, *more):
-    """Exit code of the configuration, its files written, under the search of 3.5.1."""
+    """Run a configuration with -search opennmt-3 and return the exit code."""
     for name in ("src", "begin"):
         Path(f"{name}.txt").write_text("\n".join(case[name]) + "\n", encoding="utf-8")
     Path("a.yaml").write_text(case["yaml"], encoding="utf-8")
@@ -62,7 +62,7 @@ def test_opennmt_yaml_gives_output_of_opennmt_py_3_5_1(folder, capfd, case):
 
 
 def test_opennmt_yaml_cases_cover_features():
-    """Unknown tokens, replaced and not; several models; forced beginnings; alignments."""
+    """Unknown tokens, with and without replacement; ensembles; prefixes; alignments."""
     lines = [line for case in CASES for line in case["lines"]]
     assert any("<unk>" in line for line in lines) and any("eins" in line for line in lines)
     assert any(re.search(r" \|\|\| \d+-\d+ ", line) for line in lines)
@@ -81,7 +81,7 @@ def values(folder, text):
 
 @pytest.mark.parametrize("mark", ["'", '"'])
 def test_yaml_quotes_are_ignored(folder, mark):
-    """As to ConfigArgParse, which reads all values as words."""
+    """ConfigArgParse reads all values as words."""
     plain = (
         "beam_size 4, n_best 2, alpha 0.9, beta 1e-1, max_length_ratio 2, replace_unk true,"
         "verbose True, report_time false, length_penalty wu, gpu -1, ignore_when_blocking w1,"
@@ -109,7 +109,7 @@ def test_yaml_quotes_are_ignored(folder, mark):
         ("src_prefix: 1.5\ntransforms: prefix", "1.5"),
         ("src_prefix: +1_0\ntransforms: prefix", "+1_0"),
         ("tgt_prefix: 1.50\ntransforms: prefix", "1.50"),
-        ("tgt_prefix: no", ""),  # a switch of OpenNMT-py's, which is off
+        ("tgt_prefix: no", ""),  # a boolean in OpenNMT-py
         ("src: 2024-01-01", "2024-01-01"),
         ("src: ~", "-"),  # not given
         ("fp32: 'True'", "fp32"),
@@ -136,7 +136,7 @@ def test_yaml_invalid_quoted_value_is_rejected(folder, text):
 
 
 def test_training_option_is_rejected_with_hint(folder):
-    """What a file for both holds; OpenNMT-py refuses it as unknown."""
+    """OpenNMT-py rejects such an option as unknown."""
     text = (
         "model_task: lm\nlora_layers: [linear_values]\nsrc_vocab: a.txt\nshare_embeddings: true\n"
     )

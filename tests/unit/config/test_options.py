@@ -1,4 +1,4 @@
-"""The options of translate.py: names, defaults, contradictions, and the printed configuration."""
+"""The options of translate.py: names, defaults, conflicts and print_config."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from onmt_lite.search.presets import PRESETS
 from onmt_lite.train.options import PROGRAM as TRAINER
 
 ROOT = Path(__file__).resolve().parents[3]
-META = META_NAMES  # no configuration holds them
+META = META_NAMES  # never part of a configuration
 
 
 def problems_of(*argv):
@@ -56,7 +56,7 @@ def test_every_option_has_help_and_valid_default():
     assert TranslateOptions.of(**given_again) == TranslateOptions.of()
 
 
-# Words that are taken where any text is not
+# Valid values of string options that do not accept every string
 WORDS_OF = {"device": "cpu", "shard": "1/1", "tokenizer": "space", "transforms": "suffix"}
 WORDS_OF |= dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}")
 WORDS_OF |= {"dump_beam": "beam.json"}
@@ -185,7 +185,7 @@ def test_config_later_source_overrides_earlier(tmp_path):
     assert resolved.origins["beam_size"] == f"{files[1]}:1"
     assert resolved.origins["alpha"] == f"{files[0]}:2"
     options, resolved = load_options(["-beam_size", "5", "-config", *files])
-    assert options.search.beam_size == 5  # typed, although it is the default
+    assert options.search.beam_size == 5  # given, although it equals the default
     assert resolved.origins["beam_size"] == "command line"
     apart = ["-config", files[0], "-config", files[1]]  # as one -config with both
     assert load_options(apart)[0].search == load_options(["-config", *files])[0].search
@@ -212,7 +212,7 @@ def test_keyword_values_are_strictly_typed():
 
 
 def value_of(option):
-    """Any valid value of an option."""
+    """Return a strategy for valid values of an option."""
     if option.choices:
         one = st.sampled_from(option.choices)
     elif option.name == "device":
@@ -225,7 +225,7 @@ def value_of(option):
         one = st.text(st.characters(exclude_characters="\0"), min_size=1)
     else:
         low, high = option.bounds["min"], option.bounds["max"]
-        # Small values often, so that contradictions between options come up and are avoided
+        # Small values are likely, so that conflicts between options occur
         if option.value_type is int:
             few = low + 9 if high is None else min(low + 9, high)
             one = st.one_of(st.integers(low, few), st.integers(low, high))
@@ -249,13 +249,13 @@ def test_print_config_output_loads_same_values(tmp_path_factory, values):
     try:
         options = TranslateOptions.of(**values)
     except OptionError:
-        assume(False)  # two of them contradict each other
+        assume(False)  # conflicting options
     base = tmp_path_factory.getbasetemp()
     first, second = base / "first.yaml", base / "second.yaml"
     plain = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
     first.write_text(yaml.safe_dump(plain), encoding="ascii")
     loaded, resolved = load_options(["-config", str(first)])
-    # Lists that are empty by default have a test of their own in test_schema.py
+    # test_sources.py tests lists that are empty by default
     text = re.sub(r"(?m)^\w+: \[\]  # default\n", "", resolved.to_yaml())
     second.write_text(text, encoding="utf-8", newline="\n")
     again, _ = load_options(["-config", str(second)])
@@ -269,7 +269,7 @@ def test_print_config_output_loads_same_values(tmp_path_factory, values):
 @settings(deadline=None, max_examples=60)
 @given(VALID)
 def test_command_line_and_keywords_give_same_options(values):
-    """Values as words give what the same values give as numbers; -name=VALUE takes any text."""
+    """Words and typed values give the same options; -name=VALUE accepts any string."""
     argv = []
     for name, value in values.items():
         if OPTIONS[name].is_list:
@@ -311,7 +311,7 @@ def test_any_command_line_gives_options_or_option_error(argv):
 
 
 def test_options_load_without_torch():
-    """A wrong option must be told at once, not after seconds of loading."""
+    """Errors in options must be reported without importing torch, which takes seconds."""
     code = (
         "import sys, onmt_lite, onmt_lite.config.options, onmt_lite.config.cli\n"
         "import onmt_lite.errors, onmt_lite.system.terminal, translate\n"
@@ -326,7 +326,7 @@ def test_options_load_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-# -- an empty path is not given -------------------------------------------------------------------
+# -- empty paths ----------------------------------------------------------------------------------
 
 NEEDED = {"onmt_lite.train": {"train": "t.tsv", "output": "d", "train_steps": 1}}
 NEEDED["onmt_lite.export"] = {"model": "m", "output": "o.pt", "to": "opennmt-py"}
@@ -348,7 +348,7 @@ def test_empty_path_counts_as_not_given(program, name, tmp_path):
         argv = [*(word for n, v in needed for word in (f"-{n}", str(v))), *map(str, argv)]
         try:
             return {**program.load(argv)[1].values, "config": ()}
-        except OptionError as error:  # an option that is needed
+        except OptionError as error:  # a required option
             return error.problems
 
     (tmp_path / "empty.yaml").write_text(f"{name}: ''\n", "utf-8")
@@ -368,7 +368,7 @@ def test_empty_path_as_keyword_counts_as_not_given():
 
 @pytest.mark.parametrize("search", PRESETS)
 def test_parsing_works_without_network_and_compiler(search, monkeypatch, tmp_path):
-    """So does what -print_config adds."""
+    """So does the output of -print_config."""
 
     def fail(*args, **more):
         raise AssertionError("options are only parsed")

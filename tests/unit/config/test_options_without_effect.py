@@ -1,4 +1,4 @@
-"""Options without effect: one policy, from the command line, YAML and Python."""
+"""Options without effect, from the command line, YAML and Python."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from tests.support import tiny
 
 TOY = str(Path(__file__).resolve().parents[3] / "data" / "toy.json")
 
-# option, a line in which giving it changes nothing, and a word of why
+# option: command line in which it has no effect: part of the reason
 TABLE = [
     tuple(row.split(": "))
     for row in """
@@ -113,8 +113,7 @@ src_onmttok_kwargs: -src_onmttok_kwargs {}: onmt_tokenize
 tgt_onmttok_kwargs: -tgt_onmttok_kwargs {}: onmt_tokenize
 """.strip().split("\n")
 ]
-# Options that have an effect in every combination that is not refused, as far as options alone
-# tell; what a model adds is below
+# Options that have an effect in every valid combination; models may add notices, see below
 ALWAYS = """
 model tokenizer detokenizer phrase_table transforms share_vocab src output output_format tgt
 input_format tgt_file_prefix search n_best min_length max_length max_length_ratio repetition_penalty
@@ -126,7 +125,7 @@ token_scores report_align attn_debug gold_align score_only
 ALWAYS += ["dump_beam", "force_words", "ban_words"]
 
 
-def notes_of(argv):
+def load_notices(argv):
     return load_options(argv)[0].notes
 
 
@@ -137,15 +136,15 @@ def test_every_option_is_listed():
 
 @pytest.mark.parametrize(("name", "line", "why"), TABLE, ids=[line for _, line, _ in TABLE])
 def test_notice_has_reason_and_origin(name, line, why, tmp_path):
-    """And the same from YAML and Python, each with its origin."""
-    (note,) = [n for n in notes_of(shlex.split(line)) if n.startswith(f"{name}: ")]
+    """YAML and Python give the same notice with their origin."""
+    (note,) = [n for n in load_notices(shlex.split(line)) if n.startswith(f"{name}: ")]
     assert note.startswith(f"{name}: has no effect; ") and why in note
     assert note.endswith(" (command line)")
     _, resolved = load_options(shlex.split(line))
     given = resolved.given()
     path = tmp_path / "a.yaml"
     path.write_text("".join(f"{n}: {json.dumps(v)}\n" for n, v in given.items()))
-    by_yaml = notes_of(["-config", str(path)])
+    by_yaml = load_notices(["-config", str(path)])
     place = 1 + [*given].index(name)
     assert note.replace("(command line)", f"({path}:{place})") in by_yaml
     by_python = TranslateOptions.of(**given).notes
@@ -190,20 +189,20 @@ EFFECTIVE = """
 
 @pytest.mark.parametrize("line", EFFECTIVE.strip().split("\n"))
 def test_no_notice_for_option_with_effect_or_default(line):
-    assert notes_of(line.split()) == ()
+    assert load_notices(line.split()) == ()
 
 
 @pytest.mark.parametrize("search", ["opennmt", "opennmt-2018", "fairseq", "marian", "ctranslate2"])
 def test_print_config_output_loads_without_notices(search, tmp_path):
-    """All its values hold anyway."""
+    """All values equal the defaults."""
     _, resolved = load_options(["-search", search, "-alpha", "0.3", "-length_penalty", "none"])
     path = tmp_path / "a.yaml"
     path.write_text(resolved.to_yaml(), encoding="utf-8")
-    names = {note.split(":")[0] for note in notes_of(["-config", str(path)])}
-    assert names == {"alpha"}  # which was idle before
+    names = {note.split(":")[0] for note in load_notices(["-config", str(path)])}
+    assert names == {"alpha"}  # had no effect before
 
 
-def small(option):
+def small_value(option):
     if option.choices:
         return st.sampled_from(option.choices)
     if option.value_type is bool:
@@ -223,11 +222,11 @@ SEARCH = [
 @settings(max_examples=300)
 @given(
     st.sets(st.sampled_from(SEARCH), max_size=6).flatmap(
-        lambda names: st.fixed_dictionaries({n: small(OPTIONS[n]) for n in names})
+        lambda names: st.fixed_dictionaries({n: small_value(OPTIONS[n]) for n in names})
     )
 )
 def test_removing_options_without_effect_changes_nothing(values):
-    """Leaving out what has no effect leaves nothing else idle, and notes name what was given."""
+    """The remaining options keep their effect, and notices are only about given options."""
     try:
         options = TranslateOptions.of(**values)
     except OptionError:
@@ -238,17 +237,17 @@ def test_removing_options_without_effect_changes_nothing(values):
     try:
         again = TranslateOptions.of(**left)
     except OptionError:
-        return  # what was idle was needed by another
+        return  # another option required it
     for note in again.notes:
         assert re.match(r"\w+", note)[0] in left
 
 
-# -- what help says that options need, read by a parser of its own --------------------------------
+# -- requirements in the help, read by an independent parser --------------------------------------
 
 
-def holds(clause, values):
-    """Clauses are alternatives joined by "or": "-a", "-a VALUE", "-a N or more", "no -a",
-    "several -a"; a bare VALUE goes with the last name."""
+def is_met(clause, values):
+    """Evaluate a condition: alternatives joined by "or": "-a", "-a VALUE", "-a N or more", "no -a",
+    "several -a"; a VALUE without a name belongs to the last name."""
     name = wanted = ""
     for words in map(str.split, clause.split(" or ")):
         if words[0] in ("no", "several"):
@@ -270,7 +269,7 @@ def holds(clause, values):
 
 
 def some_value(option, dice):
-    """A value of the option, the default every other time."""
+    """Return a value of the option, in half of the cases the default."""
     if dice.random() < 0.5:
         return option.default
     if option.name == "transforms":
@@ -299,13 +298,13 @@ def test_help_requirements_match_rules(program):
                 asking = values | {
                     name: 7 if program.options[name].value_type is not bool else True
                 }
-                expected = all(holds(clause, values) for clause in condition.split(" and "))
+                expected = all(is_met(clause, values) for clause in condition.split(" and "))
                 assert bool(rule.applies(Values(asking, option=name))) != expected, (name, values)
                 seen.add(expected)
         assert seen == {True, False}, rule
 
 
-# -- what the model adds, and where notes are seen ------------------------------------------------
+# -- notices about models, and where notices appear -----------------------------------------------
 
 
 @pytest.fixture
@@ -315,7 +314,7 @@ def toy():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """run(words) -> the log of a job on one line, which has notes and no warnings"""
+    """run(words) -> the log of a job on one line, with notices and no Python warnings"""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src.txt").write_text("katze\n", encoding="utf-8")
 
@@ -370,7 +369,7 @@ def test_beta_without_penalty_does_not_change_stopping(toy):
 
 
 def test_option_warning_once_at_line_of_call():
-    toy = Translator.from_pretrained(TOY, beta=0.5)  # a default; the calls may use it
+    toy = Translator.from_pretrained(TOY, beta=0.5)  # a default that calls may use
     with pytest.warns(OptionWarning, match="^beta: has no effect; ") as caught:
         toy.translate(["katze"])
     assert [w.filename for w in caught] == [__file__]
@@ -394,7 +393,11 @@ def test_ban_words_file_has_no_effect_on_translate(tmp_path):
 @pytest.mark.parametrize(
     ("min_length", "more", "noted"),
     [
-        (6, {}, False),  # max_length_ratio 2 gives a line of one token 7: that may be the end
+        (
+            6,
+            {},
+            False,
+        ),  # the limit of a line of one token is 7 with max_length_ratio 2, including the end token
         (7, {}, True),
         (9, {}, True),
         (9, {"max_length_ratio": 0.0}, False),

@@ -1,4 +1,4 @@
-"""How option sources are read and merged, on a small schema of the test's own."""
+"""Sources of options are parsed and merged; tested with a small schema."""
 
 import shlex
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def resolve(tmp_path):
 
 @pytest.fixture
 def problems(resolve):
-    """The list of problems, where there must be some."""
+    """problems(argv, yaml, ...) -> all problems of an OptionError."""
 
     def run(argv=(), *texts):
         with pytest.raises(OptionError) as caught:
@@ -67,8 +67,8 @@ def problems(resolve):
     return run
 
 
-def each(table):
-    """(name, text) of a table in which a name has several texts, between bars."""
+def split_texts(table):
+    """Return (name, text) pairs of a table with several texts per name, separated by bars."""
     return [(name, text) for name, texts in table.items() for text in texts.split(" | ")]
 
 
@@ -84,13 +84,13 @@ SPELLINGS = {
     ("name", "-x"): "-name=-x",
     ("name", "a=b"): "-name a=b | --name=a=b",
     ("name", "5"): "-name 5",
-    ("name", "$HOME/~"): "-name $HOME/~",  # nothing is expanded
+    ("name", "$HOME/~"): "-name $HOME/~",  # not expanded
     ("names", ("a",)): "-names a",
     ("names", ("a", "b")): "-names a b",
 }
 
 
-@pytest.mark.parametrize(("expected", "words"), each(SPELLINGS))
+@pytest.mark.parametrize(("expected", "words"), split_texts(SPELLINGS))
 def test_command_line_spellings(resolve, expected, words):
     name, value = expected
     resolved = resolve(words.split())
@@ -102,7 +102,7 @@ def test_command_line_spellings(resolve, expected, words):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("cuont", "did you mean count?"),  # a near name
+        ("cuont", "did you mean count?"),  # a similar name
         ("coun", "did you mean count?"),  # an abbreviation
         ("ra", "did you mean rate?"),
         ("nam", "name or names"),
@@ -124,7 +124,7 @@ def test_empty_name_does_not_list_every_option(problems):
     assert len(problem) < 200, problem
 
 
-WRONG_YAML = {  # a bool is not a number, nor is a number in quotes
+INVALID_YAML = {  # a boolean or a quoted number is not a number
     "count": "true | 5.0 | '5' | \"5\" | [5] | {a: 5} | 1e1 | .inf | 0 | 11 | "
     "99999999999999999999999 | five | 2020-01-01",
     "cap": "-2",
@@ -137,7 +137,7 @@ WRONG_YAML = {  # a bool is not a number, nor is a number in quotes
 }
 
 
-@pytest.mark.parametrize(("name", "value"), each(WRONG_YAML))
+@pytest.mark.parametrize(("name", "value"), split_texts(INVALID_YAML))
 def test_yaml_invalid_value_is_rejected_with_key_and_line(problems, tmp_path, name, value):
     (problem,) = problems([], f"# comment\n{name}: {value}")
     assert problem.startswith(f"{name}: must be ")
@@ -147,12 +147,12 @@ def test_yaml_invalid_value_is_rejected_with_key_and_line(problems, tmp_path, na
 @pytest.mark.parametrize("digits", [400, 5000])
 @pytest.mark.parametrize("name", ["count", "rate"])
 def test_number_too_long_for_float_is_rejected(problems, name, digits):
-    """int to float overflows above 1e308, text to int above 4300 digits."""
+    """float() fails above 1e308, int() above 4300 digits."""
     assert len(problems(["-" + name, "1" * digits])) == 1
     assert len(problems([], f"{name}: {'1' * digits}")) == 1
 
 
-WRONG_WORDS = {
+INVALID_WORDS = {
     "-count": " 5.0 | 1e1 | true | 0 | 11 | ' 5' | '5\n' | 1_0 | 0x5 | '' | --5 | 1 2 | ",
     "-rate": " nan | inf | 1e999 | 1,5 | .",
     "-share": "0",
@@ -165,7 +165,7 @@ WRONG_WORDS = {
 }
 
 
-@pytest.mark.parametrize(("name", "words"), each(WRONG_WORDS))
+@pytest.mark.parametrize(("name", "words"), split_texts(INVALID_WORDS))
 def test_command_line_invalid_value_is_rejected(problems, name, words):
     (problem,) = problems([name, *shlex.split(words)])
     assert problem.startswith(name.strip("-=") + ": ")
@@ -197,7 +197,7 @@ def test_yaml_null_counts_as_not_given(resolve):
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
-        ("rate: 1e-3", "rate", 0.001),  # YAML 1.1 takes this for text
+        ("rate: 1e-3", "rate", 0.001),  # a string in YAML 1.1
         ("rate: 2", "rate", 2.0),
         ("-count: 3", "count", 3),
         ("--count: 3", "count", 3),
@@ -209,7 +209,7 @@ def test_yaml_null_counts_as_not_given(resolve):
         ("---\ncount: 3\n...\n", "count", 3),
         ("{count: 3}", "count", 3),
         ("name: Üß 😀", "name", "Üß 😀"),
-        ("name: $HOME/~", "name", "$HOME/~"),  # nothing is expanded
+        ("name: $HOME/~", "name", "$HOME/~"),  # not expanded
         ("mode: none", "mode", "none"),
     ],
 )
@@ -262,9 +262,9 @@ TAGS = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), each(TAGS))
+@pytest.mark.parametrize(("name", "value"), split_texts(TAGS))
 def test_yaml_tag_is_rejected(problems, name, value):
-    """A tag changes what a value is behind the reader's back, and PyYAML dies on wrong ones."""
+    """A tag changes the type of a value, and PyYAML crashes on invalid ones."""
     assert len(problems([], f"{name}: {value}")) == 1
 
 
@@ -289,7 +289,7 @@ def test_yaml_file_of_64_kib_is_read(resolve):
 
 
 def read(path):
-    """What the program makes of one file."""
+    """Return the resolved options of a single file."""
     resolver = Resolver(PROGRAM)
     resolver.add_yaml_file(str(path))
     return resolver.resolve()
@@ -321,7 +321,7 @@ VALUES = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=80)
 @given(VALUES)
-@example({})  # an empty list is the default of `names`, so it must be a value too
+@example({})  # an empty list, the default of `names`, must be a valid value
 @example({"names": ["a\nb: c"]})
 @example({"names": ["\x85"]})
 @example({"names": ["x # y"]})
@@ -339,7 +339,7 @@ def test_yaml_dump_loads_same_values(tmp_path_factory, values):
 
 
 def test_yaml_dump_keeps_origin_on_one_line(tmp_path):
-    """A file name may hold a line feed; what follows it must stay a comment."""
+    """A file name may contain a line feed; the rest must stay in the comment."""
     path = tmp_path / "x\nname: stolen #.yaml"
     path.write_text("count: 3", encoding="utf-8")
     lines = read(path).to_yaml().split("\n")
@@ -389,7 +389,7 @@ def test_markdown_table_has_options_by_group():
     table = format_markdown(OPTIONS)
     assert "| `-count N` | `5` | how many. |" in table
     rows = [line for line in table.split("\n") if line.startswith("|")]
-    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)  # a bar ends a cell
+    assert all(line.replace("\\|", "").count("|") == 4 for line in rows)  # a bar would end a cell
     places = [table.index(word) for word in ("Shape", "-count", "-mode", "Words", "-rate")]
     assert places == sorted(places)
     assert all(option.help in table for option in OPTIONS.values())

@@ -1,4 +1,4 @@
-"""Mistakes of users: one line with the option or file, what is wrong and what to do."""
+"""Errors for common mistakes: one line with option or file, problem and remedy."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def problem_of(load, *words):
-    """Return the error of a program, which has a single one."""
+    """Return the only error of a program."""
     with pytest.raises(OnmtLiteError) as caught:
         load(*words)
     problem = str(caught.value)
@@ -144,8 +144,8 @@ def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
         problem_of(lambda: TranslateOptions.of(**{name: 1})),
     ]
     for problem in problems:
-        told = "use beam_size instead" in problem and name == "beam"  # fairseq's name
-        assert told or ("did you mean " in problem and meant in problem), problem
+        is_fairseq = "use beam_size instead" in problem and name == "beam"  # a fairseq option
+        assert is_fairseq or ("did you mean " in problem and meant in problem), problem
 
 
 def test_help_of_foreign_name_suggests_equivalent():
@@ -191,7 +191,7 @@ def test_invalid_value_suggests_similar_choice(name, word, meant):
     problem = problem_of(load_options, [f"-{name}", word])
     assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"; did you mean {meant}? (command line)")
-    parse_words(OPTIONS[name], meant.split())  # which is right
+    parse_words(OPTIONS[name], meant.split())  # must be valid
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_excessive_sizes_are_rejected(name):
 # -- YAML ------------------------------------------------------------------------------------------
 
 LINES = "write each option as `option: value`"
-CONFIGS = [  # the file, the line of the error, what to do
+CONFIGS = [  # file, line of the error, remedy
     ("- src: in.de\n- beam_size: 5\n", 1, "write the options without `- `"),
     ('[{"beam_size": 5}]', 1, "write the options without `- ` or [ ]"),
     ("hello\n", 1, "write each option as `option: value`"),
@@ -376,7 +376,7 @@ def test_tilde_is_expanded_in_every_path_option(folder):
             expected = (expanded,) if option.is_list else expanded
             assert check_value(option, path) == parse_words(option, [path]) == expected
     assert check_value(OPTIONS["src"], "a/~/b") == "a/~/b"
-    assert check_value(OPTIONS["src_prefix"], "~/x") == "~/x"  # no path
+    assert check_value(OPTIONS["src_prefix"], "~/x") == "~/x"  # not a path
 
 
 def test_tilde_is_expanded_in_every_source(folder):
