@@ -388,13 +388,13 @@ def model_notices(
         "ignore_when_blocking: not in the model's vocabulary and ignored: "
         f"{' '.join(map(repr, unknown))}": bool(unknown),
         **{
-            f"{name}: without effect; the model has no {missing_features[name]}": True
+            f"{name}: has no effect; the model has no {missing_features[name]}": True
             for name in without_effect
         },
         Message.of(position_limit, max_length=n): (
             "max_length" in set_options and n > model.max_positions
         ),
-        f"threads: without effect; the model runs on {device}": (
+        f"threads: has no effect; the model runs on {device}": (
             "threads" in set_options and device.type != "cpu"
         ),
         "precision: has no effect; a table model has no weights": (
