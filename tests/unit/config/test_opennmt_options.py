@@ -1,13 +1,13 @@
-"""Every option of OpenNMT-py's translate.py, 2018 to 3.5.1: works, is taken or is refused.
+"""Options of OpenNMT-py's translate.py, 2018 to 3.5.1: each works, has no effect, or is rejected.
 
-`data/opennmt/options.tsv` lists them: the type, the default of 0.5 to 0.9 (d18) and of 3.5.1 (d35)
-as JSON (- where there was no such option), the class, and a value that asks for something.
+`data/opennmt/options.tsv` lists them with type, default in 0.5 to 0.9 (d18) and in 3.5.1 (d35) as
+JSON (- if the version lacks the option), class, and a value other than the default.
 
-T  works; that it does is tested where the option is
-C  has nothing to do here: one line on stderr names it, and the output is the same
-N  is not for translating text: refused, with a reason
+T  works; tested with the option
+C  is not needed: a notice on stderr, and the output does not change
+N  is not for text translation: rejected with a reason
 
-`data/opennmt/eole.tsv` has the options of Eole's predict, 0.6.4, and their defaults.
+`data/opennmt/eole.tsv` lists the options of Eole's predict, 0.6.4, with their defaults.
 """
 
 import csv

@@ -1,8 +1,7 @@
-"""Whole configurations of OpenNMT-py 0.6 to 3.5, as users have them: the text of 3.5.1, and what is
-said of options that do nothing here.
+"""Complete configurations of OpenNMT-py 0.6 to 3.5: the same output as 3.5.1, and notices.
 
-`data/opennmt/configurations.json` has each as words of a command line and as YAML, with the lines
-that OpenNMT-py 3.5.1 itself wrote (`peers/make_configurations.py`).
+`data/opennmt/configurations.json` has each as a command line and as YAML, with the output of
+OpenNMT-py 3.5.1 (`tests/exactness/peers/make_configurations.py`).
 """
 
 import json
