@@ -167,7 +167,7 @@ def test_vocab_size_default_grows_with_the_text():
 # ---- Errors ----
 
 
-REFUSED = [
+FILE_ERRORS = [
     # existing file in the output directory, options, error, message
     ("", "-train no/a.tsv", FileError, "train no/a.tsv: the file does not exist"),
     ("", "-train file -valid no/c.tsv", FileError, "valid no/c.tsv: the file does not exist"),
@@ -189,7 +189,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("before", "words", "error", "message"), REFUSED)
+@pytest.mark.parametrize(("before", "words", "error", "message"), FILE_ERRORS)
 def test_check_files_error_comes_before_any_work(
     options, corpus, tmp_path, monkeypatch, before, words, error, message
 ):
