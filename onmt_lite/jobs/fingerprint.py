@@ -99,11 +99,11 @@ def format_value(value: Any) -> str:
 
 
 def list_option_files(
-    options: TranslateOptions, wanted: tuple[str, ...] = LINE_INPUTS + OTHER_FILES
+    options: TranslateOptions, names: tuple[str, ...] = LINE_INPUTS + OTHER_FILES
 ) -> Iterator[tuple[str, str]]:
     """Yield name and path of each of these options that is set."""
     values = vars(options.data) | vars(options.text) | vars(options.speed) | vars(options.phrases)
-    return ((name, values[name]) for name in wanted if values[name])
+    return ((name, values[name]) for name in names if values[name])
 
 
 def list_all_model_files(options: TranslateOptions) -> Iterator[tuple[str, str]]:

@@ -117,24 +117,24 @@ def split_spans(
         The spans in order.
     """
     sizes = iter(counts)
-    wanted = next(sizes)
+    n_target = next(sizes)
     start = n_bytes = n_lines = crc = 0
     n_counted = 0  # bytes of the lines, without the end of overlong ones
     length = 0  # bytes of the current line so far
     for chunk in chunks:
-        taken = at = 0
+        segment_start = at = 0
         while (end := chunk.find(b"\n", at)) >= 0:
             n_counted += min(length + end - at, MAX_LINE_BYTES)
             length, at, n_lines = 0, end + 1, n_lines + 1
-            if n_lines == wanted or n_counted >= max_bytes:
-                segment = memoryview(chunk)[taken:at]
-                n_bytes, crc, taken = n_bytes + len(segment), zlib.crc32(segment, crc), at
+            if n_lines == n_target or n_counted >= max_bytes:
+                segment = memoryview(chunk)[segment_start:at]
+                n_bytes, crc, segment_start = n_bytes + len(segment), zlib.crc32(segment, crc), at
                 yield Span(path, n_lines, start, n_bytes, crc)
                 start += n_bytes
                 n_bytes = n_lines = crc = n_counted = 0
-                wanted = next(sizes)
+                n_target = next(sizes)
         length += len(chunk) - at
-        rest = memoryview(chunk)[taken:]
+        rest = memoryview(chunk)[segment_start:]
         n_bytes, crc = n_bytes + len(rest), zlib.crc32(rest, crc)
     if n_bytes:
         yield Span(path, n_lines + (length > 0), start, n_bytes, crc)
@@ -203,17 +203,17 @@ def scan_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
                 f"shard: the lines of {streams[0]} cannot be counted in advance; use a file"
             )
         return scan_streams(options)
-    surveys = scan_sources(options, sources)
-    spans = [span for each in surveys for span in each.spans]
-    n_lines = sum(each.n_lines for each in surveys)
+    scans = scan_sources(options, sources)
+    spans = [span for scan in scans for span in scan.spans]
+    n_lines = sum(scan.n_lines for scan in scans)
     names = [f"src {i}" for i in range(1, len(sources) + 1)] if len(sources) > 1 else ["src"]
-    files = dict(zip(names, surveys))
+    files = dict(zip(names, scans))
     columns = {"src": spans}
     for role, path in parallel:
-        files[role] = found = scan_file(path, chain((s.n_lines for s in spans), repeat(math.inf)))
-        check_line_count(role, found.n_lines, n_lines)
-        is_single_line = role != "tgt" and found.n_lines == 1
-        columns[role] = found.spans * len(spans) if is_single_line else found.spans
+        files[role] = scan = scan_file(path, chain((s.n_lines for s in spans), repeat(math.inf)))
+        check_line_count(role, scan.n_lines, n_lines)
+        is_single_line = role != "tgt" and scan.n_lines == 1
+        columns[role] = scan.spans * len(spans) if is_single_line else scan.spans
     ranges, first = [], 0
     for number, bucket_spans in enumerate(zip(*columns.values())):
         ranges.append(Range(number, first, dict(zip(columns, bucket_spans))))
@@ -221,9 +221,9 @@ def scan_inputs(options: TranslateOptions, sources: Sequence[str]) -> Inputs:
     if options.jobs.shard is not None:
         shard, n_shards = map(int, options.jobs.shard.split("/"))
         ranges = ranges[len(ranges) * (shard - 1) // n_shards : len(ranges) * shard // n_shards]
-    fingerprints = {name: [each.n_bytes, each.sha256] for name, each in files.items()}
-    n_wanted = sum(each.n_lines for each in ranges)
-    return Inputs(ranges, n_wanted, fingerprints)
+    fingerprints = {name: [scan.n_bytes, scan.sha256] for name, scan in files.items()}
+    n_lines_to_translate = sum(line_range.n_lines for line_range in ranges)
+    return Inputs(ranges, n_lines_to_translate, fingerprints)
 
 
 def scan_streams(options: TranslateOptions) -> Inputs:
@@ -245,13 +245,11 @@ def scan_streams(options: TranslateOptions) -> Inputs:
 def scan_sources(options: TranslateOptions, sources: Sequence[str]) -> list[InputScan]:
     """Split the files of src; the bucket size depends on their lines."""
     limit = choose_bucket_lines(options, None)
-    surveys = [scan_file(path, repeat(limit), max_window_bytes(limit)) for path in sources]
-    balanced = choose_bucket_lines(options, sum(each.n_lines for each in surveys))
-    if balanced < limit and all(each.n_bytes <= SMALL_FILE_BYTES for each in surveys):
-        surveys = [
-            scan_file(path, repeat(balanced), max_window_bytes(balanced)) for path in sources
-        ]
-    return surveys
+    scans = [scan_file(path, repeat(limit), max_window_bytes(limit)) for path in sources]
+    balanced = choose_bucket_lines(options, sum(scan.n_lines for scan in scans))
+    if balanced < limit and all(scan.n_bytes <= SMALL_FILE_BYTES for scan in scans):
+        scans = [scan_file(path, repeat(balanced), max_window_bytes(balanced)) for path in sources]
+    return scans
 
 
 def choose_bucket_lines(options: TranslateOptions, total: int | None) -> int:
@@ -342,7 +340,7 @@ class UnchangedFiles:
     def __enter__(self) -> "UnchangedFiles":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, DataError):  # a change may explain it
             self.check()
 
@@ -362,7 +360,7 @@ def make_changed_error(path: str) -> FileError:
 def read_file_state(path: str) -> tuple[int, int] | None:
     """Return size and modification time of a regular file, None for anything else."""
     try:
-        found = os.stat(sys.stdin.fileno() if path == "-" and sys.stdin else path)
+        status = os.stat(sys.stdin.fileno() if path == "-" and sys.stdin else path)
     except (OSError, ValueError):
         return None
-    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None

@@ -195,13 +195,13 @@ class Run:
             stack.enter_context(progress_bar)
             stack.enter_context(unchanged)
             work: Iterable[Range | Bucket] = out.todo
-            numbers = iter([each.number for each in out.todo])
+            numbers = iter([line_range.number for line_range in out.todo])
             first = inputs.ranges[0].first if inputs.ranges else 0
             traced_below = 0 if self.dump is None else first + MAX_TRACED_LINES
             if inputs.ranges is None:
                 reader, numbers = StreamReader(options, inputs.n_lines, stack), count()
                 work = reader.buckets()
-            todo = (Task(each, options, out.parts, traced_below) for each in work)
+            todo = (Task(item, options, out.parts, traced_below) for item in work)
             results = stack.enter_context(closing(engine.run(todo, progress_bar.add)))
             for done in in_order(results, numbers):
                 unchanged.check()
@@ -222,8 +222,8 @@ class Run:
             LOG.info("force_words: %d of %d phrases not met", n_unmet, n_forced)
         if self.options.text.replace_unk:
             LOG.info("replace_unk: %d replaced by tokens of the source", summary.n_replaced)
-        seen = CONSOLE.isatty() and output not in ("-", "/dev/stdout")
-        summary.log(report.verbose or report.report_time or seen)
+        shows_bar = CONSOLE.isatty() and output not in ("-", "/dev/stdout")
+        summary.log(report.verbose or report.report_time or shows_bar)
         if report.report_time:
             progress_bar.log_times(progress_bar.started - self.started)
 

@@ -36,7 +36,7 @@ class Output:
         self.path, self.resumable = path, resumable
         paths = [path for path in (path, report) if path is not None]
         self.sinks = [
-            Store(each) if is_regular_output(each) else OutputStream(each) for each in paths
+            Store(path) if is_regular_output(path) else OutputStream(path) for path in paths
         ]
         # Compressors of the sinks whose names end in .gz
         self.packers = [
@@ -59,7 +59,7 @@ class Output:
             self._opened = stack.pop_all()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         """After an error, keep results for a later run if it can resume; else remove them."""
         with self._opened:
             if (
@@ -104,11 +104,11 @@ class Output:
             self.summary, self.complete = labels[0] or Summary(), True
             self._remove_stores()
             return True
-        for each in ranges:
-            if part := self.parts.read(each.number):
-                self.summary.join(part.summary)
+        for line_range in ranges:
+            if result := self.parts.read(line_range.number):
+                self.summary.join(result.summary)
             else:
-                self.todo.append(each)
+                self.todo.append(line_range)
         self.ranges, self.n_before = ranges, self.summary.n_lines
         return False
 
@@ -155,12 +155,12 @@ class Output:
         if self.parts is None:
             return
         summary = Summary()
-        for each in self.ranges:
-            if (part := self.parts.read(each.number)) is None:
-                problem = f"the partial file {each.where} is damaged or missing"
+        for line_range in self.ranges:
+            if (result := self.parts.read(line_range.number)) is None:
+                problem = f"the partial file {line_range.where} is damaged or missing"
                 raise FileError(f"cannot write {self.path}: {problem}; start over without -resume")
-            self._write(part)
-            summary.join(part.summary)
+            self._write(result)
+            summary.join(result.summary)
         self.summary = summary
 
     def publish(self) -> None:

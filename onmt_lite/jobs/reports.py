@@ -283,20 +283,22 @@ class Summary:
     @property
     def untranslated(self) -> FlaggedLines:
         """Lines that could not be translated."""
-        found = FlaggedLines()
+        flagged = FlaggedLines()
         for note in UNTRANSLATED_WARNINGS:
-            found.join(self.notes.get(note, FlaggedLines()))
-        return found
+            flagged.join(self.notes.get(note, FlaggedLines()))
+        return flagged
 
     def check(self) -> None:
         """Raise Untranslated if lines could not be translated."""
-        found = self.untranslated
-        if found.n_lines:
-            s, are = ("", "it is") if found.n_lines == 1 else ("s", "they are")
-            problem = f"{found.n_lines} line{s} could not be translated ({found.shown()}); {are} "
+        flagged = self.untranslated
+        if flagged.n_lines:
+            s, are = ("", "it is") if flagged.n_lines == 1 else ("s", "they are")
+            problem = (
+                f"{flagged.n_lines} line{s} could not be translated ({flagged.shown()}); {are} "
+            )
             problem += "empty in the output, which is complete"
-            if lacks := self.notes.get(NO_TEXT_FIELD):
-                problem += f"; line {lacks.first[0]} {lacks.quotes[0]}"
+            if missing_field := self.notes.get(NO_TEXT_FIELD):
+                problem += f"; line {missing_field.first[0]} {missing_field.quotes[0]}"
             raise Untranslated(problem)
 
     def log(self, scores: bool) -> None:

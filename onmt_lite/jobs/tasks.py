@@ -191,10 +191,10 @@ def check_phrases(ranges: list[Range]) -> None:
     roles = [role for role in (ranges[0].spans if ranges else ()) if role.endswith("_words")]
     by_line = any(ranges[-1].spans[role].start for role in roles)
     with contextlib.closing(RangeReader()) as reader:
-        for each in ranges if by_line else ranges[:1]:
-            columns = {role: reader.read_lines(each, role, decode_line) for role in roles}
-            columns["src"] = [Line(each.first + i, "") for i in range(each.n_lines)]
-            make_bucket(each.number, columns)
+        for line_range in ranges if by_line else ranges[:1]:
+            columns = {role: reader.read_lines(line_range, role, decode_line) for role in roles}
+            columns["src"] = [Line(line_range.first + i, "") for i in range(line_range.n_lines)]
+            make_bucket(line_range.number, columns)
 
 
 def check_fields(options: TranslateOptions, sources: Sequence[str]) -> None:
@@ -240,14 +240,16 @@ class StreamReader:
         """
         window = inputs.choose_bucket_lines(options, n_lines)
 
-        def reader(role: Role, path: str) -> LineReader:
+        def open_reader(role: Role, path: str) -> LineReader:
             name = STANDARD_INPUT if path == "-" else path
             fd = open_files.enter_context(inputs.open_input(path))
             return LineReader(fd, name, window, choose_parser(options.data, role, path))
 
-        readers = {role: reader(role, path) for role, path in list_line_inputs(options)}
+        readers = {role: open_reader(role, path) for role, path in list_line_inputs(options)}
         self.source = readers.pop("src")
-        self.parallel = {role: read_parallel_lines(role, each) for role, each in readers.items()}
+        self.parallel = {
+            role: read_parallel_lines(role, reader) for role, reader in readers.items()
+        }
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield buckets; short ones if the stream pauses.
@@ -260,10 +262,10 @@ class StreamReader:
             columns = {"src": lines}
             for role, parallel in self.parallel.items():
                 n = 1 if isinstance(parallel, repeat) else len(lines)
-                columns[role] = found = list(islice(parallel, n))
-                if len(found) < n:
+                columns[role] = column = list(islice(parallel, n))
+                if len(column) < n:
                     statement = f"src has more lines than {role}, which"
-                    raise inputs.make_line_count_error(role, statement, lines[0].id + len(found))
+                    raise inputs.make_line_count_error(role, statement, lines[0].id + len(column))
             yield make_bucket(number, columns)
         for role, parallel in self.parallel.items():
             if not isinstance(parallel, repeat) and next(parallel, None) is not None:
@@ -420,14 +422,14 @@ class InProcessEngine(Engine):
             options: options of the job.
             pipeline: the loaded model; None: `__enter__` loads it.
         """
-        self.options, self.given, self.reader = options, pipeline, RangeReader()
+        self.options, self.preloaded, self.reader = options, pipeline, RangeReader()
 
     def __enter__(self) -> "InProcessEngine":
-        if self.given is None:
+        if self.preloaded is None:
             with speed_up_imports():  # importing torch takes seconds
                 from onmt_lite.inference.pipeline import Pipeline
-            self.given = Pipeline.load(self.options, release=True)
-        self.pipeline = pipeline = self.given
+            self.preloaded = Pipeline.load(self.options, release=True)
+        self.pipeline = pipeline = self.preloaded
         self.machine = pipeline.machine
         self.notes = pipeline.option_notices(self.options)
         if self.options.speed.batch_size is None and not self.options.speed.deterministic:

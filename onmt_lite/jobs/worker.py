@@ -111,7 +111,7 @@ def resolve_machines(options: TranslateOptions) -> list[Machine]:
         speed = options.speed
         try:
             speeds = [replace(speed, gpu=(number,)) for number in speed.gpu] or [speed]
-            child_end.send([resolve_device(each, options.is_exact) for each in speeds])
+            child_end.send([resolve_device(speed, options.is_exact) for speed in speeds])
         except Exception as error:
             child_end.send(error)
             raise
@@ -215,10 +215,12 @@ def run_worker(shared: SharedModel, index: int, pipe: Connection) -> None:
 
 def build_pipeline(shared: SharedModel, index: int) -> Pipeline:
     """Build the Pipeline of a worker; on a CPU it shares the weights with the others."""
-    (device, precision), (checkpoint, own, phrases) = shared.machines[index], shared.parts
+    (device, precision), (checkpoint, tokenizer, phrases) = shared.machines[index], shared.parts
     move_to(checkpoint.model, device, precision, in_place=True)
     speed = replace(shared.options.speed, device=str(device), gpu=())
-    return Pipeline(checkpoint, replace(shared.options, speed=speed), own, phrases, shared.free)
+    return Pipeline(
+        checkpoint, replace(shared.options, speed=speed), tokenizer, phrases, shared.free
+    )
 
 
 def die_with_parent(parent: int) -> None:

@@ -174,9 +174,9 @@ class Workers(Dispatcher):
             if worker.task is not None:
                 self._kill(worker)
                 self.workers.remove(worker)
-        taken = {worker.index for worker in self.workers}
+        occupied = {worker.index for worker in self.workers}
         for index in range(self.n):
-            if index not in taken:
+            if index not in occupied:
                 self.start(index)
 
     def _kill(self, worker: WorkerProcess) -> int | None:

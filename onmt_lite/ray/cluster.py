@@ -197,10 +197,10 @@ def choose_actors(ray: Any, cluster: ClusterOptions, n_buckets: int, is_private:
         room = min(room, int(total.get("GPU", 0) / cluster.gpus_per_actor + 1e-6))
     if room == 0 and is_private:
         raise OptionError("gpus_per_actor: Ray finds no GPU on this machine; set it to 0")
-    wanted = cluster.actors or max(1, room)
-    if wanted > room:
-        LOG.info("NOTE: actors %d: the cluster has room for only %d at the moment", wanted, room)
-    return min(wanted, n_buckets)
+    n_actors = cluster.actors or max(1, room)
+    if n_actors > room:
+        LOG.info("NOTE: actors %d: the cluster has room for only %d at the moment", n_actors, room)
+    return min(n_actors, n_buckets)
 
 
 class TranslateBucket:

@@ -92,10 +92,10 @@ def rename_and_sync(temporary: str, target: str) -> None:
 
 def write_all(fd: int, data: bytes) -> None:
     """Write all bytes.  Raises OSError, possibly after a part."""
-    left = memoryview(data)
-    while left:
+    remaining = memoryview(data)
+    while remaining:
         try:
-            left = left[os.write(fd, left) :]
+            remaining = remaining[os.write(fd, remaining) :]
         except BlockingIOError:  # another program made the pipe or terminal non-blocking
             waiting = select.poll()
             waiting.register(fd, select.POLLOUT)

@@ -30,13 +30,13 @@ class Clock:
 
     def add(self, seconds: dict[str, float]) -> None:
         """Add the seconds of another clock."""
-        for name, more in seconds.items():
-            self.seconds[name] += more
+        for name, elapsed in seconds.items():
+            self.seconds[name] += elapsed
 
     def take(self) -> dict[str, float]:
         """Return seconds by phase since the last call, and reset them."""
-        taken, self.seconds = dict(self.seconds), defaultdict(float)
-        return taken
+        totals, self.seconds = dict(self.seconds), defaultdict(float)
+        return totals
 
     def _switch_to(self, phase: str) -> None:
         """Add the time since the last switch to the current phase; start a new one ("": none)."""

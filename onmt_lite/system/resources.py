@@ -135,10 +135,10 @@ def count_workers_in_memory(root: Path = Path("/")) -> int:
 
 def get_free_memory(root: Path = Path("/")) -> int | None:
     """Return the free bytes of main memory within the control groups; None if unknown."""
-    left = [
+    available = [
         max(0, limit - used) for limit, used in read_memory_limits(root)
     ] + get_available_memory(root)
-    return min(left, default=None)
+    return min(available, default=None)
 
 
 def get_available_memory(root: Path) -> list[int]:
