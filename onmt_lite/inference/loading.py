@@ -141,9 +141,8 @@ def with_tokenizer(
         checkpoint = replace(checkpoint, src_end=end, raw_text_end=(), languages=languages)
     if isinstance(tokenizer, TransformTokenizer) and options.text.token_transforms:
         if not _subword_transform(options.text) and "space" in checkpoint.tokenizers:
-            spaces = checkpoint.tokenizers[
-                "space"
-            ]  # tokenized lines are split as in the toolkit of the model
+            # Tokenized lines are split as in the toolkit of the model
+            spaces = checkpoint.tokenizers["space"]
             tokenizer = TransformTokenizer(
                 spaces.encode,
                 spaces.encode_target,
@@ -266,9 +265,8 @@ def _with_text_transforms(tokenizer: Tokenizer, options: TranslateOptions) -> Tr
 def _tokenizer_from_transforms(text: TextOptions) -> TransformTokenizer:
     """Return the tokenizer of the options `transforms`."""
     names, subword_transform = text.token_transforms, _subword_transform(text)
-    text_transforms = (
-        names[: names.index(subword_transform)] if subword_transform else ()
-    )  # transforms that are applied to text
+    # Transforms that are applied to text
+    text_transforms = names[: names.index(subword_transform)] if subword_transform else ()
 
     def make_affixes(prefix: str, suffix: str) -> Affixes:
         words = {"prefix": prefix.split(), "suffix": suffix.split()}

@@ -289,9 +289,8 @@ def has_repetition(text: str, source: str) -> bool:
     if any(n >= MIN_REPEATED_CHARS and n > LENGTH_TOLERANCE * n_source for n, n_source in lengths):
         return True
     n_repeats, n_source_repeats = max_consecutive_repeats(text), max_consecutive_repeats(source)
-    is_long_word = (
-        n_source_repeats < MIN_REPEATS and longest_char_runs(source)[0] > 0
-    )  # hahahaha may become ha ha ha ha
+    # hahahaha may become ha ha ha ha
+    is_long_word = n_source_repeats < MIN_REPEATS and longest_char_runs(source)[0] > 0
     return n_repeats >= MIN_REPEATS and n_repeats > n_source_repeats and not is_long_word
 
 

@@ -10,9 +10,8 @@ from onmt_lite.text.masked_line import MaskedLine
 
 Pairs = list[tuple[int, int]]  # alignment: sorted (source, target) indices from 0
 ProgressTotal = Callable[[int, int], object]  # callback: total lines and target tokens so far
-ProgressDelta = Callable[
-    [int, int], object
-]  # callback: lines and target tokens since the last call
+# Callback: lines and target tokens since the last call
+ProgressDelta = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -167,9 +166,8 @@ class Trace:
     # Best candidates of each step that were not kept
     pruned: list[list[Continuation]] = field(default_factory=list)
     path: list[int] = field(default_factory=list)  # row of the best hypothesis at each of its steps
-    hypotheses: list[TracedHypothesis] = field(
-        default_factory=list
-    )  # the finished hypotheses, best first
+    # The finished hypotheses, best first
+    hypotheses: list[TracedHypothesis] = field(default_factory=list)
     stop: str = ""  # why the search stopped
     # (T, S) attention of the best hypothesis, if the model has attention
     attention: list[list[float]] = field(default_factory=list)

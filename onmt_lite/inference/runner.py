@@ -397,7 +397,7 @@ def merge_batches(
 
     Args:
         batches: batches, longest first.
-        refills: False: each batch is a bucket.
+        refills: if False, each batch is a bucket.
 
     Returns:
         The sentences of each bucket, and the number to run at once: the size of its first batch.

@@ -149,9 +149,8 @@ def thread_settings(speed: SpeedOptions, device: torch.device) -> Iterator[None]
     with cpu_threads(n_threads):
         if is_deterministic_gpu:  # the same summation order in every run
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by the first matmul
-            torch.use_deterministic_algorithms(
-                True, warn_only=True
-            )  # warn if a kernel is not deterministic
+            # Warn if a kernel is not deterministic
+            torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield
         finally:

@@ -27,9 +27,8 @@ TOKEN = re.compile(
 )
 WORD = re.compile(r"[^\W\d_]+")
 PLAIN = str.maketrans({**dict.fromkeys(SPACES, " "), "’": "'", "\u066b": ".", "\u066c": "'"})
-MYRIADS = dict.fromkeys("万萬만", "0000") | dict.fromkeys(
-    "億亿억", "00000000"
-)  # directly after digits
+# Zeros that a character directly after digits adds
+MYRIADS = dict.fromkeys("万萬만", "0000") | dict.fromkeys("億亿억", "00000000")
 ONES = ["", *"I II III IV V VI VII VIII IX".split()]
 ROMAN = {"X" * tens + one: str(10 * tens + i) for tens in range(4) for i, one in enumerate(ONES)}
 DECADE = re.compile("'?s|er")  # suffix of a decade: 1980s
@@ -39,9 +38,8 @@ MAX_NUMBER_LENGTH = 20  # limit for characters of a number, and for words in a n
 MAX_WORD_NUMBER = 20  # numbers up to this are often spelled as words
 
 
-NumberType = Literal[
-    "digits", "fraction", "hint", "weak", "word", "scale"
-]  # numbers.yaml has the last four
+# The last four are in numbers.yaml
+NumberType = Literal["digits", "fraction", "hint", "weak", "word", "scale"]
 WORD_TYPES: tuple[NumberType, ...] = ("hint", "weak", "word", "scale")
 
 
@@ -86,16 +84,18 @@ def load_words(code: str) -> NumberWords:
     for language in languages:
         for month, word in enumerate(language["months"].split(), 1):
             known[word] = Number(word, (str(month),), "hint")
-        for type in WORD_TYPES:
+        for word_type in WORD_TYPES:
             pairs = (
-                (value, word) for value in language[type] for word in language[type][value].split()
+                (value, word)
+                for value in language[word_type]
+                for word in language[word_type][value].split()
             )
             for value, word in pairs:
-                other_values = known[word].values if type == "hint" and word in known else ()
+                other_values = known[word].values if word_type == "hint" and word in known else ()
                 known[word] = Number(
-                    word, (str(value), *other_values), type if value != 1 else "hint"
+                    word, (str(value), *other_values), word_type if value != 1 else "hint"
                 )
-                if "ending" in language and type != "hint":
+                if "ending" in language and word_type != "hint":
                     stems |= {word, language["link"]}
 
     def any_of(words: Iterable[str]) -> re.Pattern[str]:
@@ -355,9 +355,8 @@ def find_number_mismatch(
         digits = [
             "".join(n.text for n in side).replace(" ", "") for side in (only_source, only_target)
         ]
-        differ = (
-            digits[0] != digits[1] or len(digits[0]) < 6
-        )  # otherwise, differently grouped digits of a phone number
+        # Equal digits of this length are a phone number with other groups
+        differ = digits[0] != digits[1] or len(digits[0]) < 6
     elif only_source:
         differ = any(is_missed(number, texts[1], tgt_lang) for number in only_source)
     else:

@@ -254,11 +254,8 @@ class SurfaceForms:
         for text in (phrase, f" {phrase}"):
             queue: list[tuple[int, bool, tuple[int, ...]]] = [(0, False, ())]
             seen = set()
-            for (
-                n,
-                joined,
-                ids,
-            ) in queue:  # the list grows; breadth first, so fewer tokens come first
+            # The list grows; breadth first, so fewer tokens come first
+            for n, joined, ids in queue:
                 if n == len(text) and self._spells(ids, phrase):
                     return ids
                 for end in range(n + 1, len(text) + 1):

@@ -114,9 +114,8 @@ class UnknownPolicy:
     rule: UnknownRule = "model"
     names: tuple[str, ...] = ()  # placeholders that the model copies, best first
     numbers: tuple[str, ...] = ()
-    words: Mapping[str, str] = field(
-        default_factory=dict
-    )  # replacements of isolated signs: "und" for &
+    # Replacements of isolated signs: "und" for &
+    words: Mapping[str, str] = field(default_factory=dict)
     rare: str = ""  # characters whose tokens were too rare in training
 
 

@@ -75,9 +75,8 @@ def token_texts(tokens: Sequence[str]) -> list[str]:
             texts += [token.replace(SPACER, " ") for token in run]
             continue
         data = bytes(int(token[3:5], 16) for token in run)
-        for char in data.decode(
-            "utf-8", "surrogateescape"
-        ):  # a lone surrogate stands for one invalid byte
+        # A lone surrogate stands for one invalid byte
+        for char in data.decode("utf-8", "surrogateescape"):
             n_bytes = len(char.encode("utf-8", "surrogateescape"))
             texts += ["\ufffd" if category(char) == "Cs" else char, *[""] * (n_bytes - 1)]
     return texts

@@ -306,9 +306,8 @@ def restore_case(tokens: list[str], mark: str) -> list[str]:
             elif is_upper:
                 text = text.upper()
             restored.append(text)
-            is_capitalized = (
-                is_capitalized and token == mark
-            )  # only a mark: the next token has the first letter
+            # Only a mark: the next token has the first letter
+            is_capitalized = is_capitalized and token == mark
     return restored
 
 

@@ -132,9 +132,8 @@ def test_warnings_of_reference_or_prefix(translator, role, of_cut, raw, cut, exp
         Line(0, "der hund"), **{role: decode_line(raw, 0, cut)}
     )
     assert example.notes == tuple(note.replace("of-cut", of_cut) for note in expected)
-    assert (example.tgt_ids is None) == (
-        role == "prefix" or cut
-    )  # a truncated reference is not scored
+    # A truncated reference is not scored
+    assert (example.tgt_ids is None) == (role == "prefix" or cut)
 
 
 @pytest.mark.parametrize("note", ["invalid-json", "no-text-field"])

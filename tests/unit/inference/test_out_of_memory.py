@@ -165,9 +165,8 @@ def test_failed_batch_size_is_not_tried_again(fresh, translator, monkeypatch, er
     assert [t.src for t in found] == LINES
     assert texts(found) == texts(expected)
     n_failed = sum(n > 2 for n in sizes)
-    assert (
-        sizes[0] == 8 and 2 <= n_failed <= 4
-    )  # 8, 4, and narrower examples that were still too many
+    # 8, 4, and narrower examples that were still too many
+    assert sizes[0] == 8 and 2 <= n_failed <= 4
     assert texts(fresh.translate(LINES, **options)) == texts(expected)
     assert sum(n > 2 for n in sizes) == n_failed
     assert sum(n for n in sizes if n <= 2) == 2 * len(LINES)
@@ -307,9 +306,8 @@ def test_scoring_batches_count_tokens_of_both_sides(fresh, monkeypatch):
     monkeypatch.setattr(runner_module, "score_targets", note)
     monkeypatch.setattr(budget_module, "SCORED_TOKENS", 80)
     pairs = [("a", "red " * n) for n in (1, 14, 2, 9)] * 5 + [("der see " * 6, "a")] * 5
-    pairs = [
-        (source + " " * i, target) for i, (source, target) in enumerate(pairs)
-    ]  # no duplicates
+    # No duplicates
+    pairs = [(source + " " * i, target) for i, (source, target) in enumerate(pairs)]
     sources, targets = zip(*pairs)
     found = fresh.score(sources, targets)
     assert len(widths) > 5 and max(widths) <= 80

@@ -88,11 +88,12 @@ def always_unknown(weights: list[float]):
     return make_source(rows, [9.0, -9.0, -9.0], {"*0": weights}, length=len(weights))
 
 
+# Replaced during the search, or after it
 ALIGNED = [
     {},
     {"report_align": True},
     {"alignment_layer": 0},
-]  # replaced during the search, or after it
+]
 
 
 def expected_texts(source, line: str, max_length: int) -> list[str]:

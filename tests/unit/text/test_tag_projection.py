@@ -247,9 +247,8 @@ def test_restore_thousands_of_tags_in_order(line):
 def test_restore_pair_encloses_partially_aligned_word():
     masked_line = mask_line("Das <b>ist</b> gut")
     src_tokens, tokens = encode(masked_line.text), encode("That's good")
-    renders = (
-        [0] * 6 + [src_tokens.index("i")] + [len(src_tokens) - 1] * 5
-    )  # 's is aligned to "ist"
+    # 's is aligned to "ist"
+    renders = [0] * 6 + [src_tokens.index("i")] + [len(src_tokens) - 1] * 5
     found = restore_spans(
         masked_line, encode, AlignedText(src_tokens, tokens, renders), "That's good"
     )
