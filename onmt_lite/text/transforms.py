@@ -1,16 +1,15 @@
-"""OpenNMT-py transforms: prefix, suffix and tokenizer, and text normalization before the tokenizer
-(`normalize`, `uppercase`).
+"""OpenNMT-py transforms: prefix, suffix, tokenizer, and the normalization of text before it.
 
 A prefix or suffix before the tokenizer in the list of transforms is text and is tokenized with the
-line. One after the tokenizer consists of tokens, which the model reads in full even if a long line
-is truncated. These may be control tokens, which text never maps to.
+line. After the tokenizer, it consists of tokens, and the model reads them in full even if a long
+line is truncated. They may be control tokens, unlike tokens of ordinary text.
 
 Four differences from OpenNMT-py 3.5.1 are intended:
 - OpenNMT-py detokenizes in the order of the list, so that a prefix before `sentencepiece` remains
-  in the output. Here the order is reversed, which is the same for `[sentencepiece, prefix]`.
+  in the output. Here the order is reversed. For `[sentencepiece, prefix]` this is the same.
 - OpenNMT-py leaves the suffix in the output.
-- Its empty prefix is an empty token, which no model knows.
-- It drops empty lines, or translates their prefix.
+- An empty prefix in OpenNMT-py is an empty token and unknown to every model.
+- OpenNMT-py drops empty lines, or translates their prefix.
 
 As in OpenNMT-py, `normalize` and `uppercase` are not reversed in the output.
 """
