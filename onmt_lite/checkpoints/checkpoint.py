@@ -47,7 +47,7 @@ class Languages:
 
 
 def for_raw_text(languages: Languages | None) -> Languages | None:
-    """Return the languages for raw text, which never contains language tokens."""
+    """Return the languages for raw text: it never contains language tokens."""
     return languages and replace(languages, optional_in_tokens=False)
 
 

@@ -88,7 +88,7 @@ class ConfigReader:
 
         Args:
             name: the option.
-            choices: what to return for each supported value.
+            choices: return value for each supported value.
             default: the value of a missing option.
         """
         value = self.get_str(name, default)
@@ -211,7 +211,7 @@ def identify_by_name(path: Path) -> str:
     for pattern, model_format in load_yaml("unsupported.yaml")["names"].items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
             has_remedy = ";" in model_format
-            return model_format if has_remedy else f"{model_format}, which is not supported"
+            return model_format if has_remedy else f"{model_format} (not supported)"
     return ""
 
 

@@ -13,7 +13,7 @@ from onmt_lite.search.presets import SWITCHES
 from onmt_lite.search.spec import TokenRules
 from onmt_lite.system.safe_parse import parse_json, parse_yaml
 
-# The families of `onmt_lite.checkpoints.huggingface.reader`, which would import torch
+# The families of `onmt_lite.checkpoints.huggingface.reader`; importing it would import torch
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 VERSIONS = ("transformers-4", "transformers-5")  # which read these files differently
@@ -189,8 +189,8 @@ def read_defaults(
         check: returns the value of an option, or raises ValueError.
 
     Returns:
-        Pairs of options by name and their origin: first the defaults of `generate`, then those of
-        the model, including settings without an equivalent option.
+        Pairs of options by name and their origin: first the defaults of `generate`, then the
+        defaults of the model, including settings without an equivalent option.
 
     Raises:
         CheckpointError: if a value is invalid or a setting is not supported.
@@ -248,7 +248,7 @@ def _refuse_unsupported(
     for name, values in neutral.items():
         if settings.get(name) is not None and settings[name] not in values:
             raise CheckpointError(
-                f"{path}: -search {search} does not support {name}, which changes the output; "
+                f"{path}: -search {search} does not support {name}, but it changes the output; "
                 "remove it there, or use another -search"
             )
 
@@ -334,7 +334,7 @@ def _convert_options(
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """Read the object in a file; None if it is missing or invalid, which the reader reports."""
+    """Read the object in a file; None if it is missing or invalid (the reader reports it)."""
     try:
         with open(path, "rb") as f:
             data = f.read(MAX_BYTES)

@@ -120,7 +120,7 @@ def _describe_unsupported(path: Path) -> str:
         return describe_missing_path(path) + _suggest_ensemble(str(path))
     if path.is_dir():
         if other := identify_by_name(path):
-            return f"the directory holds {other}"
+            return f"the directory contains {other}"
         models = [entry.name for entry in sorted(path.iterdir()) if looks_like_model(entry)]
         hint = f" (did you mean {path / models[0]}?)" if models else ""
         return f"the directory has no model.json, no config.json and no dict.*.txt{hint}"
@@ -167,7 +167,7 @@ def combine(
 
     All members decode the same tokens, so they need the same target vocabulary and start token.
     With space-separated tokens the source vocabularies may differ; a word that a member lacks maps
-    to its unknown token.  Tokenizers and preprocessing are those of the first model.  A token that
+    to its unknown token.  The first model determines tokenizers and preprocessing.  A token that
     is banned for one member is banned for all.
 
     Args:

@@ -47,7 +47,7 @@ def list_model_files(path: Path) -> list[Path]:
 
 
 def _is_log(file: Path) -> bool:
-    """Return True for a log or hidden file, which is never part of a model."""
+    """Return True for a log or hidden file: neither is part of a model."""
     return file.name.startswith(".") or file.suffix == ".log"
 
 

@@ -17,14 +17,14 @@ from onmt_lite.models.convolution import ConvLayer, Convolution, ConvolutionConf
 from onmt_lite.models.positions import make_sinusoids
 from onmt_lite.models.transformer import Transformer
 
-# Tolerances for position tables computed in float32, which is inaccurate for large positions
+# Tolerances for position tables; float32 is inaccurate for large positions
 FIRST_ROWS, ATOL_FIRST, ATOL = 100, 5e-5, 2e-3
 # Upper limits for the sizes that a file declares
 MAX_TENSORS, MAX_DIMS, MAX_SIZE = 20_000, 16, 1 << 48
 
 
 class Weights:
-    """The tensors of a model file by name, from which a reader builds its model."""
+    """The tensors of a model file by name, with checks; readers build their models from them."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
         """Wrap tensors read from `path`; raise CheckpointError for infinite or NaN values."""
@@ -53,7 +53,7 @@ class Weights:
         return tuple(tensor.shape)
 
     def pop(self, name: str) -> Tensor:
-        """Remove a tensor and return it as float32, so that memory holds a single copy.
+        """Remove a tensor and return it as float32, so that there is a single copy in memory.
 
         Raises:
             CheckpointError: if the tensor is missing or has an integer dtype.
@@ -199,7 +199,7 @@ def is_valid_size(n: Any) -> bool:
 
 # -- Building models from renamed weights ----------------------------------------------------------
 
-MAX_POSITIONS = 1 << 17  # for computed position tables, which no file size limits
+MAX_POSITIONS = 1 << 17  # limits position tables that are computed, not stored
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -239,9 +239,10 @@ def build_model(make: Callable[[], Model], weights: Weights) -> Model:
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Skips random initialization, which has no effect on the meta device.
+    """Skips random initialization.
 
-    It would make PyTorch import its compiler, which costs more than loading a model of 100 MB.
+    It has no effect on the meta device, but makes PyTorch import its compiler.  The import costs
+    more time and memory than loading a model of 100 MB.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -279,8 +280,7 @@ def assemble_transformer(weights: Weights, path: Path, **switches: Any) -> Trans
     Args:
         weights: all weights, under our names; position tables are truncated to the same length.
         path: the configuration file, for error messages.
-        switches: fields of TransformerConfig that cannot be inferred, or that override what the
-            weights show.
+        switches: fields of TransformerConfig that cannot be inferred or that override inference.
 
     Raises:
         CheckpointError: if the switches contradict each other or the weights, or if weights are

@@ -40,7 +40,7 @@ ALL_CAPS_NOTICE = (
 class ExportedFiles(NamedTuple):
     """Files of a model by name, and notices for its user.
 
-    The last file is the one that readers look for, so that they never find a partial model.
+    Readers look for the last file, so they never find a partial model.
     """
 
     files: dict[str, bytes]

@@ -298,13 +298,13 @@ REFUSED = {
     "no cache": ("team/model", {"HF_HOME": "/dev/null/x"}, "cannot use /dev/null/x"),
     "not a name": ("team/a--b", {}, f"{ABSENT}{{hub}} has no such model"),
     "no model": ("team/empty", {}, "the repository contains no model of a supported type"),
-    "gguf": ("team/gguf", {}, "only a GGUF or GGML model (llama.cpp), which is not supported"),
+    "gguf": ("team/gguf", {}, "only a GGUF or GGML model (llama.cpp) (not supported)"),
     "several": (
         "team/several",
         {},
         "several models (a.pt, b.pt); download it (hf download team/several --local-dir DIR) and",
     ),
-    "eole": ("team/eole", {}, "the repository contains only an Eole model, which is not supported"),
+    "eole": ("team/eole", {}, "the repository contains only an Eole model (not supported)"),
     "llama": ("team/llama", {}, "a model of type 'llama' is not supported; use a model of type"),
 }
 
@@ -379,7 +379,7 @@ def test_download_interrupted_resumes_later(hub, run, src):
 
 
 def test_disk_full_error_names_cache(hub, process, src, env):
-    """A file size limit below the size of the weights stands in for a full disk."""
+    """A file size limit below the size of the weights simulates a full disk."""
     hub.add("team/model", make_marian())
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (300_000, 300_000))
     job = process("-src", src, "-model", "team/model", env=env, preexec_fn=limit)

@@ -34,7 +34,7 @@ def assert_refused(path, *words: str) -> None:
 
 
 def assert_scores(path, gold: list[dict[str, Any]], **options: Any) -> Translator:
-    """Target log-probabilities equal those of the original toolkit."""
+    """Target log-probabilities equal the scores of the original toolkit."""
     translator = Translator.from_pretrained(
         path, device="cpu", precision="fp32", threads=1, **options
     )
@@ -44,7 +44,7 @@ def assert_scores(path, gold: list[dict[str, Any]], **options: Any) -> Translato
 
 
 def assert_gold(path, name: str) -> None:
-    """Scores and stored greedy translations equal those of the original toolkit."""
+    """Scores and greedy translations equal the stored results of the original toolkit."""
     gold = json.loads((DATA / "gold" / f"{name}.json").read_text("utf-8"))
     translator = assert_scores(path, gold["gold"], tokenizer="space")
     if "greedy" in gold:

@@ -50,7 +50,7 @@ class AddedTokenFiles:
 
     @cached_property
     def fast(self) -> ConfigReader:
-        """The content of tokenizer.json, which may be large."""
+        """The content of tokenizer.json; read on demand, because it may be large."""
         return read_config(self.path / TOKENIZER_JSON)
 
     def read_by_id(self, file: str) -> dict[int, AddedToken]:
@@ -89,7 +89,7 @@ class AddedTokenFiles:
         return named
 
     def read_unnamed(self, *sources: ConfigReader) -> list[AddedToken]:
-        """Read the additional special tokens, which have no names."""
+        """Read the additional special tokens without names."""
         tokens = []
         for source in sources:
             for name in EXTRA:

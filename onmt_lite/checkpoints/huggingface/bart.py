@@ -192,7 +192,7 @@ def find_marian_languages(tokens: Mapping[int, str]) -> Languages | None:
     """Return the languages of the target language tokens in a source vocabulary.
 
     Returns:
-        None for a model with a single target language, which has no such tokens.
+        None for a model with a single target language: it has no such tokens.
     """
     codes = find_language_ids(tokens, MARIAN_LANGUAGE)
     return Languages(codes, source="none", target="text") if codes else None
@@ -221,7 +221,7 @@ def _read_marian_positions(
 # -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # IDs 0 to 3, unlike in sentencepiece
-FIRST_PIECE = 3  # sentencepiece ID of the first regular piece, whose ID here is 4
+FIRST_PIECE = 3  # sentencepiece ID of the first regular piece; its ID here is 4
 OFFSET = 2  # row of the first position in the position table
 M2M100_LANGUAGE = r"__(\w+)__"  # language tokens
 NLLB_LANGUAGE = r"([a-z]{2,3}_[A-Z][a-z]{3})"

@@ -78,14 +78,14 @@ class Directory:
         self.tokenizer = read_config(path / TOKENIZER)
         overrides = {name: v for name, v in self.generation.values.items() if v is not None}
         defaults = load_family_table("defaults").get(self.family, {})
-        # Refuse misspelled names, which would silently become defaults
+        # Refuse misspelled names: they must not silently become defaults
         for name in (*defaults, *load_table("generation_config"), *load_table("tokens")):
             self.model.get(name), self.generation.get(name)
         self.config = ConfigReader({**defaults, **values, **overrides}, path / CONFIG)
         self.config.paths = dict.fromkeys(overrides, path / GENERATION)
 
     def find_weights(self) -> Path:
-        """Return the weights file or shard index; raise CheckpointError if there is none."""
+        """Return the weights file or shard index; raise CheckpointError if neither exists."""
         for name in (f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")):
             if (self.path / name).is_file():
                 return self.path / name
@@ -125,13 +125,13 @@ class Directory:
         return parse_token_rules(settings, lambda _: self.path / name, eos, vocab_size)
 
     def check_sizes(self, **sizes: int) -> None:
-        """Raise CheckpointError if sizes in config.json differ from those of the weights."""
+        """Raise CheckpointError if sizes in config.json differ from the weights."""
         for name, size in sizes.items():
             self.model.require_equal(name, size)
 
 
 def read_token_id(config: ConfigReader, name: str, default: int | None = None) -> int:
-    """Return a token ID, which may also be a list with one ID, or with several end tokens.
+    """Return a token ID; the option may also be a list with one ID or several end tokens.
 
     Args:
         config: the configuration.
@@ -172,7 +172,7 @@ def make_checkpoint(
         vocabs: source and target vocabulary.
         tokenizers: tokenizers for raw text.
         start: ID of the start token.
-        added: the added tokens, which define the end token of source lines.
+        added: the added tokens; they define the end token of source lines.
         fields: further fields of the checkpoint, by family.
 
     Raises:
@@ -184,7 +184,7 @@ def make_checkpoint(
         raise CheckpointError(f"{file}: decoder_start_token_id {start} is not in the vocabulary")
     eos = read_token_id(config, "eos_token_id")
     rules = parse_token_rules(config.values, config.get_file, eos, len(tgt))
-    # The end and padding token of the tokenizer may differ from those of the search
+    # Tokenizer and search may use different end and padding tokens
     named = added.read_named(NAMED_T5)
     end, pad = src.ids.get(named["eos_token"], eos), src.ids.get(named["pad_token"], src.pad_id)
     src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
@@ -353,11 +353,11 @@ def find_language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]
 
 
 def read_default_language(config: ConfigReader, name: str, ids: Mapping[str, int]) -> str:
-    """Return the default language code in a configuration file; "" if there is none.
+    """Return the default language code in a configuration file; "" if it has none.
 
     Args:
         config: the file.
-        name: the option, whose value may be a code or a language token.
+        name: the option; its value is a language code or a language token.
         ids: the languages of the model.
     """
     code = config.get(name)

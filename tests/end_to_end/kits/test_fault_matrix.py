@@ -84,13 +84,13 @@ MATRIX = """\
 # C: models
 42 missing and unexpected weights:
     test_corrupted_checkpoints.py::test_load_changed_weight_is_rejected,
-    test_loading.py::test_missing_keys_are_refused
+    test_loading.py::test_missing_key_refused
 43 a wrong shape or type: test_corrupted_checkpoints.py::test_load_changed_weight_is_rejected,
     test_archive.py::test_load_invalid_tensor_description_is_rejected
 44 a file that is cut off: test_opennmt_reader.py::test_load_truncated_file_is_rejected, kit
 45 a flipped bit:
     test_corrupted_checkpoints.py::test_load_corrupted_bytes_equals_original_or_is_rejected, kit
-46 weights that are NaN or infinite: test_loading.py::test_numbers_that_are_not_finite,
+46 weights that are NaN or infinite: test_loading.py::test_weights_not_finite_refused,
     test_corrupted_checkpoints.py::test_load_changed_weight_is_rejected
 47 pickles that run something:
     test_archive.py::test_load_malicious_file_is_rejected_without_execution, kit
@@ -98,17 +98,17 @@ MATRIX = """\
     test_archive.py::test_load_invalid_tensor_description_is_rejected,
     test_archive.py::test_load_deep_or_recursive_value_terminates
 49 a member twice: test_archive.py::test_load_unexpected_or_duplicate_member_is_rejected
-50 a file of another kind: test_loading.py::test_files_are_refused_by_kind
-51 a later format: test_loading.py::test_a_later_format
-52 vocabularies that do not fit: test_loading.py::test_pieces_of_another_size,
-    test_loading.py::test_files_of_another_model,
+50 a file of another kind: test_loading.py::test_file_with_unsupported_content_named_in_error
+51 a later format: test_loading.py::test_unknown_format_refused
+52 vocabularies that do not fit: test_loading.py::test_sentencepiece_model_of_other_size_refused,
+    test_loading.py::test_weights_of_another_model_refused,
     test_opennmt_reader.py::test_load_vocabulary_of_wrong_size_is_rejected
 53 an ensemble that does not fit:
     test_ensemble.py::test_incompatible_models_error_names_the_difference
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
 55 another model when a job goes on: test_store.py::test_resume_error_names_each_difference
 56 sizes that the weights do not have:
-    test_loading.py::test_a_description_that_does_not_fit_though_its_checksum_does, kit
+    test_loading.py::test_config_that_does_not_match_weights_refused, kit
 # D: search
 57 nothing is possible: test_command_line.py::test_src_line_without_possible_translation,
     test_nan.py::test_reference_with_nan_has_warning_tgt_not_a_number

@@ -17,7 +17,7 @@ N_LAYERS = 5
 
 
 def draw_ids(vocab_size):
-    """Draw sources and targets without language tokens, which have the last IDs."""
+    """Draw sources and targets without language tokens (the last IDs)."""
     torch.manual_seed(1)
     return [
         [torch.randint(4, vocab_size - 5, (n,)).tolist() for n in sizes] for sizes in zip(*SIZES)

@@ -72,7 +72,7 @@ def draw_source(rng: Random):
 
 
 def draw_options(rng: Random) -> tuple[dict, dict]:
-    """Draw options, under our names and under those of transformers."""
+    """Draw options, under our names and under the names in transformers."""
     groups = rng.choice([1, 1, 2, 3]) if GENERATION == 4 else 1
     size = groups * rng.choice([1, 2, 3, 4] if groups == 1 else [1, 2, 3])
     early_stopping = rng.choice([True, False, "never"])

@@ -209,7 +209,7 @@ class TestVocabulary:
 
     @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
     def test_sentencepiece_model_truncated_refused(self, copy, name):
-        """Truncated between two pieces, which the sentencepiece library accepts."""
+        """Truncated between two pieces, because the sentencepiece library accepts such a file."""
         data, ends, at = (MARIAN / name).read_bytes(), [], 0
         while data[at] == 0x0A:  # a piece, of fewer than 128 bytes
             at += 2 + data[at + 1]
@@ -220,7 +220,7 @@ class TestVocabulary:
 
 
 class TestLanguages:
-    """A model with several target languages, whose token is the first source token."""
+    """A model with several target languages: the first source token selects one."""
 
     @pytest.fixture
     def multilingual(self, copy):

@@ -1,4 +1,4 @@
-"""Models on disk: what was saved comes back, and nothing else is taken for a model."""
+"""Loading models: round trips, table models, and errors for unsupported files."""
 
 import gzip
 import hashlib
@@ -312,7 +312,7 @@ class TestUnsupportedFormats:
             ("megatron.nemo", "NeMo"),
             ("params.best", "Sockeye"),
             ("1200.ckpt", "JoeyNMT or PyTorch Lightning"),
-            ("model.00.safetensors", "an Eole model, which is not supported; -model takes"),
+            ("model.00.safetensors", "an Eole model (not supported); -model takes"),
             ("model.deen.intgemm.alphas.bin", "Bergamot"),
             ("translate-de_en-1_0.argosmodel", "unzip it and pass the directory inside"),
             ("opus-2021-02-18.zip", "unzip it and pass the model directory inside"),
@@ -322,7 +322,7 @@ class TestUnsupportedFormats:
     )
     def test_model_of_other_toolkit_named_in_error(self, tmp_path, name, words):
         (tmp_path / name).write_bytes(b"x")
-        assert_refused(tmp_path, "the directory holds", words)
+        assert_refused(tmp_path, "the directory contains", words)
         assert_refused(tmp_path / name, "it is ", words)
 
     def test_weights_file_only_refused_with_remedy(self, tmp_path):
@@ -335,9 +335,7 @@ class TestUnsupportedFormats:
         (tmp_path / "config.json").write_text('{"model": {"architecture": "transformer"}}')
         for name in ("model.00.safetensors", "vocab.json"):
             (tmp_path / name).write_bytes(b"{}")
-        assert_refused(
-            tmp_path, "the directory holds an Eole model, which is not supported; -model"
-        )
+        assert_refused(tmp_path, "the directory contains an Eole model (not supported); -model")
 
     @pytest.mark.parametrize("name", ["translate-de_en-1_0.argosmodel", "opus.zip", "m.keras", "x"])
     def test_zip_archive_error_does_not_mention_pytorch(self, tmp_path, name):
