@@ -194,9 +194,8 @@ class Translation:
         hyps: list of Hypothesis, best first, at most `n_best`; an empty line has an empty
             hypothesis.
         notes: tuple of str, warnings; docs/jobs-reference.md explains them.
-        gold_log_prob: float, log-probability of the reference in nats, including the end token;
-            None
-            without a reference.
+        gold_log_prob: float, log-probability of the reference in nats, including the end
+            token; None without a reference.
         has_gold: bool, whether there is a reference.
         n_src_tokens: int, number of source tokens.
         n_unknown: int, number of unknown source tokens.

@@ -343,10 +343,9 @@ class OomRetry:
             group: the examples.
             n_at_once: number of examples to run at once, if memory allows.
             width: returns a number that is proportional to the memory of an example.
-            work: called with examples and n. It runs at most n of them at once and yields the index
-                and
-                result of each. After an error it is called again with the examples without a
-                    result.
+            work: called with examples and n. It runs at most n of them at once and yields the
+                index and result of each. After an error it is called again with the examples
+                that have no result.
 
         Returns:
             The results in the order of `group`.

@@ -222,17 +222,17 @@ def parse_symbol(match: re.Match[str], decimal: str, free: bool) -> Sequence[Num
         decimal: decimal mark of the language.
         free: see `parse_digits`.
     """
-    type, text = match.lastgroup, match[0]
-    if type == "digits":
+    group, text = match.lastgroup, match[0]
+    if group == "digits":
         plain = text.translate(PLAIN)
         if not plain.isascii():
             plain = "".join(str(unicodedata.decimal(char, char)) for char in plain)
         after = match.string[match.end() : match.end() + 2]
         return parse_digits(plain, decimal, free, after)
-    if type == "roman":
+    if group == "roman":
         return [Number(text, (ROMAN.get(text, text),))]
     value = Fraction(unicodedata.numeric(text) if len(text) == 1 else 0.5)
-    return [Number(text, (format_value(value),), "hint" if type == "hint" else "fraction")]
+    return [Number(text, (format_value(value),), "hint" if group == "hint" else "fraction")]
 
 
 def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Number, ...]:
@@ -241,9 +241,8 @@ def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Num
     Args:
         text: digits and separators.
         mark: decimal mark of the language.
-        free: three decimals may lose zeros, so that 1,500 may become 1.5. The reverse is not
-            allowed:
-            899,00 must not become 899,000, which reads as thousands.
+        free: three decimals may lose zeros, so that 1,500 may become 1.5. They may not gain zeros:
+            899,000 reads as thousands, and is not a translation of 899,00.
         after: the two characters that follow.
     """
     fields = re.split("[:/]", text)

@@ -187,8 +187,7 @@ class SurfaceForms:
 
         Returns:
             Its text, whether it attaches to the token on its left, and whether the token on its
-                right
-            attaches to it. INVALID_TEXT if it cannot be determined.
+            right attaches to it. INVALID_TEXT if it cannot be determined.
         """
         text = self.tokenizer.decode([*self.anchor, token, *self.anchor]).strip()
         word, n = self.word, len(self.word)

@@ -41,9 +41,8 @@ class SpaceTokenizer:
     def __init__(self, only_spaces: bool = False):
         """
         Args:
-            only_spaces: split at U+0020 only, like OpenNMT-py 3. Other white space, such as a no-
-                break
-                space, is part of a token, except at the ends of a line.
+            only_spaces: split at U+0020 only, like OpenNMT-py 3. Other white space, such as a
+                no-break space, is part of a token, except at the ends of a line.
         """
         self.only_spaces = only_spaces
 

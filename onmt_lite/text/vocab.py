@@ -85,8 +85,7 @@ class Vocab:
         Args:
             tokens: the tokens.
             oov_words: words that get ids after the vocabulary, for models with copy attention. All
-                other
-                missing tokens become unk.
+                other missing tokens become unk.
 
         Raises:
             DataError: if a token is missing and the vocabulary has no unknown token.

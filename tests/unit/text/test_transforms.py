@@ -123,9 +123,9 @@ class TestFixedErrors:
     def test_empty_lines_stay_empty(self, order):
         options = BPE | dict(transforms=order, src_prefix="dog")
         translator = Translator.from_pretrained(SMALL, device="cpu", **resolve_paths(options))
-        blank = translator.translate(["", "  ", "\u3000", "dog"], max_length=5)
-        assert [t.notes == ("empty",) for t in blank] == [True] * 3 + [False]
-        assert [t.hyps[0].text for t in blank[:3]] == [""] * 3
+        empty = translator.translate(["", "  ", "\u3000", "dog"], max_length=5)
+        assert [t.notes == ("empty",) for t in empty] == [True] * 3 + [False]
+        assert [t.hyps[0].text for t in empty[:3]] == [""] * 3
 
 
 LETTERS = st.text(st.sampled_from("derhunaltg xé￭▁@｟"), max_size=30)
@@ -205,12 +205,12 @@ def translate_tokens(tokens, around=((), ())):
 def test_opennmt_yaml_works_unchanged(run, text, cut, around, joined):
     code, _, err = run(inference_yaml(text), "der hund\n\n", "-output_format", "jsonl", "-quiet")
     assert (code, err) == (0, "")
-    first, blank = map(json.loads, Path("out.txt").read_text("utf-8").splitlines())
+    first, empty = map(json.loads, Path("out.txt").read_text("utf-8").splitlines())
     tokens = translate_tokens(cut, [part.split() for part in around])
     assert first["hyps"][0]["tokens"] == tokens
     words = joined(tokens[tokens[:1] == ["DOG"] and "DOG" in text :])
     assert first["hyps"][0]["text"] == words.replace("▁", " ").strip()
-    assert (blank["hyps"][0]["text"], blank["notes"]) == ("", ["empty"])
+    assert (empty["hyps"][0]["text"], empty["notes"]) == ("", ["empty"])
 
 
 def test_onmttok_kwargs_accept_unquoted_dict():
