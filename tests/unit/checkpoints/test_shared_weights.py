@@ -113,5 +113,5 @@ def test_move_to_out_of_memory_error(monkeypatch, in_place):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.nn.Module, "to", full)
-    with pytest.raises(MemoryExhausted, match="out of memory: the model does not fit on cpu; give"):
+    with pytest.raises(MemoryExhausted, match="out of memory: the model does not fit on cpu; use"):
         move_to(tiny.make_model(), torch.device("cpu"), "bf16", in_place)
