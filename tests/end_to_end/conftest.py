@@ -41,7 +41,7 @@ class Result:
         return self.out.decode("utf-8").split("\n")[:-1]
 
     def failed(self, code, *errors):
-        """These errors and nothing else were said, one line each."""
+        """Check that stderr contains exactly these errors, one per line."""
         assert self.err == "".join(f"onmt_lite: error: {error}\n" for error in errors)
         assert (self.code, self.out) == (code, b"")
 
@@ -163,7 +163,7 @@ class ForkedProcess:
         return self.returncode
 
     def communicate(self, timeout=200):
-        """What is left of stdout and of stderr; the process reads the end of its input."""
+        """Close stdin and return the rest of stdout and stderr."""
         if self.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()

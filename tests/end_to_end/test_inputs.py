@@ -382,7 +382,7 @@ def test_model_marian_without_sentencepiece_is_rejected(main, marian, tmp_path):
     done = main("-src", "raw", "-model", "marian", "-output", "out")
     done.failed(4, f"missing: marian/source.spm, marian/target.spm{rest}")
     assert not (tmp_path / "out").exists()
-    # Who has cut the lines can go on
+    # Tokenized lines can be translated
     (tmp_path / "cut").write_text("▁w37 ▁w3 ▁w90 ▁w24\n", encoding="utf-8")
     done = main("-src", "cut", "-model", "marian", "-tokenizer", "space")
     assert done.code == 0

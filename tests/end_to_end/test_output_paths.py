@@ -191,7 +191,7 @@ def test_output_dev_stdout_is_appended_to(main, src, tmp_path, path):
     with redirect_descriptor(1, "all", os.O_APPEND):
         assert main("-src", src, "-output", path).code == 0
     assert (tmp_path / "all").read_bytes() == b"earlier\n" + OUT
-    # One file for three programs, each of which goes on where the last one stopped
+    # One file for three programs; each continues after the last
     with redirect_descriptor(1, "all", os.O_TRUNC):
         os.write(1, b"head\n")
         assert main("-src", src, "-output", path).code == 0

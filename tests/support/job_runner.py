@@ -61,7 +61,7 @@ class JobResult:
 
     @property
     def last_line(self) -> str:
-        """The last line that was said."""
+        """The last line of stderr."""
         return (self.err.strip().split("\n") or [""])[-1]
 
 
@@ -112,7 +112,7 @@ class Job:
         return JobResult(found[0], out, err.decode("utf-8", "replace"), took, found[1])
 
     def find_orphans(self, seconds: float = 5.0) -> list[int]:
-        """Processes that the job has left behind, so many seconds after its end."""
+        """Return the processes of the job that are still running after some seconds."""
         end = time.monotonic() + seconds
         while (left := self.list_other_processes()) and time.monotonic() < end:
             time.sleep(0.02)

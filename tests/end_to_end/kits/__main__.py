@@ -22,7 +22,7 @@ from tests.support.job_runner import TOOL, Bench, ColdStarter, TrialResult
 
 WORKERS = ("-workers", "2")
 
-# Name -> what it does, trials, and whether it tries what only a process of its own shows
+# Name -> function, trials, and whether it needs separate processes
 KITS: dict[str, tuple[Callable[..., Iterator[TrialResult]], int, bool]] = {
     "K1": (kills.k1, 50, False),
     "K1w": (lambda *given: kills.k1(*given, *WORKERS), 20, False),

@@ -352,7 +352,7 @@ def check_config(row: TrialResult, out: bytes, gold: bytes, data: bytes) -> Tria
         try:
             same = yaml.safe_load(data) == yaml.safe_load(CONFIG)
         except (yaml.YAMLError, ValueError, RecursionError):
-            return fail(row, "what is no YAML was taken")
+            return fail(row, "invalid YAML was accepted")
         if same and out != gold:
             fail(row, "silently another translation")
         if row.action.startswith("typo"):
@@ -361,7 +361,7 @@ def check_config(row: TrialResult, out: bytes, gold: bytes, data: bytes) -> Tria
         problems = row.stderr.split("\n")[:-1]
         if not all(line.startswith("onmt_lite: error: ") for line in problems):
             fail(row, f"says {row.stderr!r}")
-        # Where two options do not go together, their names are said
+        # Conflicting options are named
         if "config.yml" not in row.stderr and not any(key in row.stderr for key in KEYS):
             fail(row, f"names neither file nor option: {row.stderr!r}")
         if match := re.match(r"typo: (\S+) for (\S+)", row.action):

@@ -191,7 +191,7 @@ def run_printed_command(
     command = find_resume_command(ended)
     if command is None:
         if (room / STORE).exists():
-            return fail(row, "no command that goes on")
+            return fail(row, "no command that resumes the job")
         return resume(bench, row, room)
     row.seconds = round(ended.seconds, 2)
     line = ended.err[ended.err.rindex(command[0]) :]

@@ -274,7 +274,7 @@ def reader_leaves(bench: Bench, row: TrialResult, random: Random) -> TrialResult
     )
     check_exit(row, ended, *codes)
     if not bench.expected_output.startswith(data):
-        fail(row, "what was read is not the truth's beginning")
+        fail(row, "the received output is not a prefix of the expected output")
     if ended.code and "error:" in ended.err:
         fail(row, f"says {ended.last_line}")
     return row
@@ -333,7 +333,7 @@ ENVIRONMENTS: dict[str, dict] = {
     "PYTHONUTF8=0 in LC_ALL=POSIX": {"env": {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}},
     "PYTHONIOENCODING=ascii": {"env": {"PYTHONIOENCODING": "ascii:strict"}},
     "HOME unset": {"env": {"HOME": None, "USER": None, "LOGNAME": None}},
-    "HOME is no folder": {"env": {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}},
+    "HOME is not a directory": {"env": {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}},
     "no folder for temporary files": {"env": {"TMPDIR": "/no/such/folder"}},
     "PATH empty": {"env": {"PATH": ""}},
     "odd time zone": {"env": {"TZ": "Antarctica/Troll"}},

@@ -106,7 +106,7 @@ MATRIX = """\
 53 an ensemble that does not fit:
     test_ensemble.py::test_incompatible_models_error_names_the_difference
 54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
-55 another model when a job goes on: test_store.py::test_resume_error_names_each_difference
+55 another model when a job is resumed: test_store.py::test_resume_error_names_each_difference
 56 sizes that the weights do not have:
     test_loading.py::test_config_that_does_not_match_weights_refused, kit
 # D: search

@@ -1,15 +1,16 @@
-"""A translator of its own for table models, to try the kit on: it keeps the contract of a job as
-simply as can be, and `-break NAME` breaks it in one way that the kit must find.
+"""A separate, minimal translator for table models, used to test the kits.
 
-    direct      writes to OUT, neither to parts nor by rename
-    drop        loses the last line that was written when SIGTERM comes
-    splitlines  cuts lines where str.splitlines does
-    swallow     takes no notice of errors of writing
-    trust       takes whatever is in a part
-    deaf        does not ask whether another job writes
-    clobber     removes an OUT.parts that is somebody else's
+`-break NAME` adds a bug that the kits must find.
+
+    direct      writes to OUT, without partial files or rename
+    drop        loses the last written line on SIGTERM
+    splitlines  splits lines like str.splitlines
+    swallow     ignores write errors
+    trust       accepts damaged partial files
+    deaf        ignores the lock of another job
+    clobber     removes a foreign OUT.parts
     linger      takes 7 seconds to stop
-    mute        does not say how to go on
+    mute        does not print how to resume
 """
 
 import contextlib
@@ -25,7 +26,7 @@ import time
 import zlib
 
 SECONDS = 0.005  # that a bucket takes
-MODE = 0o1700  # of a folder of its own
+MODE = 0o1700  # of a separate directory
 
 
 class Stopped(BaseException):
@@ -159,7 +160,7 @@ def open_folder(folder, out, broken):
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, MODE)
     if not is_ours(folder):
-        raise OSError(errno.EEXIST, "somebody else's file", folder)
+        raise OSError(errno.EEXIST, "a foreign file", folder)
     return os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
 
 

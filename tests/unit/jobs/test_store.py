@@ -1,6 +1,6 @@
-"""Files of a job under faults: every call that fails or never comes, power cuts, torn files.
+"""Files of a job under injected faults: failing and missing system calls, power failures, damage.
 
-The engine is a list of buckets, so that nothing here needs a model.
+The engine is a list of buckets, so no model is needed.
 """
 
 import errno
@@ -55,7 +55,7 @@ def whole_summary():
 
 
 def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=None):
-    """A job, or the rest of one; `until`: an error before this bucket.  Returns the output."""
+    """Run or resume a job; `until`: raise an error before this bucket.  Returns the output."""
     with Output(str(folder / "out"), str(folder / "rep"), resumable) as out:
         if resume and out.is_complete(job, RANGES):
             return out
@@ -73,13 +73,13 @@ def run(folder, resume=False, job=JOB, machine=MACHINE, resumable=True, until=No
 
 
 def found(folder):
-    """All files and what is in them, but for who has locked a store."""
+    """Return the contents of all files, except the owner of the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def is_done(folder):
-    """The files are complete, and nothing else is there."""
+    """Return True if the files are complete and there are no other files."""
     return found(folder) == GOLD and sorted(os.listdir(folder)) == ["out", "rep"]
 
 
@@ -98,7 +98,7 @@ def stopped_after(folder, n):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Without waiting for the disk."""
+    """Skip fsync."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -114,7 +114,7 @@ CALLS = (
 
 
 class Faulty:
-    """The module os, whose k-th call from now on does not work."""
+    """The module os with a k-th call that fails."""
 
     def __init__(self, k, fault):
         self.left, self.fault = k, fault
@@ -156,7 +156,7 @@ def check_and_resume(folder, k):
 
 
 def killed(patch, fault, folder, **how):
-    """The exit code of a job that is forked off."""
+    """Return the exit code of a forked job."""
     if (child := os.fork()) == 0:
         use(patch, fault)
         run(folder, **how)
@@ -168,7 +168,7 @@ def killed(patch, fault, folder, **how):
 def test_store_failing_system_call_keeps_output_and_can_resume(
     tmp_path, monkeypatch, quick, number
 ):
-    """Then the error is one of files, and the job goes on to the same bytes."""
+    """The error is a FileError, and the resumed job gives the same bytes."""
     for k in itertools.count(1):
         folder, system = fresh(tmp_path), Faulty(k, fails(number))
         with monkeypatch.context() as patch:
@@ -197,7 +197,7 @@ def test_store_killed_before_any_system_call_can_resume(tmp_path, monkeypatch, q
 
 
 class Recorder:
-    """The module os, which writes down what changes the disk."""
+    """The module os, recording calls that change the disk."""
 
     def __init__(self):
         self.log, self.paths = [], {}
@@ -237,10 +237,10 @@ FOLDER = -1  # instead of the number of a file
 
 
 def on_disk(log, folder):
-    """What may be there after a power cut: of what was not synced, all names or none, and of each
-    file what was written or what was synced.
+    """Return the possible states of the disk after a power failure.
 
-    Names are changed in order, as file systems with a journal do; a file is a list of its states.
+    Unsynced names are all present or all missing.  A file has its written or its synced contents.
+    Names change in order, as on journaling file systems; a file is a list of its states.
     """
     files = [[OLDER]]  # by number: contents in memory last, on the disk first
     memory = {str(folder / "out"): 0}
@@ -297,7 +297,7 @@ def test_store_power_failure_after_any_system_call_can_resume(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory):
-    """What a job that was stopped after two buckets has left."""
+    """Return the files of a job that was stopped after two buckets."""
     folder = tmp_path_factory.mktemp("halfway")
     (folder / "out").write_bytes(OLDER)
     stopped_after(folder, 2)
@@ -305,7 +305,7 @@ def halfway(tmp_path_factory):
 
 
 def damages(data):
-    """Ways to damage a file."""
+    """Yield ways to damage a file."""
     n = len(data)
 
     def flip(i, bit):
@@ -332,8 +332,10 @@ BITS, SIZES = st.integers(0, 7), st.integers(1, 4096)
 @given(st.data(), st.sampled_from([DIRECTORY_MODE, 0o755]))
 @settings(max_examples=300)
 def test_store_damaged_files_are_detected(halfway, data, mode):
-    """The output is the right one, whatever file of the store is damaged.  A store that was copied,
-    whose folder is like any other, is known by its manifest."""
+    """The output is correct, whichever file of the store is damaged.
+
+    A copied store has a normal directory mode and is recognized by its manifest.
+    """
     assert len(halfway) == 6
     name = data.draw(st.sampled_from(sorted(set(halfway) - {"out"})))
     damaged = data.draw(damages(halfway[name]))
@@ -383,7 +385,7 @@ def test_resume_translates_only_damaged_partial_file_again(tmp_path, quick):
 
 
 def test_partial_file_lost_before_the_end_is_an_error(tmp_path, quick):
-    """And only that one is made again."""
+    """Resuming only translates this bucket again."""
     folder = fresh(tmp_path)
     with pytest.raises(
         FileError, match="the partial file at lines 4 to 6 is damaged or missing"
@@ -417,12 +419,12 @@ def test_resume_error_names_each_difference(tmp_path, quick, job, machine, said)
     with pytest.raises(OptionError, match=f"^resume: {said}; restore it"):
         run(folder, resume=True, job=job, machine=machine)
     assert found(folder) == before
-    run(folder, job=job, machine=machine)  # without -resume, it begins anew
+    run(folder, job=job, machine=machine)  # without -resume, it starts over
     assert is_done(folder)
 
 
 def test_resume_ignores_partial_files_of_other_jobs(tmp_path, quick):
-    """Somebody who was not told that another job has begun may write one late."""
+    """A worker of an earlier job may write a partial file late."""
     folder = fresh(tmp_path)
     with Output(str(folder / "out"), str(folder / "rep"), True) as out:
         out.begin(JOB, RANGES, MACHINE)
@@ -502,7 +504,7 @@ def test_job_without_resume_leaves_no_store(tmp_path, quick):
 
 
 def link_to(name, make):
-    """A link to what `make` makes beside it."""
+    """Create a link to the result of `make`, next to it."""
 
     def linked(path):
         make(path.with_name(name))
@@ -592,7 +594,7 @@ def test_store_hard_links_keep_their_contents(tmp_path, quick):
 
 
 def test_store_syncs_directory_before_job_ends(tmp_path, monkeypatch, quick):
-    """A part is synced, and so is its name; the parts go when the output is there for good."""
+    """Partial files and their names are synced; they are removed once the output is safe."""
     folder, recorder = fresh(tmp_path), Recorder()
     with monkeypatch.context() as patch:
         use(patch, recorder)

@@ -28,7 +28,7 @@ TOY = DATA / "toy.json"
 
 
 def read(path, bucket_lines, shard=None, tgt=None):
-    """The buckets of a file, and the number of their lines."""
+    """Return the buckets of a file and the number of lines."""
     options = TranslateOptions.of(
         src=str(path), tgt=tgt, shard=shard, bucket_lines=bucket_lines, device="cpu"
     )
@@ -40,7 +40,7 @@ def read(path, bucket_lines, shard=None, tgt=None):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 9))
 def test_shard_contains_consecutive_whole_buckets(tmp_path_factory, n_lines, bucket_lines, n_parts):
-    """Bucket B(I-1)/N to before BI/N, both rounded down, and the lines keep their numbers."""
+    """From bucket B(I-1)/N to before BI/N, both rounded down; lines keep their numbers."""
     path = tmp_path_factory.mktemp("shards") / "src"
     path.write_text("".join(f"line {i}\n" for i in range(n_lines)))
     whole, _ = read(path, bucket_lines)
@@ -82,7 +82,7 @@ def test_tgt_with_different_line_count_is_rejected(tmp_path, n_tgt, shard):
 
 
 def lines_by_hand(data):
-    """Lines of a file, by the words of docs/jobs.md."""
+    """Split a file into lines as docs/jobs.md describes."""
     lines = data.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines
 
@@ -111,7 +111,7 @@ class TestSplitSpans:
     def test_buckets_of_file_equal_buckets_of_stream(
         self, tmp_path, bucket_lines, monkeypatch, pack
     ):
-        """Also of long lines, and of gzip data."""
+        """Also for long lines and gzip data."""
         monkeypatch.setattr(of_lines, "MAX_WINDOW_BYTES", 500)
         monkeypatch.setattr(of_lines, "MAX_MEAN_BYTES", 50)
         lines = [b"x" * (i * 37 % 300) + b"\xff\r" * (i % 3) for i in range(200)]
@@ -236,7 +236,7 @@ def test_bucket_lines_does_not_change_output(src, translated):
 
 
 def test_bucket_lines_limits_batches(src, tmp_path):
-    """Progress is told after each batch, and no batch has lines of two buckets."""
+    """Progress is reported after each batch, and a batch never spans two buckets."""
     translator = Translator.from_pretrained(TOY, device="cpu", bucket_lines=4)
     seen = []
     translator.translate_file(src, tmp_path / "out", lambda n, _: seen.append(n))
@@ -244,6 +244,6 @@ def test_bucket_lines_limits_batches(src, tmp_path):
 
 
 def test_reading_and_writing_do_not_import_torch():
-    """A parent of workers never loads torch."""
+    """The parent of workers never loads torch."""
     code = "import sys, onmt_lite.jobs.job; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

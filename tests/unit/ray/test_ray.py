@@ -187,7 +187,7 @@ class TestRejectedJobs:
         refused("-src a.txt -output out", 5, "it is a directory")
         refused("-src a.txt -output a.txt", 2, "output a.txt is the same file as src")
         refused("-src b.parts/000000 -output b", 2, "where output b is stored")
-        refused("-src a.txt -output b", 5, "b.parts is there already")
+        refused("-src a.txt -output b", 5, "b.parts already exists")
         refused("-src gone.txt -output new", 5, "gone.txt")
         refused("-src a.txt -output new -log_file a.txt", 2, "log_file")
         refused("-src a.txt -output -", 2, "output is standard output")

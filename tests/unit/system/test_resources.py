@@ -44,7 +44,7 @@ def machine(tmp_path, monkeypatch):
         ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
         ("0::/a/b\n", {"a/b/cpu.max": "300000 100000\n"}, 3),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4),
-        # More than there is, and what nobody can read
+        # More cores than available; unparsable values
         ("0::/\n", {"cpu.max": "9900000 100000\n"}, 8),
         ("nonsense\n", {"cpu.max": "1 1\n"}, 8),
         ("0::/\n", {"cpu.max": "1\n"}, 8),
