@@ -17,36 +17,36 @@ KIT = "test_kits.py::test_kits_sample_reports_nothing"
 MATRIX = """\
 # A: input text
 1 bytes that are not UTF-8: test_command_line.py::test_src_with_invalid_bytes_keeps_line_count, kit
-2 a byte order mark: test_lines.py::test_a_file_has_the_lines_of_split
+2 a byte order mark: test_lines.py::test_line_reader_file_equals_split
 3 UTF-16, with a mark and without: test_inputs.py::test_src_file_type_is_detected_by_first_bytes,
     test_file_types.py::test_file_types_many_nul_bytes_are_binary
-4 CRLF: test_lines.py::test_a_file_has_the_lines_of_split, kit
-5 a CR inside a line: test_lines.py::test_a_file_has_the_lines_of_split, kit
+4 CRLF: test_lines.py::test_line_reader_file_equals_split, kit
+5 a CR inside a line: test_lines.py::test_line_reader_file_equals_split, kit
 6 other line separators inside a line:
     test_translator.py::test_line_separators_are_read_as_spaces, kit
 7 line separators in a translation:
     test_reports.py::test_line_breaks_become_spaces_in_text_and_escapes_in_jsonl,
     test_reports.py::test_line_breaks_in_hypothesis_do_not_end_output_line
 8 a NUL inside a line: test_file_types.py::test_file_types_unusual_text_is_text, kit
-9 half a character, from JSON: test_lines.py::test_text_with_half_a_character_is_mended
+9 half a character, from JSON: test_lines.py::test_line_from_text_replaces_lone_surrogate
 10 an empty line: test_translator.py::test_empty_lines_are_not_encoded
 11 a blank line: test_translator.py::test_empty_lines_are_not_encoded, kit
-12 no line feed at the end: test_lines.py::test_a_file_has_the_lines_of_split, kit
+12 no line feed at the end: test_lines.py::test_line_reader_file_equals_split, kit
 13 an empty file: test_command_line.py::test_src_empty_file_gives_empty_output
 14 a line of a megabyte: test_translator.py::test_line_too_long_is_truncated_with_warning,
-    test_lines.py::test_a_line_above_the_limit_is_cut_and_says_so
+    test_lines.py::test_line_above_byte_limit_is_truncated_with_warning
 15 millions of lines: test_kits.py::test_memory_does_not_grow_with_input,
-    test_lines.py::test_memory_is_bounded_by_bytes_too
+    test_lines.py::test_window_is_bounded_by_bytes
 16 gzip, whole and damaged: test_inputs.py::test_src_gzip_is_unpacked_regardless_of_name,
     test_inputs.py::test_src_damaged_gzip_is_rejected, kit
 17 gzip that unpacks to gigabytes:
-    test_lines.py::test_memory_does_not_grow_with_what_gzip_data_unpacks_to
+    test_lines.py::test_gzip_bomb_does_not_increase_memory
 18 standard input, a FIFO: test_resume.py::test_resume_does_not_read_pipes,
     test_process.py::test_stdout_lines_appear_at_once_and_sigpipe_ends_job
 19 the writer of a FIFO dies:
-    test_lines.py::test_a_pipe_has_the_same_lines_wherever_its_writes_are_cut
+    test_lines.py::test_line_reader_pipe_lines_do_not_depend_on_writes
 20 an input that cannot be read: test_command_line.py::test_src_unreadable_is_an_error
-21 an input that changes meanwhile: test_lines.py::test_a_file_that_changes_while_it_is_read
+21 an input that changes meanwhile: test_lines.py::test_file_that_changes_while_read
 22 the output is an input, the model, a configuration:
     test_output_paths.py::test_output_that_is_an_input_is_rejected, kit
 23 special tokens in the text: test_translator.py::test_control_tokens_in_text_are_not_ids
@@ -105,7 +105,8 @@ MATRIX = """\
     test_opennmt_reader.py::test_load_vocabulary_of_wrong_size_is_rejected
 53 an ensemble that does not fit:
     test_ensemble.py::test_incompatible_models_error_names_the_difference
-54 a sentencepiece model that is damaged: test_transforms.py::test_bytes_that_are_no_model, kit
+54 a sentencepiece model that is damaged:
+    test_transforms.py::test_sentencepiece_random_bytes_are_rejected, kit
 55 another model when a job is resumed: test_store.py::test_resume_error_names_each_difference
 56 sizes that the weights do not have:
     test_loading.py::test_config_that_does_not_match_weights_refused, kit
@@ -138,11 +139,11 @@ MATRIX = """\
     test_command_line.py::test_empty_translation
 # E: resources and processes
 69 a batch that does not fit into memory:
-    test_out_of_memory.py::test_nothing_is_lost_and_failures_are_few,
-    test_out_of_memory.py::test_one_sentence_that_does_not_fit_is_named
+    test_out_of_memory.py::test_oom_retry_loses_nothing_and_fails_rarely,
+    test_out_of_memory.py::test_sentence_that_does_not_fit_is_named_in_error
 70 a worker that fails: test_workers.py::test_workers_repeat_bucket_of_dead_worker
 71 memory of the CPU is out:
-    test_out_of_memory.py::test_a_batch_that_does_not_fit_is_not_tried_again
+    test_out_of_memory.py::test_failed_batch_size_is_not_tried_again
 72 the kernel kills a process: test_workers.py::test_workers_repeat_bucket_of_dead_worker, kit
 73 a full disk: test_command_line.py::test_output_on_full_disk_is_an_error,
     test_store.py::test_store_failing_system_call_keeps_output_and_can_resume,
