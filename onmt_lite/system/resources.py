@@ -80,7 +80,7 @@ def check_memory() -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_MEMORY:
         raise MemoryExhausted(
-            f"out of memory: the limit is {limit >> 20} MiB per process (ulimit -v), but torch "
+            f"out of memory: a process is limited to {limit >> 20} MiB (ulimit -v), but torch "
             f"needs {MIN_MEMORY >> 20} MiB; raise the limit"
         )
 
