@@ -138,7 +138,7 @@ def test_calibration_keeps_language_pair(pair, tiny_checkpoint, tmp_path):
     assert load_checkpoint(pair).language_pair == ("xx", "yy")
     assert "languages          xx to yy\n" in describe(load_checkpoint(pair), "model")
     for words in (["de"], ["de", "en", "fr"]):
-        with pytest.raises(OptionError, match="languages: give two codes"):
+        with pytest.raises(OptionError, match="languages: must be two codes"):
             load_calibrate_options(["-model", "a", "-valid", "b", "-languages", *words])
 
 
