@@ -175,7 +175,7 @@ def test_calibrated_model_outputs_confidence_and_unsure(model, tmp_path, capfd):
     records = [json.loads(line) for line in out.split("\n")[:-1]]
     assert [i for i, r in enumerate(records) if "unsure" in r["notes"]] == unsure
     shown = [str(i + 1) for i in unsure[:5]] + [f"{len(unsure) - 5} more"] * (len(unsure) > 5)
-    shown = f"lines {', '.join(shown[:-1])} and {shown[-1]}: the model is unsure"
+    shown = f"lines {', '.join(shown[:-1])} and {shown[-1]}: the model is not confident"
     quotes = [(i + 1, lines[i], quote(records[i]["hyps"][0]["text"])) for i in unsure[:3]]
     first = "".join(f"    {number}: {src} -> {text}\n" for number, src, text in quotes)
     assert f"{shown}; the translation may be wrong [unsure]\n{first}" in err
