@@ -50,11 +50,15 @@ def test_uppercase_equals_opennmt():
 
 @given(st.text(st.sampled_from("ab1 ()%:;.,\"'`„–’…«»\u00a0０。\u200b"), max_size=20))
 def test_normalize_any_line(line):
-    """No character with a plain equivalent remains, and no space at an end."""
+    """No character with a plain equivalent remains, and no space at an end.
+
+    Spaces are collapsed, except around a control character: as in sacremoses, it is removed later.
+    """
     for lang in ("", "en", "de"):
         found = Punctuation(lang, wide=True, controls=True)(line)
         assert not set(found) & set("`„–’…«»０。\u200b")
-        assert found == found.strip() and "  " not in found.replace("\u00a0", "x")
+        assert found == found.strip()
+        assert "\u200b" in line or "  " not in found.replace("\u00a0", "x")
 
 
 @given(st.text(max_size=20))
