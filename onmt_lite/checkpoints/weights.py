@@ -367,8 +367,8 @@ def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> 
     Raises:
         CheckpointError: if the weights do not match the model.
     """
-    has_bottleneck = "decoder.outward.weight" in weights
-    d_out = weights.get_shape("decoder.outward.weight")[0] if has_bottleneck else 0
+    has_bottleneck = "decoder.out_proj.weight" in weights
+    d_out = weights.get_shape("decoder.out_proj.weight")[0] if has_bottleneck else 0
     sizes = dict[str, Any](bottleneck=has_bottleneck, d_out=d_out)
     for side, short in (("encoder", "src"), ("decoder", "tgt")):
         n, d = weights.get_shape(f"{side}.embedding.token.weight")
@@ -377,7 +377,7 @@ def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> 
         layers = []
         for i in range(weights.count_layers(f"{side}.convolutions.")):
             n_rows, kernel, _ = weights.get_shape(f"{side}.convolutions.{i}.weight", 3)
-            attends = f"{side}.attentions.{i}.inward.weight" in weights
+            attends = f"{side}.attentions.{i}.in_proj.weight" in weights
             layers.append(ConvLayer(n_rows // 2, kernel, attends))
         sizes[side] = tuple(layers)
     return build_model(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)

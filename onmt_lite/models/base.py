@@ -22,13 +22,13 @@ class Selection:
     """The rows and sentences that continue after a step, and their order.
 
     Built once per step.  Tensors with an entry per row are re-indexed by `gather_rows`, tensors
-    with an entry per sentence by `gather_sentences`.  No call waits for the device.
+    with an entry per sentence by `gather_sentences`.  Neither synchronizes with the device.
     """
 
     rows: Tensor  # (B', K') int64: the old row that each new row continues; new rows start at R
     slots: tuple[int, ...] | None = None  # the old sentence in each slot; None: unchanged
-    moved: IndexPairs | None = None  # sentences that change slots
-    joined: IndexPairs | None = None  # slots of new sentences, and their numbers from 0
+    moves: IndexPairs | None = None  # new and old slots of sentences that change slots
+    additions: IndexPairs | None = None  # slots of new sentences, and their numbers from 0
     n_slots: int | None = None  # allocated slots; None: as many as sentences
 
     @classmethod
@@ -44,15 +44,15 @@ class Selection:
         """
         if slots is None:
             return cls(rows)
-        moved = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
-        joined = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
-        pairs = torch.tensor([*moved, *joined], dtype=torch.long).view(-1, 2).T  # (2, n)
-        if moved or joined:
+        moves = [(to, old) for to, old in enumerate(slots) if to != old < n_sentences]
+        additions = [(to, old - n_sentences) for to, old in enumerate(slots) if old >= n_sentences]
+        pairs = torch.tensor([*moves, *additions], dtype=torch.long).view(-1, 2).T  # (2, n)
+        if moves or additions:
             pairs = upload(pairs.contiguous(), rows.device)
-        n = len(moved)
-        moved_pairs = (pairs[0, :n], pairs[1, :n]) if moved else None
-        joined_pairs = (pairs[0, n:], pairs[1, n:]) if joined else None
-        return cls(rows, tuple(slots), moved_pairs, joined_pairs)
+        n = len(moves)
+        move_pairs = (pairs[0, :n], pairs[1, :n]) if moves else None
+        addition_pairs = (pairs[0, n:], pairs[1, n:]) if additions else None
+        return cls(rows, tuple(slots), move_pairs, addition_pairs)
 
     def gather_rows(self, x: Tensor, fresh: Tensor | None = None, dim: int = 0) -> Tensor:
         """Re-index a tensor with an entry per row.
@@ -75,9 +75,9 @@ class Selection:
     ) -> Tensor:
         """Re-index a tensor with an entry per sentence, in place.
 
-        A sentence that keeps its slot costs nothing.  Uses indexing because `index_select` first
-        copies the whole of a tensor that is a slice of a larger one.  On a CPU, copying
-        sentences one by one is four times as fast.
+        Sentences that keep their slots are not copied.  This uses indexing because `index_select`
+        would first copy all of a tensor that is a slice of a larger tensor.  On a CPU, sentences
+        are copied one by one, which is four times as fast.
 
         Args:
             x: tensor (.., B, ..), any dtype
@@ -95,8 +95,8 @@ class Selection:
         n_slots = self.n_slots or len(self.slots)
         x = pad_to_size(x, dim, n_slots)
         by_sentence = x.movedim(dim, 0)
-        if self.moved is not None:
-            to, old = self.moved
+        if self.moves is not None:
+            to, old = self.moves
             if x.is_cpu:
                 targets, sources = to.tolist(), old.tolist()
                 sentences = [by_sentence[i] for i in sources]
@@ -106,8 +106,8 @@ class Selection:
                     by_sentence[target] = sentence
             else:
                 by_sentence[to] = by_sentence[old]
-        if self.joined is not None and fresh is not None:
-            to, new = self.joined
+        if self.additions is not None and fresh is not None:
+            to, new = self.additions
             by_sentence[to] = fresh.movedim(dim, 0)[new]
         return x if x.size(dim) == n_slots else x.narrow(dim, 0, n_slots)
 
@@ -124,6 +124,9 @@ def pad_to_size(x: Tensor, dim: int, n: int) -> Tensor:
         x: tensor (..), any dtype
         dim: the dimension to pad
         n: the minimum size
+
+    Returns:
+        The tensor itself if it is large enough, otherwise a padded copy.
     """
     n_missing = n - x.size(dim)
     if n_missing <= 0:
@@ -132,16 +135,19 @@ def pad_to_size(x: Tensor, dim: int, n: int) -> Tensor:
     return torch.cat([x, zeros], dim)
 
 
-def _pad_to_common_size(x: Tensor, other: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
+def _pad_to_common_size(a: Tensor, b: Tensor, dim: int, fill: float) -> tuple[Tensor, Tensor]:
     """Pad both tensors at the end to the larger size along every dimension except `dim`.
 
     Args:
-        x: first tensor, any dtype
-        other: second tensor, with the same number of dimensions
+        a: tensor (..), any dtype
+        b: tensor with the same number of dimensions
         dim: the dimension to leave unchanged
         fill: the padding value
+
+    Returns:
+        Both tensors; they share memory with a and b where no padding was needed.
     """
-    sizes = [max(pair) for pair in zip(x.shape, other.shape)]
+    sizes = [max(pair) for pair in zip(a.shape, b.shape)]
 
     def pad(x: Tensor) -> Tensor:
         missing = [0 if i == dim else sizes[i] - n for i, n in enumerate(x.shape)]
@@ -149,7 +155,7 @@ def _pad_to_common_size(x: Tensor, other: Tensor, dim: int, fill: float) -> tupl
             return x
         return F.pad(x, [m for n in reversed(missing) for m in (0, n)], value=fill)
 
-    return pad(x), pad(other)
+    return pad(a), pad(b)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ class LogitStats:
     """Statistics that the output layer's kernel computes along with the logits (R, V).
 
     log_z (R,)             log-sum-exp of the logits
-    block_max (R, blocks)  maxima over blocks of `choose_block_width(V)` columns (last: the rest)
+    block_max (R, blocks)  maxima of blocks of `choose_block_width(V)` columns (last: the rest)
     """
 
     log_z: Tensor
@@ -239,6 +245,9 @@ class EncoderDecoder(Protocol[M, S]):
             ids: with a copy mechanism, ids of the source tokens in the extended vocabulary
                 (B, S), int64; any id on padding
             width: V + X; if None, the host waits for the largest id
+
+        Returns:
+            The encoded batch, in a class of the architecture.
         """
         ...
 
@@ -288,13 +297,13 @@ class EncoderDecoder(Protocol[M, S]):
         ...
 
 
-AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # of any architecture
+AnyModel: TypeAlias = EncoderDecoder[Any, Any]  # a model of any architecture
 
 
 class Constant:
     """A tensor that is not in weight files, moved to a device at first use.
 
-    Not a buffer, because a buffer would be rounded together with the weights.
+    Not a buffer, because buffers are converted to half precision together with the weights.
     """
 
     def __init__(self, values: Tensor):

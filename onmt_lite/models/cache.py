@@ -14,20 +14,20 @@ from onmt_lite.models.base import Selection, pad_to_size
 from onmt_lite.models.kernels import bindings as kernels
 
 FIRST_CAPACITY = 12  # steps
-STEPS_PER_GROWTH = 64  # the capacity grows by FIRST_CAPACITY more after this many steps
+STEPS_PER_GROWTH = 64  # every 64 steps, the free capacity after compaction grows by FIRST_CAPACITY
 SYNC_FREE_DEVICES = ("cpu",)  # the host reads tensors on these devices without waiting
 
 
 class KeyValueCache:
     """Self-attention keys and values, both (L, B, H, capacity, d).
 
-    All layers share one buffer on a GPU.  On a CPU each layer has its own, so that at most one
-    layer's buffer exists twice while buffers grow.
+    All layers share one buffer on a GPU.  On a CPU each layer has its own buffer, so that growing
+    needs at most one extra layer buffer at a time.
 
     Each step writes K entries per sentence.  Entries are never moved: when hypotheses are
-    reordered, only the mask changes.  It marks the entries in the past of each hypothesis.  The K
-    queries of a sentence attend to its N entries in one product.  When the buffers are full, they
-    are compacted: entries that are not in any hypothesis's past are dropped.
+    reordered, only the mask changes, which selects the past of each hypothesis.  The K queries of
+    a sentence attend to its N entries in one product.  When the buffers are full, they are
+    compacted: entries that are not in any hypothesis's past are dropped.
 
     A step attends to the N entries on a CPU.  On a GPU it attends to the whole capacity, and the
     mask hides unused entries; the capacity is a power of two in steps.  Shapes and addresses stay
@@ -51,7 +51,7 @@ class KeyValueCache:
         self.needs_positions = needs_positions
         self.n_slots, self.beam_size = n, 1
         self.length = self.capacity = 0  # N, and the largest N that fits in the buffers
-        self.joined_at = [0] * n  # n_written when each sentence joined the batch
+        self.first_entries = [0] * n  # n_written when each sentence was added to the batch
         self.n_written = 0  # total entries written per sentence
         self.step_mask = self.empty  # (K, K): mask of the newest entries
         self.layers_per_buffer = self.n_layers if self.has_static_shapes else 1
@@ -61,13 +61,13 @@ class KeyValueCache:
         self.masks = self.empty.new_empty(n, 1, 1, 0)
         # (B, capacity) int64: the position of each entry, if relative positions need it
         self.entry_positions: Tensor | None = None
-        # GPU only: indices of the newest entries (K,); and the row whose past each row continues
-        # at the next step (R,), itself unless `has_pending_parents`
+        # GPU only: indices of the newest entries (K,), and the back-pointers (R,) to apply at the
+        # next step, the identity unless `has_pending_parents`
         self.write_indices: Tensor | None = None
         self.parents = self.identity = self.empty
         self.has_pending_parents = False
 
-    # ---- The host's part of a step ----
+    # ---- Host side of a step ----
 
     def make_room(self) -> None:
         """Make room for K more entries per sentence."""
@@ -75,7 +75,7 @@ class KeyValueCache:
         is_full = self.length + k > self.capacity
         if is_full:
             if self.has_pending_parents:
-                self._apply_parents(len(self.joined_at))
+                self._apply_parents(len(self.first_entries))
             self._compact()
         if self.has_static_shapes and (
             is_full or self.write_indices is None or len(self.write_indices) != k
@@ -89,7 +89,7 @@ class KeyValueCache:
         self.n_written += k
         self.has_pending_parents = False
 
-    # ---- The device's part of a step ----
+    # ---- Device side of a step ----
 
     def begin_step(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Write the masks and positions of a step's new entries.
@@ -131,7 +131,7 @@ class KeyValueCache:
 
     def find_past(self) -> tuple[Tensor, Tensor]:
         """Return the entries of each row, the newest included; see `kernels.find_past`."""
-        masks = self.masks[: len(self.joined_at)]
+        masks = self.masks[: len(self.first_entries)]
         return kernels.find_past(masks.reshape(-1, masks.size(-1)), self.length)
 
     def attend_cached(
@@ -184,10 +184,10 @@ class KeyValueCache:
             selection: the rows and sentences that continue
             fresh: the empty cache of new sentences
         """
-        n_fresh, n_before = len(fresh.joined_at) if fresh else 0, len(self.joined_at)
+        n_fresh, n_before = len(fresh.first_entries) if fresh else 0, len(self.first_entries)
         b, k = selection.rows.shape
         if not self.n_written:
-            self.joined_at, self.n_slots = [0] * b, selection.n_slots or b
+            self.first_entries, self.n_slots = [0] * b, selection.n_slots or b
             self.beam_size = k
             return
         if self.has_pending_parents:
@@ -199,8 +199,8 @@ class KeyValueCache:
             self.has_pending_parents = True
             return
         if selection.slots is not None:
-            joined_at = [*self.joined_at, *[self.n_written] * n_fresh]
-            self.joined_at = [joined_at[slot] for slot in selection.slots]
+            first_entries = [*self.first_entries, *[self.n_written] * n_fresh]
+            self.first_entries = [first_entries[slot] for slot in selection.slots]
             self._move_sentences(selection)
         past = self.masks[:n_before].flatten(0, 2)
         fresh_past = past.new_full((n_fresh, self.capacity), -math.inf) if n_fresh else None
@@ -221,7 +221,7 @@ class KeyValueCache:
 
     def _move_sentences(self, selection: Selection) -> None:
         """Move the entries of sentences to their new slots."""
-        self.n_slots = selection.n_slots or len(self.joined_at)
+        self.n_slots = selection.n_slots or len(self.first_entries)
         if self.entry_positions is not None:
             self.entry_positions = selection.gather_sentences(self.entry_positions)
         for buffers in (self.keys, self.values):
@@ -229,8 +229,8 @@ class KeyValueCache:
                 buffers[i] = pad_to_size(buffer, 1, self.n_slots)
                 entries = buffers[i][..., : self.length, :]
                 selection.gather_sentences(entries, dim=1)
-                if selection.joined is not None:  # the previous sentence may have left NaN
-                    entries.index_fill_(1, selection.joined[0], 0.0)
+                if selection.additions is not None:  # the previous sentence may have left NaN
+                    entries.index_fill_(1, selection.additions[0], 0.0)
 
     def _new_masks(self) -> Tensor:
         """Return masks in which every hypothesis attends to all entries so far."""
@@ -245,7 +245,7 @@ class KeyValueCache:
 
     def _compact(self) -> None:
         """Copy the entries in use, in order, to buffers with room for more."""
-        b, old = len(self.joined_at), copy.copy(self)
+        b, old = len(self.first_entries), copy.copy(self)
         order = self._find_used_entries() if self.length else None  # (B, n)
         n = self.length = 0 if order is None else order.size(1)
         self.capacity = self._compute_capacity(n)
@@ -287,11 +287,11 @@ class KeyValueCache:
         """Return the entries to keep of each sentence (B, n), int64.
 
         On a CPU, n is the largest number of used entries of a sentence.  On a GPU the host would
-        have to wait for that number, so n is the number of entries since the oldest sentence
-        joined.
+        have to wait for that number, so n is the number of entries since the oldest sentence was
+        added.
         """
-        is_used = (self.masks[: len(self.joined_at), 0, :, : self.length] == 0).any(1)  # (B, N)
-        n = self.n_written - min(self.joined_at)
+        is_used = (self.masks[: len(self.first_entries), 0, :, : self.length] == 0).any(1)  # (B, N)
+        n = self.n_written - min(self.first_entries)
         if not self.has_static_shapes:
             n = int(is_used.sum(1).max())
         return is_used.int().argsort(dim=1, descending=True, stable=True)[:, :n]
@@ -305,7 +305,7 @@ class RunningSums:
         self.sums = zeros.to(torch.promote_types(zeros.dtype, torch.float32))
 
     def make_room(self) -> None:
-        """Do nothing: sums need no more room."""
+        """Do nothing: sums do not grow."""
 
     def begin_step(self, positions: Tensor) -> tuple[None, None]:
         """Set the number of inputs so far from the positions (B,), int64."""

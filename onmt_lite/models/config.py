@@ -1,4 +1,4 @@
-"""Configuration of a Transformer: one set of switches for the models of all toolkits."""
+"""Transformer configuration, with switches for the variants of all supported toolkits."""
 
 import math
 import typing
@@ -9,12 +9,12 @@ MAY_BE_ZERO = {
     *("position_offset", "kv_heads", "head_width", "dec_heads", "dec_d_ff", "rotary_dim"),
     *("align_layer", "align_head", "align_heads", "report_layer", "report_heads"),
 }
-MAX_RELATIVE = 1 << 17  # computed tables are not bounded by the size of a file
+MAX_RELATIVE = 1 << 17  # limits tables that are computed, not read from a file
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Everything that determines the computation and the names of the weights."""
+    """Hyperparameters and switches that determine the computation and the weight names."""
 
     src_vocab_size: int
     tgt_vocab_size: int
@@ -25,7 +25,7 @@ class TransformerConfig:
     dec_layers: int = 3
     pre_norm: bool = True  # norm before each sublayer (OpenNMT-py) or after it (Marian)
     final_norm: bool = True  # one more norm on top of each stack, needed with pre_norm
-    embedding_norm: bool = False  # norm on the embedded input (mBART)
+    embedding_norm: bool = False  # norm after the embeddings (mBART)
     positions: Literal["interleaved", "concat", "fairseq", "learned", "none"] = "interleaved"
     position_offset: int = 0  # row of the first position (fairseq: 2)
     max_positions: int = 1024
@@ -40,7 +40,7 @@ class TransformerConfig:
     norm: Literal["layer", "rms"] = "layer"
     gated_ffn: bool = False  # a second projection multiplies the activated one
     parallel_residual: bool = False  # all sublayers of a layer read the same normalized input
-    kv_heads: int = 0  # key/value heads, each shared by several query heads; 0: heads
+    kv_heads: int = 0  # key/value heads, each shared by several query heads; 0: as many as heads
     head_width: int = 0  # dimensions of a head (T5); 0: d_model / heads
     dec_heads: int = 0  # of the decoder; 0: as in the encoder
     dec_d_ff: int = 0
@@ -55,12 +55,12 @@ class TransformerConfig:
     align_layer: int = 0  # decoder layer used for alignment, from 1; 0: the last
     align_head: int = 0  # head of this layer, or the first of several
     align_heads: int = 1  # number of heads to average; 0: all from align_head on
-    align_late: bool = False  # it aligns the previous token, not the predicted one
+    align_late: bool = False  # attention aligns the previous token, not the predicted token
     report_layer: int = 0  # decoder layer for -report_align, from 1; 0: the second to last
     report_heads: int = 0  # number of heads to average, from the first; 0: all
 
     def __post_init__(self) -> None:
-        """Raise ValueError if such a model cannot be built."""
+        """Raise ValueError if the config is invalid."""
         hints = typing.get_type_hints(type(self))
         for name, value in vars(self).items():
             choices = typing.get_args(hints[name])
@@ -81,8 +81,8 @@ class TransformerConfig:
             rotated = self.rotary_dim or width
             if self.relative == "rotary" and (rotated > width or rotated % 2):
                 raise ValueError(f"config: rotary_dim cannot be {rotated} for heads of {width}")
-        last_aligning = self.align_head + max(1, self.align_heads)
-        if self.align_layer > self.dec_layers or last_aligning > dec_heads:
+        last_head = self.align_head + max(1, self.align_heads)
+        if self.align_layer > self.dec_layers or last_head > dec_heads:
             raise ValueError("config: the head of align_layer and align_head does not exist")
         if self.report_layer > self.dec_layers:
             raise ValueError("config: report_layer does not exist")
@@ -93,7 +93,7 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        """Number of dimensions of a head."""
+        """Dimensions per head."""
         return self.head_width or self.d_model // self.heads
 
     @property

@@ -1,7 +1,7 @@
 """The convolutional encoder-decoder (Gehring et al. 2017), as in fairseq and OpenNMT-py.
 
 Shapes: B sentences of K hypotheses, R = B * K rows, S source tokens, T target tokens, E embedding
-width, D layer width, A attention width.  For inference only: there is no dropout.
+width, D layer width, A attention width.  For inference only: dropout is not implemented.
 """
 
 import math
@@ -24,8 +24,8 @@ from onmt_lite.models.seq2seq import (
     make_padding_mask,
 )
 
-SQRT_HALF = math.sqrt(0.5)  # keeps the variance when two values are added
-NO_LIMIT = 100_000
+SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values
+NO_LIMIT = 100_000  # maximum length without position embeddings
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ConvLayer:
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
-    """Everything that determines the computation and the names of the weights.
+    """Hyperparameters and switches that determine the computation and the weight names.
 
     bottleneck  True (fairseq): attention has the width of the embeddings, with projections before
                 and after it; its context is scaled by the square root of the source length; a layer
@@ -76,7 +76,7 @@ class ConvolutionConfig:
         return max(layer.d for layer in self.decoder)
 
     def __post_init__(self) -> None:
-        """Raise ValueError if such a model cannot be built."""
+        """Raise ValueError if the config is invalid."""
         if not self.encoder or not any(layer.has_attention for layer in self.decoder):
             raise ValueError("config: the encoder needs a layer, and the decoder needs attention")
         if not self.bottleneck and {layer.d for layer in self.decoder} != {self.encoder[-1].d}:
@@ -141,8 +141,8 @@ class MultiStepAttention(nn.Module):
             cfg: the model config
         """
         super().__init__()
-        self.inward = nn.Linear(d, d_attention)
-        self.outward = nn.Linear(d_attention, d) if cfg.bottleneck else nn.Identity()
+        self.in_proj = nn.Linear(d, d_attention)
+        self.out_proj = nn.Linear(d_attention, d) if cfg.bottleneck else nn.Identity()
 
     def forward(
         self, x: Tensor, target: Tensor, memory: ConvolutionMemory
@@ -157,11 +157,11 @@ class MultiStepAttention(nn.Module):
         Returns:
             x with the context added (B, T, D), and weights (B, T, S).
         """
-        query = (self.inward(x) + target) * SQRT_HALF  # (B, T, A)
+        query = (self.in_proj(x) + target) * SQRT_HALF  # (B, T, A)
         scores = query @ memory.bank.transpose(1, 2)  # (B, T, S)
         weights = (scores.float() + memory.mask).softmax(-1).to(x.dtype)
         context = weights @ memory.values * memory.scale  # (B, T, A)
-        return (self.outward(context) + x) * SQRT_HALF, weights
+        return (self.out_proj(context) + x) * SQRT_HALF, weights
 
 
 class Stack(nn.Module):
@@ -183,7 +183,7 @@ class Stack(nn.Module):
         self.bottleneck = cfg.bottleneck
         table = nn.Parameter(torch.zeros(n, e)) if n else None
         self.embedding = Embedding(vocab_size, e, cfg.scale_embedding, table, cfg.position_offset)
-        self.inward = nn.Linear(e, layers[0].d)
+        self.in_proj = nn.Linear(e, layers[0].d)
         self.widths = [layers[0].d, *(layer.d for layer in layers)]
         self.convolutions = nn.ModuleList(map(GatedConvolution, self.widths, layers))
         self.residuals = nn.ModuleList(
@@ -197,21 +197,21 @@ class Encoder(Stack):
     def __init__(self, cfg: ConvolutionConfig):
         e = cfg.d_src_embedding
         super().__init__(cfg, cfg.encoder, cfg.src_vocab_size, e, cfg.src_positions)
-        self.outward = nn.Linear(self.widths[-1], e) if cfg.bottleneck else nn.Identity()
+        self.out_proj = nn.Linear(self.widths[-1], e) if cfg.bottleneck else nn.Identity()
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> ConvolutionMemory:
         """Encode source ids (B, S) with lengths (B,), both int64."""
         mask = make_padding_mask(src_lengths, src.size(1))
         is_token = mask.transpose(1, 2) == 0  # (B, S, 1)
         embedded = self.embedding(src)
-        first = x = self.inward(embedded)
+        first = x = self.in_proj(embedded)
         for conv, residual in zip(self.convolutions, self.residuals):
-            # The input is 0 after the end of a sentence.  In OpenNMT-py it contains embeddings of
-            # padding, so that results depend on the batch
+            # Set padding to 0.  OpenNMT-py convolves the embeddings of padding, so its results
+            # depend on the batch
             inputs = x * is_token
             k = cast(GatedConvolution, conv).kernel
             x = (conv(F.pad(inputs, (0, 0, (k - 1) // 2, k // 2))) + residual(x)) * SQRT_HALF
-        keys = self.outward(x)
+        keys = self.out_proj(x)
         values = (keys + (embedded if self.bottleneck else first)) * SQRT_HALF
         scale = src_lengths.sqrt() if self.bottleneck else torch.ones_like(src_lengths)
         scale = scale[:, None, None].to(keys.dtype)
@@ -229,7 +229,7 @@ class Decoder(Stack):
             if layer.has_attention:
                 width = e if cfg.bottleneck else layer.d
                 self.attentions[str(i)] = MultiStepAttention(layer.d, width, cfg)
-        self.outward = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
+        self.out_proj = nn.Linear(self.widths[-1], cfg.d_out) if cfg.bottleneck else nn.Identity()
 
     def forward(
         self, tokens: Tensor, memory: ConvolutionMemory, state: ConvolutionState | None = None
@@ -245,7 +245,7 @@ class Decoder(Stack):
             Hidden states (B, T, D) and attention (B, T, S).
         """
         embedded = self.embedding(tokens, None if state is None else state.positions)
-        first = x = self.inward(embedded)  # (B, T, D)
+        first = x = self.in_proj(embedded)  # (B, T, D)
         target = embedded if self.bottleneck else first  # (B, T, A)
         weights = []
         for i, (conv, residual) in enumerate(zip(self.convolutions, self.residuals)):
@@ -261,9 +261,9 @@ class Decoder(Stack):
                 out, attn = self.attentions[str(i)](out, target, memory)
                 weights.append(attn)
             x = (out + residual(x)) * SQRT_HALF
-        # As in the original systems: the mean of all layers (fairseq), or the last layer's
+        # The mean of all layers as in fairseq, or the last layer as in OpenNMT-py
         attn = torch.stack(weights).mean(0) if self.bottleneck else weights[-1]
-        return self.outward(x), attn
+        return self.out_proj(x), attn
 
 
 class Convolution(Seq2SeqModel[ConvolutionMemory, ConvolutionState]):

@@ -1,13 +1,13 @@
 """CUDA graphs of decoder steps: captured once per shape, then replayed with one launch.
 
-Launching a kernel from Python takes the host about 8 microseconds.  A step has more than a hundred
-kernels, many of which run for less time than that on the GPU.  A graph launches all of them at
-once.  The tensors that it reads and writes must keep their addresses, so each running state has its
-own `GraphBuffers`.  Sizes are rounded up so that there are few shapes:
+Launching a kernel from Python takes the host about 8 microseconds.  A step launches more than a
+hundred kernels, many of which run for less time than that on the GPU.  A graph launches all of them
+at once.  The tensors that it reads and writes must keep their addresses, so each running state has
+separate `GraphBuffers`.  Sizes are rounded up to reduce the number of shapes:
 
     sentences     eighths of a power of two; unused slots keep their old contents
     source        multiples of 32 tokens, see `onmt_lite.search.slots`
-    own tokens    powers of two, see `onmt_lite.models.cache`
+    target        powers of two, see `onmt_lite.models.cache`
 
 Not run on a GPU: tests/unit/models/test_cuda_graphs.py replays the operations on a simulated one.
 """
@@ -93,7 +93,7 @@ class GraphBuffers:
 
 
 class StepGraphs:
-    """Runs the device's part of decoder steps, with CUDA graphs if possible.
+    """Runs the device side of decoder steps, with CUDA graphs if possible.
 
     The first step of a shape runs without a graph, so that libraries can choose their kernels; the
     second is captured.  If a capture fails, all steps run without graphs, and a warning is logged.
@@ -131,7 +131,7 @@ class StepGraphs:
         Args:
             buffers: the buffers of the running state
             shapes: key of the graph
-            step: the step, returned if there is no graph
+            step: the step, returned if it has not been captured
         """
         if self.has_failed or shapes not in buffers.steps:
             buffers.steps[shapes] = None
@@ -151,7 +151,7 @@ class StepGraphs:
         return captured
 
     def _get_buffers(self, state: Any) -> GraphBuffers:
-        """Return the buffers of a state; a new state reuses those of a deleted state."""
+        """Return the buffers of a state; a new state reuses the buffers of a deleted state."""
         if state.graph_buffers is None:
             free = [buffers for buffers in self.buffers if buffers.owner() is None]
             if not free:
@@ -163,12 +163,15 @@ class StepGraphs:
 
 
 def use_cuda_graphs(model: AnyModel, capture: CaptureFn) -> AnyModel:
-    """Return a copy that shares the weights and replays steps, or the model if it cannot."""
+    """Return a copy of the model that shares its weights and replays its steps.
+
+    Models that do not support CUDA graphs are returned unchanged.
+    """
     if not getattr(model, "supports_cuda_graphs", False):
         return model
-    replaying: Any = copy.copy(model)
-    replaying.graphs = StepGraphs(capture)
-    return replaying
+    model_with_graphs: Any = copy.copy(model)
+    model_with_graphs.graphs = StepGraphs(capture)
+    return model_with_graphs
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Ensembles: several models read the same sentence, and their predictions are averaged.
+"""Ensembles: the averaged predictions of several models.
 
 Shapes as in `onmt_lite.models.base`.
 """
@@ -57,7 +57,8 @@ class Ensemble(nn.Module):
             members: the models
             weights: weights of the members, scaled to sum to 1; empty: equal weights
             avg_raw_probs: average probabilities instead of log-probabilities
-            source_ids: for each member with a different source vocabulary, its id of each source id
+            source_ids: for each member, a list that maps source ids to its source ids, or None if
+                its source vocabulary is the same
         """
         super().__init__()
         tables = [None if ids is None else Constant(torch.tensor(ids)) for ids in source_ids]
@@ -68,12 +69,13 @@ class Ensemble(nn.Module):
         weights = list(weights) or [1.0] * len(members)
         self.weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
-        copying = [member for member in members if member.has_copy_mechanism]
+        copy_members = [member for member in members if member.has_copy_mechanism]
         # The mean of log-probabilities is finite only for tokens that all members can predict
-        self.has_copy_mechanism = bool(copying) and (avg_raw_probs or len(copying) == len(members))
+        has_all = len(copy_members) == len(members)
+        self.has_copy_mechanism = bool(copy_members) and (avg_raw_probs or has_all)
         self.unk_id = 0
-        if copying:
-            self.unk_id = cast(CopyGenerator, cast(Seq2SeqModel, copying[0]).output).unk_id
+        if copy_members:
+            self.unk_id = cast(CopyGenerator, cast(Seq2SeqModel, copy_members[0]).output).unk_id
         self.has_attention = all(member.has_attention for member in members)
         self.max_positions = min(member.max_positions for member in members)
 
@@ -132,7 +134,7 @@ class Ensemble(nn.Module):
         return torch.stack(weights).sum(0)  # (B, T, S)
 
     def _map_to_vocab(self, tokens: Tensor) -> Tensor:
-        """Replace copied words by the unknown token, of any shape, int64."""
+        """Replace copied words by the unknown token, for ids (..), int64."""
         if not self.has_copy_mechanism:
             return tokens
         return tokens.masked_fill(tokens >= self.vocab_size, self.unk_id)

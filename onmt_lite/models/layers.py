@@ -42,7 +42,7 @@ class Dropout(nn.Module):
 
     @property
     def is_active(self) -> bool:
-        """Return True if inputs are dropped."""
+        """True during training with a dropout rate above 0."""
         return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class AverageAttention(nn.Module):
 
         Args:
             x: hidden states (N, T, D); with `past`, T is the K hypotheses of a sentence
-            inputs: not used
+            inputs: ignored
             past: sums of earlier steps
             layer: index of this layer in `past`
             norm: applied to x first
@@ -156,8 +156,8 @@ class Sublayer(nn.Module):
 
         Args:
             x: hidden states (N, T, D)
-            layer: the sublayer as a function of x, the norm applied before it and the residual
-                added after it; a kernel computes all three at once
+            layer: the sublayer, as a function of x, the norm to apply first and the residual to
+                add; a kernel computes all three at once
 
         Returns:
             Hidden states (N, T, D).

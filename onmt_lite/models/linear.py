@@ -1,7 +1,7 @@
 """Linear layers fused with norm, activation and residual, and the kernels that compute them.
 
-torch computes a layer until `assign_kernels` gives it a kernel.  Kernels have their own copy of the
-weights.  Shapes: D inputs, N outputs.
+A layer uses torch unless `assign_kernels` has assigned a kernel to it.  Kernels copy the weights.
+Shapes: D inputs, N outputs.
 """
 
 from collections.abc import Callable
@@ -108,6 +108,9 @@ def apply_epilogue(out: Tensor, activation: str, residual: Tensor | None) -> Ten
         out: output of the product (..., N)
         activation: a key of ACTIVATIONS
         residual: added to the result (..., N)
+
+    Returns:
+        Outputs (..., N).
     """
     out = ACTIVATIONS[activation](out)
     return out if residual is None else residual + out
@@ -151,7 +154,7 @@ class OneDnnKernel(Kernel):
 
     @staticmethod
     def is_available() -> bool:
-        """Return True if torch has the private operators."""
+        """Return True if torch has the private operators that this kernel uses."""
         names = ("_reorder_linear_weight", "_linear_pointwise")
         return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
@@ -191,7 +194,7 @@ KERNELS: dict[str, Callable[[nn.Linear], Kernel]] = {
 def choose_kernel(precision: str, is_wide: bool) -> str:
     """Choose the kernel of a Transformer's linear layers on this CPU.
 
-    The choice does not depend on timing, so that two runs of a command give the same results.
+    The choice does not depend on timing, so results are reproducible.
 
     Args:
         precision: the value of -precision
@@ -212,13 +215,13 @@ def choose_kernel(precision: str, is_wide: bool) -> str:
 
 
 def assign_kernels(module: nn.Module, name: str, release: bool = False) -> None:
-    """Give a kernel to each linear layer of a module.
+    """Assign a kernel to each linear layer of a module.
 
     Args:
         module: the module, changed in place
         name: a key of KERNELS, or "" to remove kernels
         release: free weights that int8 kernels have copied, except embeddings; the module can then
-            neither get other kernels nor be moved to a device
+            be neither assigned other kernels nor moved to a device
     """
     layers = list(module.modules())
     embeddings = {id(layer.weight) for layer in layers if isinstance(layer, nn.Embedding)}

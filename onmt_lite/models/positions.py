@@ -20,13 +20,13 @@ def make_sinusoids(n: int, d: int, layout: str) -> Tensor:
         n: number of positions
         d: number of dimensions
         layout: `interleaved` alternates sines and cosines (OpenNMT-py); `concat` puts all sines
-            first (Marian as implemented in transformers); `fairseq` also does, with frequencies
-            down to exactly 1/10000 (as in tensor2tensor)
+            first (Marian in transformers); `fairseq` does too, with frequencies down to exactly
+            1/10000 (as in tensor2tensor)
 
     Returns:
         The table (n, d), float32.
     """
-    # On the CPU even if the model is built on the device "meta", without memory for its weights
+    # On the CPU, because a model may be built on the device "meta", without memory for weights
     options: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
     fractions = torch.arange(0, d, 2, **options) / d
     if layout == "fairseq":
@@ -39,7 +39,7 @@ def make_sinusoids(n: int, d: int, layout: str) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token embeddings, plus learned or computed position embeddings if there are any."""
+    """Token embeddings, optionally with learned or computed position embeddings."""
 
     position: Tensor | None
 
@@ -66,8 +66,8 @@ class Embedding(nn.Module):
 
         Args:
             ids: token ids (N, T), int64
-            positions: position of all T tokens of a sentence (N,), int64, in step-by-step decoding;
-                None: positions 0 to T-1
+            positions: position of the T tokens of a sentence (N,), int64, in step-by-step decoding
+                (default: positions 0 to T-1)
 
         Returns:
             Embeddings (N, T, D).
@@ -95,7 +95,7 @@ class RelativePositions(nn.Module):
 
         Args:
             queries: positions of queries (N, T), int64; N or T is 1 if all are equal
-            keys: positions of keys (N, S), int64
+            keys: positions of keys (N, S), int64; None if this class does not need them
         """
         return None
 

@@ -1,7 +1,7 @@
 """The recurrent encoder-decoder of Luong et al. 2015, with the variants of OpenNMT-py.
 
 Shapes: B sentences of K hypotheses, R = B * K rows, S source tokens, T queries per sentence, D
-model width, E embedding width, L layers.  For inference only: there is no dropout.
+model width, E embedding width, L layers.  For inference only: dropout is not implemented.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Gate = Literal["none", "source", "target", "both"]
 
 @dataclass(frozen=True)
 class RnnConfig:
-    """Everything that determines the computation and the names of the weights."""
+    """Hyperparameters and switches that determine the computation and the weight names."""
 
     src_vocab_size: int
     tgt_vocab_size: int
@@ -48,7 +48,7 @@ class RnnConfig:
     context_gate: Gate = "none"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if such a model cannot be built."""
+        """Raise ValueError if the config is invalid."""
         if self.enc_layers != self.dec_layers:
             raise ValueError(
                 f"config: {self.dec_layers} decoder layers cannot be initialized from "
@@ -125,8 +125,8 @@ class RnnEncoder(nn.Module):
     def _apply_bridge(self, i: int, state: Tensor) -> Tensor:
         """Apply one linear layer to the concatenated layers of each sentence.
 
-        As in OpenNMT-py 3.x.  Versions up to 2.x do not transpose before folding and thereby
-        mix the states of a batch; for batches of one sentence the results are the same.
+        As in OpenNMT-py 3.x.  Versions up to 2.x do not transpose before folding, which mixes the
+        states of a batch; results for single sentences are the same.
 
         Args:
             i: index of the bridge layer
@@ -220,7 +220,7 @@ class ContextGate(nn.Module):
 class RnnDecoder(nn.Module):
     """Embedding, cells, attention and context gate.
 
-    It runs one step at a time because of input feeding.  Without attention, only the initial state
+    Runs one step at a time because of input feeding.  Without attention, only the initial state
     depends on the source.
     """
 

@@ -32,7 +32,7 @@ S = TypeVar("S", bound="DecoderState[Any]")
 class BatchTensors:
     """Tensors with a batch dimension (B, ...), lists of such tensors, and sizes.
 
-    Two fields must not be the same tensor, because `select` works in place.
+    No two fields may share a tensor, because `select` works in place.
     """
 
     def view_first(self: T, n: int) -> T:
@@ -65,6 +65,9 @@ def _select(name: str, value: Any, fresh: Any, selection: Selection) -> Any:
         value: its value
         fresh: its value for new sentences, or None
         selection: the sentences that continue
+
+    Returns:
+        The new value of the field.
     """
     if isinstance(value, Tensor):
         return selection.gather_sentences(value, fresh, fill=-math.inf if name == "mask" else 0.0)
@@ -105,8 +108,8 @@ class OutputLayer(Linear):
 
         Args:
             hidden: hidden states (B, T, D)
-            attn: not used
-            memory: not used
+            attn: ignored
+            memory: ignored
 
         Returns:
             Logits (B, T, V).
@@ -114,14 +117,7 @@ class OutputLayer(Linear):
         return super().forward(hidden)
 
     def prepare(self, src: Tensor, memory: Memory, ids: Tensor | None, width: int | None) -> None:
-        """Return nothing: this layer needs no inputs from the source.
-
-        Args:
-            src: source ids (B, S), int64
-            memory: the encoded batch
-            ids: not used
-            width: not used
-        """
+        """Do nothing: this layer does not depend on the source; see `CopyGenerator.prepare`."""
 
     def map_to_vocab(self, tokens: Tensor) -> Tensor:
         """Return the tokens (B, T), int64, unchanged."""
@@ -240,6 +236,9 @@ class CopyGenerator(nn.Module):
             ids: source tokens as ids of the extended vocabulary (B, S), int64; None: words outside
                 the target vocabulary are copied as the unknown token
             width: V + X; None: the host waits for the largest id
+
+        Returns:
+            The inputs, stored in the memory as `copy_inputs`.
         """
         n = self.vocabulary.out_features
         if ids is None:
@@ -312,7 +311,7 @@ class DecoderState(Generic[M]):
         fresh_positions = fresh.positions if fresh else None
         self.positions = selection.gather_sentences(self.positions, fresh_positions)
         if slots is not None and n < len(self.positions):
-            self.positions[n:] = 0  # otherwise they would exceed the position table
+            self.positions[n:] = 0  # positions of empty slots must not exceed the position table
         self.n_sentences = n
         return self
 
@@ -323,7 +322,7 @@ class DecoderState(Generic[M]):
         return view
 
     def make_room(self) -> None:
-        """Run the host's part of a step: grow caches that are full."""
+        """Run the host side of a step: grow caches that are full."""
 
     def select_rows(self: S, selection: Selection, fresh: S | None) -> None:
         """Apply a selection to the tensors with an entry per row."""
@@ -393,7 +392,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
         return logits.flatten(0, 1), attn.flatten(0, 1)
 
     def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
-        """Run the device's part of a step, without input from the host.
+        """Run the device side of a step, without input from the host.
 
         Args:
             tokens: the last token of each row (R,), int64
@@ -413,7 +412,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
         return self.output(hidden, attn, memory)
 
     def has_heads(self, heads: HeadSelection) -> bool:
-        """Return True: these models have only one attention."""
+        """Return True, because these models have only one attention."""
         return True
 
     def compute_attention(self, memory: M, tgt: Tensor, heads: HeadSelection) -> Tensor:

@@ -10,8 +10,8 @@ The format is one JSON object:
                         "attn": {...like rows...}, "attn_default": [...]}, ...}}
 
 A key is a target prefix, ids joined by spaces.  The lookup tries the exact prefix, then "*n" for
-a prefix of length n, then the default.  A source line repeats the name of a source once per source
-token.
+a prefix of length n, then the default.  A source line is the name of a source, repeated once per
+source token.
 """
 
 import re
@@ -47,12 +47,12 @@ class TableSource:
 
 
 def _look_up(table: dict[str, list[float]], prefix: Prefix, default: list[float]) -> list[float]:
-    """Look up the exact prefix, then its length.
+    """Return the value of the exact prefix, or else of its length, or else the default.
 
     Args:
         table: values by key
         prefix: target ids
-        default: the value if there is no such key
+        default: the value if neither key exists
     """
     exact = table.get(" ".join(map(str, prefix)))
     return exact if exact is not None else table.get(f"*{len(prefix)}", default)
@@ -147,15 +147,15 @@ class TableModel:
 
         Args:
             src: indices of sources (B, S), int64
-            src_lengths: not used
-            ids: not used
-            width: not used
+            src_lengths: ignored
+            ids: ignored
+            width: ignored
 
         Returns:
             The roots of the sources (B,), int64, and S.
         """
         for constant in (self.next, self.logits, self.attn):
-            constant.to(src.device)  # here, so that no step has to wait
+            constant.to(src.device)  # upload now, so that no step waits for it
         return self.roots.to(src.device)[src[:, 0]], src.size(1)
 
     def init_state(self, memory: tuple[Tensor, int]) -> TableState:
@@ -179,7 +179,7 @@ class TableModel:
         return torch.stack([self.step(tokens, state)[0] for tokens in tgt.unbind(1)], 1)
 
     def has_heads(self, heads: HeadSelection) -> bool:
-        """Return True: a table has only one attention."""
+        """Return True, because a table has only one attention."""
         return True
 
     def compute_attention(
@@ -190,7 +190,7 @@ class TableModel:
         Args:
             memory: the result of `encode`
             tgt: decoder input (B, T), int64
-            heads: not used
+            heads: ignored
         """
         state = self.init_state(memory)
         return torch.stack([self.step(tokens, state)[1] for tokens in tgt.unbind(1)], 1)

@@ -15,8 +15,8 @@ _used_in: int | None = None  # id of the process in which torch started threads
 def cpu_threads(n: int | None = None) -> Iterator[None]:
     """Set the number of CPU threads inside the block.
 
-    A forked process has none of its parent's OpenMP threads but would wait for them, so it uses one
-    thread.
+    A forked process does not have its parent's OpenMP threads and would wait for them forever, so
+    it uses one thread.
 
     Args:
         n: number of threads; None: torch's current setting

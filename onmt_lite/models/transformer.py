@@ -31,7 +31,7 @@ from onmt_lite.models.seq2seq import (
 
 @dataclass
 class TransformerMemory(Memory):
-    """An encoded batch, with the keys and values of each layer's cross-attention once decoded."""
+    """An encoded batch; `init_state` adds the cross-attention keys and values of each layer."""
 
     keys: list[Tensor] = field(default_factory=list)  # (B, G, d, S)
     values: list[Tensor] = field(default_factory=list)  # (B, G, S, d)
@@ -130,7 +130,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         mask = make_padding_mask(src_lengths, src.size(1))  # (B, 1, S)
         inputs = prepare_self_attention(self.encoder, mask[:, None], positions, positions)
         x = self.src_embedding(src)  # (B, S, D)
-        # On other devices the host would wait for the number of tokens
+        # Packing on other devices would make the host wait for the number of tokens
         packing = None
         if src.device.type in SYNC_FREE_DEVICES and not torch.is_grad_enabled():
             packing = Packing(mask)
@@ -160,7 +160,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
         if not self.output.has_copy_mechanism:
-            memory.bank = bank[:, :0]  # not needed any more, and moving it takes time
+            memory.bank = bank[:, :0]  # no longer needed; `select` would move it
         return TransformerState(memory, past, uses_cuda_graphs=self.graphs is not None)
 
     def decode_step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
@@ -286,6 +286,9 @@ def prepare_self_attention(
         mask: added to the scores, float32, broadcast to (N, H, T, S)
         queries: positions of queries (N, T), int64
         keys: positions of keys (N, S), int64; None if relative positions do not need them
+
+    Returns:
+        The mask and the prepared relative positions.
     """
     relation = cast(TransformerLayer, layers[0]).self_attn.relation
     return SelfAttentionInputs(mask, relation.prepare(queries, keys))
