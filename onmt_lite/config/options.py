@@ -175,8 +175,8 @@ def describe_dependencies(name: str) -> str:
     sentences = [describe_requirements(RULES, name)]
     if others:
         is_rare = len(supporting) < len(others)
-        word, searches = ("Only", supporting) if is_rare else ("Not", others)
-        sentences.append(f"{word} with -search {', '.join(searches)}")
+        words, searches = ("Only", supporting) if is_rare else ("Not", others)
+        sentences.append(f"{words} supported by -search {', '.join(searches)}")
     defaults = {search: PRESETS[search].defaults for search in supporting}
     sampling_defaults = {search: PRESETS[search].sampling_defaults for search in supporting}
     for case, by_search in (("by search", defaults), ("with -do_sample", sampling_defaults)):

@@ -25,18 +25,19 @@ class Values(dict[str, Any]):
         )
 
 
+OPTION_NAME = re.compile(r"(?<!\S)-([a-z]\w*)")  # in the text of a condition
 Predicate = Callable[[Values], Any]
 # A template for `Values.fill`, or a function that returns one or several messages
 MessageSource = str | Callable[[Values], str | Iterable[str]]
-Conditions = dict[str, Predicate]  # conditions that must all be met, by their text in the help
+Conditions = dict[str, Predicate]  # conditions that must all be met, by their text
 
 
 @dataclass(frozen=True)
 class Rule:
     """An entry in a table of rules.
 
-    Severity "error": the program exits with the message.  "no effect": a notice reports the
-    options if they were given.  "notice": the message is a notice.
+    Severities: "error" ends the program with the message, "no effect" prints a notice for each of
+    the options that was given, and "notice" prints the message as a notice.
     """
 
     severity: Literal["error", "no effect", "notice"]
@@ -86,15 +87,19 @@ def requires(names: str, conditions: Conditions, usual: Any = None) -> Rule:
     """
 
     def explain(v: Values) -> str:
-        lacks = _strip_hyphens(find_unmet(conditions, v))
-        return v.fill(f"{v.option} requires {{0}}; set it as well, or remove {v.option}", lacks)
+        unmet = find_unmet(conditions, v)
+        condition = _strip_hyphens(unmet.removeprefix("no "))
+        if unmet.startswith("no "):
+            return v.fill(f"{v.option} and {{0}} cannot be combined; remove one of them", condition)
+        remedy = "set it as well" if len(OPTION_NAME.findall(unmet)) == 1 else "set one of them"
+        return v.fill(f"{v.option} requires {{0}}; {remedy}, or remove {v.option}", condition)
 
     return Rule(
         "error",
         lambda v: is_set(v[v.option]) and v[v.option] != usual and find_unmet(conditions, v),
         explain,
         tuple(names.split()),
-        f"Requires {' and '.join(conditions)}",
+        _describe_conditions(conditions, "Requires", "Cannot be combined with"),
     )
 
 
@@ -126,20 +131,21 @@ def effective_only_with(names: str, conditions: Conditions, on: bool = False) ->
 
     def explain(v: Values) -> str:
         unmet = find_unmet(conditions, v)
-        why = v.fill(f"{v.option} requires {{0}}", _strip_hyphens(unmet))
-        required = re.findall(r"(?<!\S)-([a-z]\w*)", unmet)
-        if len(required) != 1:
-            return why
-        (name,) = required
-        state = "not set" if v[name] in (None, "", ()) else format_value(v[name])
-        return v.fill(f"{name} is {state}, but {{0}}", why)
+        name, *others = OPTION_NAME.findall(unmet)
+        state = f"{name} is {format_value(v[name])}"
+        if unmet.startswith("no "):
+            return state
+        reason = "it requires {0}"
+        if not others and v[name] not in (None, "", ()):
+            reason += f", but {state}"
+        return v.fill(reason, _strip_hyphens(unmet))
 
     return Rule(
         "no effect",
         lambda v: (on or is_set(v[v.option])) and find_unmet(conditions, v),
         explain,
         tuple(names.split()),
-        f"Effective only with {' and '.join(conditions)}",
+        _describe_conditions(conditions, "Effective only with", "No effect with"),
     )
 
 
@@ -152,8 +158,8 @@ def notice_if(applies: Predicate, message: MessageSource) -> Rule:
 
 
 def any_set(*names: str) -> Conditions:
-    """Return the condition "-a or -b": at least one of these options is set."""
-    return {" or ".join(f"-{n}" for n in names): lambda v: any(is_set(v[n]) for n in names)}
+    """Return the condition "-a, -b or -c": at least one of these options is set."""
+    return {_join_or(f"-{n}" for n in names): lambda v: any(is_set(v[n]) for n in names)}
 
 
 def none_set(*names: str) -> Conditions:
@@ -171,7 +177,7 @@ def value_in(name: str, *values: str) -> Conditions:
     def has_value(v: Values) -> bool:
         return bool({*values} & ({*v[name]} if isinstance(v[name], tuple) else {v[name]}))
 
-    return {Message.of(f"-{{{name}}}", **{name: " or ".join(values)}): has_value}
+    return {Message.of(f"-{{{name}}}", **{name: _join_or(values)}): has_value}
 
 
 def at_least(name: str, least: int) -> Conditions:
@@ -189,9 +195,31 @@ def find_unmet(conditions: Conditions, v: Values) -> str:
     return next((text for text, is_met in conditions.items() if not is_met(v)), "")
 
 
+def _join_or(words: Iterable[str]) -> str:
+    """Join alternatives: "a", "a or b", "a, b or c"."""
+    return " or ".join(", ".join(words).rsplit(", ", 1))
+
+
+def _describe_conditions(conditions: Conditions, required: str, excluded: str) -> str:
+    """Return the conditions for the help.
+
+    Args:
+        conditions: The conditions.
+        required: Words before the conditions that must be met.
+        excluded: Words before the options of "no -a" conditions.
+
+    Returns:
+        One or two sentences, without the final period.
+    """
+    needed = [text for text in conditions if not text.startswith("no ")]
+    banned = [text.removeprefix("no ") for text in conditions if text.startswith("no ")]
+    sentences = [f"{required} {' and '.join(needed)}"] * bool(needed)
+    return ". ".join([*sentences, *[f"{excluded} {_join_or(banned)}"] * bool(banned)])
+
+
 def _strip_hyphens(condition: str) -> Message:
     """Remove hyphens before option names, as in messages: -beam_size -> beam_size."""
-    plain = Message(re.sub(r"(?<!\S)-(?=[a-z])", "", condition))
+    plain = Message(OPTION_NAME.sub(r"\1", condition))
     plain.keywords = getattr(condition, "keywords", plain)
     return plain
 

@@ -104,12 +104,14 @@ def check_text(v: Values) -> Iterator[str]:
     """Yield errors of the groups Model and Text."""
     n_models = max(1, len(v.model))
     if v.model_weights and len(v.model_weights) != n_models:
-        weights = f"{len(v.model_weights)} weights for {n_models} models"
-        yield f"model_weights: {weights}; set one weight per model"
+        n_weights = len(v.model_weights)
+        weights = f"{n_weights} weight{'s' * (n_weights > 1)}"
+        models = f"{n_models} model{'s' * (n_models > 1)}"
+        yield f"model_weights: {weights} for {models}; set one weight per model"
     names = ", ".join(SUBWORD_TRANSFORMS)
     has_duplicate = any(v.transforms.count(name) > 1 for name in TOKEN_TRANSFORMS + TEXT_TRANSFORMS)
     if has_duplicate or len({*v.transforms} & {*SUBWORD_TRANSFORMS}) > 1:
-        yield f"transforms: tokenize lines twice; use one of {names}, and each name once"
+        yield f"transforms would be applied twice; use one of {names}, and each name once"
     if {*v.transforms} & {*TOKEN_TRANSFORMS} and v.tokenizer != "auto":
         yield "transforms and tokenizer cannot be combined; remove one of them"
     if subwords := find_subword_transform(v):
@@ -130,9 +132,9 @@ def check_transforms(v: Values) -> Iterator[str]:
             yield f"transforms: {name} is not supported; {UNSUPPORTED_TRANSFORMS[name]}"
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            available = f"available are {', '.join(TOKEN_TRANSFORMS + TEXT_TRANSFORMS)}"
+            available = f"use one of {', '.join(TOKEN_TRANSFORMS + TEXT_TRANSFORMS)}"
             hint = f"did you mean {near[0]}?" if near else available
-            yield f"transforms: {name[:50]!r} is unknown; {hint}"
+            yield f"transforms: unknown transform {name[:50]!r}; {hint}"
     # An end token added before the line is tokenized would be split like text
     subwords = find_subword_transform(v)
     early = v.transforms[: v.transforms.index(subwords)] if subwords else ()

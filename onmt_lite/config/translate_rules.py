@@ -46,7 +46,7 @@ from onmt_lite.errors import Message
 from onmt_lite.search.policy import FILTERS
 
 FEW_SENTENCES = 128  # a smaller batch_size probably counts sentences
-TOP_1_IS_GREEDY = "random_sampling_topk 1 leaves only the best token, like greedy search"
+TOP_1_IS_GREEDY = "random_sampling_topk 1 allows only the most probable token, like greedy search"
 
 
 def has_penalty(penalty: str) -> Conditions:
@@ -57,7 +57,7 @@ def has_penalty(penalty: str) -> Conditions:
 COVERAGE = has_penalty("coverage_penalty")
 SAMPLING = any_set("do_sample", *FILTERS)
 SUBWORD_MODEL = {
-    "-transforms sentencepiece or bpe or onmt_tokenize or -tokenizer sentencepiece or bpe": (
+    "-transforms sentencepiece, bpe or onmt_tokenize, or -tokenizer sentencepiece or bpe": (
         lambda v: {*SUBWORD_TRANSFORMS} & {*v.transforms} or v.tokenizer in ("sentencepiece", "bpe")
     )
 }
@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
     no_effect_if(
         " ".join([*SEARCH_FIELDS, "with_score"]),
         lambda v: v.score_only,
-        "score_only is true, so there is no search",
+        "score_only runs no search",
     ),
     # Input and output
     no_effect_if(
@@ -83,22 +83,22 @@ RULES: tuple[Rule, ...] = (
         "with_score",
         lambda v: get_output_format(v) != "text",
         lambda v: v.fill(
-            "{output} is {0}, but with_score requires output_format text", get_output_format(v)
+            "it requires output_format text, but {output} is {0}", get_output_format(v)
         ),
     ),
     notice_if(
         has_misleading_extension,
         lambda v: v.fill(
-            "{output}: the format is {0} although the extension means {1}; set output_format or "
-            "change the name",
+            "{output}: the format is {0}, but the extension suggests {1}; set output_format or "
+            "rename the file",
             *(get_output_format(v), format_from_path(v.output, LIKELY_EXTENSIONS) or ""),
         ),
     ),
     requires("score_only", any_set("tgt")),
     requires("tgt_file_prefix", any_set("tgt", "tgt_prefix")),
     # Model
-    effective_only_with(
-        "model_weights avg_raw_probs", {"several -model": lambda v: len(v.model) > 1}
+    no_effect_if(
+        "model_weights avg_raw_probs", lambda v: len(v.model) < 2, "it requires several models"
     ),
     # Text
     effective_only_with("replace_unk", none_set("ban_unk_token")),
@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
         lambda v: {*v.transforms} & {*TRAINING_TRANSFORMS},
         lambda v: (
             f"transforms: {', '.join(n for n in v.transforms if n in TRAINING_TRANSFORMS)}: "
-            "used in training only"
+            "has no effect; it is used in training only"
         ),
     ),
     notice_if(
@@ -178,7 +178,7 @@ RULES: tuple[Rule, ...] = (
     no_effect_if(
         "block_ngram_repeat",
         lambda v: v.block_ngram_repeat >= v.max_length,
-        "{max_length} leaves no room for a repetition",
+        "{max_length} is too short for a repeated n-gram",
     ),
     no_effect_if(
         "block_ngram_repeat",
@@ -198,12 +198,12 @@ RULES: tuple[Rule, ...] = (
     no_effect_if(
         "early_stopping",
         samples_independently,
-        "sampling is on, and each sample ends independently",
+        "each sample ends independently",
     ),
     no_effect_if(
         "early_stopping patience",
         lambda v: get_preset(v).has_separate_greedy and v.beam_size == 1,
-        "beam_size is 1, and greedy search stops at the first end token",
+        "greedy search (beam_size 1) stops at the first end token",
     ),
     effective_only_with("ratio", none_set("do_sample", *FILTERS)),
     effective_only_with(
@@ -218,8 +218,8 @@ RULES: tuple[Rule, ...] = (
             and (sampling := get_sampling(v))
             and sampling.implied_by_filters
         ),
-        "{random_sampling_topk} always samples the best token, like greedy search; remove it, or "
-        "set it to 0, for beam search",
+        "{random_sampling_topk} always picks the most probable token, like greedy search; for beam "
+        "search, remove it or set it to 0",
     ),
     requires("random_sampling_temp", SAMPLING, usual=1.0),
     no_effect_if(
@@ -229,7 +229,7 @@ RULES: tuple[Rule, ...] = (
             and sampling.n_chains == "n_best"
             and v.beam_size not in (1, v.n_best)
         ),
-        "sampling is on, and n_best sets the number of samples",
+        "with sampling, n_best sets the number of samples",
     ),
     no_effect_if(
         " ".join(["seed", *(name for name in FILTERS if name != "random_sampling_topk")]),
@@ -259,7 +259,8 @@ RULES: tuple[Rule, ...] = (
             and not v.deterministic
         ),
         lambda v: Message.of(
-            "{batch_size} counts tokens and is slow; use -{batch_type} to count sentences",
+            "{batch_size} counts tokens, and small batches are slow; use -{batch_type} to count "
+            "sentences",
             batch_size=v.batch_size,
             batch_type="sents",
         ),

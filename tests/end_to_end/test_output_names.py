@@ -65,8 +65,8 @@ def test_output_format_contradicting_name_logs_notice(main, tmp_path, name, form
     done = main("-output", name, "-output_format", format, stdin=b"one\n")
     shown = "text" if format == "auto" else format
     note = (
-        f"NOTE: output {name}: the format is {shown} although the extension means {meant}; set "
-        "output_format or change the name\n"
+        f"NOTE: output {name}: the format is {shown}, but the extension suggests {meant}; set "
+        "output_format or rename the file\n"
     )
     assert (done.code, done.err) == (0, note if meant else "")
 
@@ -185,7 +185,7 @@ def test_translate_file_output_format_follows_name(table, tmp_path):
     for name, format in [("o.jsonl.gz", "jsonl"), ("o.tsv", "tsv"), ("o.en", "text")]:
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / name)
         assert read_as(format, written(tmp_path / name)) == TEXTS
-    with pytest.warns(OptionWarning, match="the format is text although the extension means jsonl"):
+    with pytest.warns(OptionWarning, match="the format is text, but the extension suggests jsonl"):
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / "o.jsonl", output_format="text")
     with pytest.warns(OptionWarning, match="with_score: has no effect"):
         translator.translate_file(tmp_path / "in.jsonl", tmp_path / "p.jsonl", with_score=True)

@@ -96,7 +96,7 @@ class TestHelp:
     def test_help_describes_requirements_and_search_defaults(self):
         said = " ".join(describe_options(["beta"], OPTIONS).split())
         assert "Effective only with -coverage_penalty wu or summary." in said
-        assert "Only with -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
+        assert "Only supported by -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
         assert "Default by search: 1 (fairseq, ctranslate2)." in " ".join(
             describe_options(["min_length"], OPTIONS).split()
         )

@@ -42,32 +42,32 @@ stepwise_penalty: -stepwise_penalty -coverage_penalty wu: beta is 0
 ignore_when_blocking: -ignore_when_blocking the: block_ngram_repeat is 0
 block_ngram_repeat: -search fairseq -block_ngram_repeat 1: 2 or more tokens only
 block_ngram_repeat: -search opennmt-3 -block_ngram_repeat 1: 2 or more tokens only
-block_ngram_repeat: -block_ngram_repeat 9 -max_length 9: no room
+block_ngram_repeat: -block_ngram_repeat 9 -max_length 9: too short
 with_score: -with_score -output_format jsonl: output_format is jsonl
-alignment_layer: -alignment_layer -1: report_align or attn_debug
-alignment_heads: -alignment_heads 1: report_align or attn_debug
-with_score: -with_score -score_only -tgt a: there is no search
-beam_size: -beam_size 8 -score_only -tgt a: there is no search
-min_length: -min_length 8 -score_only -tgt a: there is no search
+alignment_layer: -alignment_layer -1: report_align, attn_debug or replace_unk
+alignment_heads: -alignment_heads 1: report_align, attn_debug or alignment_layer
+with_score: -with_score -score_only -tgt a: runs no search
+beam_size: -beam_size 8 -score_only -tgt a: runs no search
+min_length: -min_length 8 -score_only -tgt a: runs no search
 n_best_unique: -n_best_unique: n_best is 1
 split_longer: -split_longer 90 -tgt a -score_only: score_only is true
 split_longer: -split_longer 90 -tgt a -tgt_file_prefix: tgt_file_prefix is true
 split_longer: -split_longer 90 -report_align -gold_align -tgt a: gold_align is true
-report_bleu: -report_bleu: tgt is not set
+report_bleu: -report_bleu: requires tgt
 report_bleu: -report_bleu -tgt a -tgt_file_prefix: tgt_file_prefix is true
 report_bleu: -report_bleu -tgt a -score_only: score_only is true
 text_field: -text_field sentence: the input is plain text
 text_field: -text_field a -src a.jsonl -input_format text: the input is plain text
-avg_raw_probs: -avg_raw_probs -model a: several model
-model_weights: -model_weights 2 -model a: several model
+avg_raw_probs: -avg_raw_probs -model a: several models
+model_weights: -model_weights 2 -model a: several models
 seed: -seed 5: do_sample
 seed: -seed 5 -search transformers -beam_groups 5: do_sample
-seed: -seed 5 -random_sampling_topk 1: only the best token
-random_sampling_topp: -random_sampling_topk 1 -random_sampling_topp 0.5: only the best token
+seed: -seed 5 -random_sampling_topk 1: only the most probable token
+random_sampling_topp: -random_sampling_topk 1 -random_sampling_topp 0.5: most probable token
 beam_size: -beam_size 8 -do_sample: n_best
 beam_size: -beam_size 8 -n_best 2 -random_sampling_topk 5: n_best
 ratio: -ratio 1.2 -do_sample: do_sample is true
-log_file_level: -log_file_level ERROR: log_file is not set
+log_file_level: -log_file_level ERROR: requires log_file
 early_stopping: -search transformers -early_stopping true -do_sample -beam_size 1: \
 each sample ends independently
 patience: -search ctranslate2 -patience 2 -alpha 0: alpha
@@ -84,13 +84,13 @@ stepwise_penalty: -search opennmt-3 -do_sample -coverage_penalty wu -beta 1 -ste
 with sampling
 replace_unk: -replace_unk -ban_unk_token: ban_unk_token is true
 replace_unk: -replace_unk -search marian: ban_unk_token is true
-src_prefix: -src_prefix a: transforms is not set
+src_prefix: -src_prefix a: requires transforms prefix
 tgt_prefix: -tgt_prefix a: transforms prefix or tgt_file_prefix
 src_suffix: -src_suffix a -transforms prefix: transforms is prefix
 tgt_suffix: -tgt_suffix a: transforms suffix
-src_subword_model: -src_subword_model a: transforms sentencepiece or bpe
+src_subword_model: -src_subword_model a: transforms sentencepiece, bpe or
 src_subword_model: -src_subword_model a -tokenizer space: tokenizer sentencepiece
-tgt_subword_model: -tgt_subword_model a: transforms sentencepiece or bpe
+tgt_subword_model: -tgt_subword_model a: transforms sentencepiece, bpe or
 tgt_subword_model: -transforms bpe -src_subword_model a -tgt_subword_model b -share_vocab: \
 share_vocab
 src_subword_type: -src_subword_type bpe: onmt_tokenize
@@ -98,10 +98,10 @@ tgt_subword_type: -tgt_subword_type bpe: onmt_tokenize
 src_subword_vocab: -src_subword_vocab a -tokenizer bpe -src_subword_model c: is 0
 src_subword_vocab: -src_subword_vocab a -src_vocab_threshold 5: transforms
 tgt_subword_vocab: -tgt_subword_vocab a: tgt_vocab_threshold is 0
-src_vocab_threshold: -src_vocab_threshold 5: src_subword_vocab is not set
-tgt_vocab_threshold: -tgt_vocab_threshold 5: tgt_subword_vocab is not set
-penn: -penn false: transforms is not set
-norm_quote_commas: -norm_quote_commas false: transforms is not set
+src_vocab_threshold: -src_vocab_threshold 5: requires src_subword_vocab
+tgt_vocab_threshold: -tgt_vocab_threshold 5: requires tgt_subword_vocab
+penn: -penn false: requires transforms normalize
+norm_quote_commas: -norm_quote_commas false: requires transforms normalize
 norm_numbers: -norm_numbers false -transforms uppercase: transforms normalize
 pre_replace_unicode_punct: -pre_replace_unicode_punct: transforms normalize
 post_remove_control_chars: -post_remove_control_chars: transforms normalize
@@ -231,7 +231,7 @@ def test_removing_options_without_effect_changes_nothing(values):
         options = TranslateOptions.of(**values)
     except OptionError:
         return
-    idle = {n.split(":")[0] for n in options.notes if ": without effect;" in n}
+    idle = {n.split(":")[0] for n in options.notes if ": has no effect;" in n}
     assert idle <= set(values)
     left = {name: value for name, value in values.items() if name not in idle}
     try:
@@ -246,23 +246,21 @@ def test_removing_options_without_effect_changes_nothing(values):
 
 
 def is_met(clause, values):
-    """Evaluate a condition: alternatives joined by "or": "-a", "-a VALUE", "-a N or more", "no -a",
-    "several -a"; a VALUE without a name belongs to the last name."""
+    """Evaluate alternatives in the form "-a", "-a VALUE" or "-a N or more".
+
+    A VALUE without a name belongs to the last name.
+    """
     name = wanted = ""
-    for words in map(str.split, clause.split(" or ")):
-        if words[0] in ("no", "several"):
-            value = values[words[1][1:]]
-            found = value in (0, "", None, (), "none") if words[0] == "no" else len(value) > 1
-        elif words == ["more"]:
+    for words in map(str.split, re.split(r",? or |, ", clause)):
+        if words == ["more"]:
             found = values[name] >= int(wanted)
         else:
             if words[0].startswith("-"):
                 name = words.pop(0)[1:]
             wanted = words[0] if words else ""
             value = values[name]
-            asks = value not in (0, "", None, (), "none")
-            found = wanted in (value if isinstance(value, tuple) else (str(value),))
-            found = found if words else asks
+            has_value = wanted in (value if isinstance(value, tuple) else (str(value),))
+            found = has_value if words else value not in (0, "", None, (), "none")
         if found:
             return True
     return False
@@ -287,9 +285,10 @@ def some_value(option, dice):
 def test_help_requirements_match_rules(program):
     dice = random.Random(0)
     for rule in (rule for rule in program.rules if rule.help):
-        condition = re.sub("Requires |Effective only with ", "", rule.help)
-        named = re.findall(r"-([a-z]\w*)", condition)
-        assert named and set(named) <= set(program.options), condition
+        needed = re.findall("(?:Requires|Effective only with) ([^.]+)", rule.help)
+        excluded = re.findall("(?:Cannot be combined|No effect) with ([^.]+)", rule.help)
+        named = re.findall(r"-([a-z]\w*)", rule.help)
+        assert named and set(named) <= set(program.options), rule.help
         seen = set()
         for _ in range(200):
             values = {n: o.default for n, o in program.options.items()}
@@ -298,7 +297,9 @@ def test_help_requirements_match_rules(program):
                 asking = values | {
                     name: 7 if program.options[name].value_type is not bool else True
                 }
-                expected = all(is_met(clause, values) for clause in condition.split(" and "))
+                clauses = [clause for text in needed for clause in text.split(" and ")]
+                expected = all(is_met(clause, values) for clause in clauses)
+                expected = expected and not any(is_met(clause, values) for clause in excluded)
                 assert bool(rule.applies(Values(asking, option=name))) != expected, (name, values)
                 seen.add(expected)
         assert seen == {True, False}, rule
@@ -338,7 +339,7 @@ def run(tmp_path, monkeypatch, capfd):
         ),
         ("-ban_unk_token", "ban_unk_token: has no effect; the model has no unknown token"),
         ("-precision bf16", "precision: has no effect; a table model has no weights"),
-        ("-beta 1", "beta: has no effect; coverage_penalty is none, "),
+        ("-beta 1", "beta: has no effect; it requires coverage_penalty wu or summary, but "),
     ],
 )
 def test_notice_about_model_is_one_log_line(run, line, note):
