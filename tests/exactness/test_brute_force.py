@@ -1,7 +1,9 @@
 """The default search against brute force, a reference implementation and worked examples."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from tests.support.table_models import (
     Hyp,
     Settings,
     brute_force,
+    compute_reference_score,
     hypotheses,
     logits,
     make_source,
@@ -67,9 +70,32 @@ RULES = {
 }
 
 
-def assert_same(found: list[Hyp], expected: list[Hyp], tolerance: float = TOLERANCE):
-    assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in expected]
+def assert_same(
+    found: list[Hyp],
+    expected: list[Hyp],
+    tolerance: float = TOLERANCE,
+    compute_score: Callable[[tuple[int, ...]], float] = lambda tokens: -math.inf,
+):
+    """Check that two n-best lists are equal, except for the order of almost equal scores.
+
+    The search adds scores in float32 and the reference in float64, so two hypotheses whose exact
+    scores are equal (the same tokens in another order) may be exchanged, also with one that the
+    reference pruned.
+
+    Args:
+        found: n-best list of the search.
+        expected: n-best list of the reference.
+        tolerance: maximum difference of scores at the same rank, and of exchanged hypotheses.
+        compute_score: returns the reference score of tokens that are not in `expected`.
+    """
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=tolerance)
+    scores = {(h.tokens, h.ended): h.score for h in expected}
+    assert len({(h.tokens, h.ended) for h in found}) == len(found)
+    for hyp, same_rank in zip(found, expected, strict=True):
+        if (hyp.tokens, hyp.ended) != (same_rank.tokens, same_rank.ended):
+            score = scores.get((hyp.tokens, hyp.ended))
+            score = compute_score(hyp.tokens) if score is None else score
+            assert hyp.score == pytest.approx(score, abs=tolerance), (found, expected)
 
 
 class TestAgainstReferences:
@@ -96,7 +122,26 @@ class TestAgainstReferences:
         source = data.draw(sources([3, 4, 5], tied=name == "ties", holes=name != "prefix"))
         rules = data.draw(RULES[name])
         (beam,) = search([source], rules)
-        assert_same(hypotheses(beam), reference(source, rules))
+        compute_score = partial(compute_reference_score, source, rules)
+        assert_same(hypotheses(beam), reference(source, rules), compute_score=compute_score)
+
+
+class TestAssertSame:
+    EXPECTED = (Hyp((1, EOS), -1.0, True), Hyp((2, EOS), -2.0, True), Hyp((3, EOS), -2.0, True))
+
+    def test_hypotheses_with_equal_scores_may_be_exchanged(self):
+        first, second, third = self.EXPECTED
+        assert_same([first, third, second], [first, second, third])
+        pruned = Hyp((4, EOS), -2.0, True)
+        assert_same([first, pruned, third], [first, second, third], compute_score=lambda _: -2.0)
+
+    def test_hypotheses_with_different_scores_are_not_exchanged(self):
+        first, second, third = self.EXPECTED
+        swapped = [Hyp((2, EOS), -1.0, True), Hyp((1, EOS), -2.0, True), third]
+        pruned = [first, Hyp((4, EOS), -2.0, True), third]
+        for found in (swapped, pruned, [first, third, third], [first, second]):
+            with pytest.raises(AssertionError):
+                assert_same(found, [*self.EXPECTED], compute_score=lambda _: -2.1)
 
 
 class TestHypotheses:

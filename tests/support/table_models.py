@@ -236,6 +236,25 @@ def extend(source: TableSource, settings: Settings, row: dict, length: int) -> l
     return found
 
 
+def compute_reference_score(
+    source: TableSource, settings: Settings, tokens: tuple[int, ...]
+) -> float:
+    """Return the normalized score of any hypothesis, or -inf if the settings do not allow it.
+
+    Args:
+        source: the table.
+        settings: options.
+        tokens: tokens of the hypothesis, EOS included.
+    """
+    row = {"tokens": (), "sum": 0.0, "covered": [0.0] * source.length, "cost": 0.0}
+    for length, token in enumerate(tokens, 1):
+        extended = {c["tokens"][-1]: c for c in extend(source, settings, row, length)}
+        if token not in extended or repeats(settings, tokens[:length]):
+            return -math.inf
+        row = extended[token]
+    return normalize(settings, row["sum"], row["cost"], len(tokens))
+
+
 def repeats(settings: Settings, tokens: tuple[int, ...]) -> bool:
     """Return True if the newest token completes a repeated n-gram."""
     n = settings.block_ngram_repeat
