@@ -159,7 +159,7 @@ def make_search_spec(
         force_eos=choose_force_eos(policy, preset, rules),
         sampling=sampling,
         temperature=sampling_options.random_sampling_temp,
-        filters=sampling.active_filters(option_values) if sampling else (),
+        filters=sampling.get_active_filters(option_values) if sampling else (),
         needs_log_softmax=needs_log_softmax(options, checkpoint),
         src_pad_id=checkpoint.src_vocab.pad_id or 0,
         src_margins=checkpoint.src_margins,

@@ -13,7 +13,7 @@ SEARCH_EMPTY = "search-empty"  # all continuations have probability 0, and no hy
 
 
 class CandidateList(NamedTuple):
-    """Candidates of one sentence on the host, best first; one column per field.
+    """`Candidates` of one sentence on the host, best first; one column per field.
 
     Integer columns stay floats, as copied from the device, because most are never used.
     """
@@ -79,7 +79,7 @@ class FinishedPool:
     def __init__(self, spec: SearchSpec):
         self.spec = spec
         self.finished: list[FinishedHypothesis] = []
-        self.top_ended = False  # the best candidate of any step so far took EOS
+        self.top_ended = False  # True once the best candidate of a step has taken EOS
         self.is_finished = False
 
     def add(self, hyp: FinishedHypothesis) -> None:
@@ -99,7 +99,7 @@ class FinishedPool:
 
 
 class Beam:
-    """The beam of one sentence, after `onmt/translate/beam.py` of OpenNMT-py (2018).
+    """The beam of one sentence, modeled on `onmt/translate/beam.py` of OpenNMT-py (2018).
 
     The device chooses the rows of each step.  A Beam processes only events: a candidate took EOS,
     no row is left, the limit was reached, or a stop rule must be checked.  `advance` then collects
@@ -137,8 +137,8 @@ class Beam:
         self.scores: list[list[float]] = []
         self.ended: list[list[bool]] = []
         self.attended: list[list[int]] = []
-        # Added to the number of tokens for the length in the score: start tokens that count, or
-        # minus the prefix if it does not count (then start tokens do not count either)
+        # Length in the score = number of tokens + n_before: start tokens that count, or minus the
+        # prefix tokens if they do not count (then start tokens do not count either)
         skips_prefix = spec.prefix_in_score == "nothing" and limits.prefix
         self.n_before = -len(limits.prefix) if skips_prefix else spec.n_counted_start
         self.offset = self.n_before + spec.policy.length_offset
@@ -234,7 +234,7 @@ class Beam:
         """Return a finished hypothesis, scored with length and coverage penalties.
 
         Args:
-            candidates: candidates of a step.
+            candidates: candidates or rows of a step.
             rank: the candidate that finished.
             step: number of tokens, EOS included.
             sum_log_probs: in nats; None: from the candidate's score.
@@ -261,12 +261,12 @@ class Beam:
             for k, ended in enumerate(rows.ended):
                 if not ended:
                     self._finish(pool, rows, k)
-            if mode == "if_none":  # tensor2tensor: the raw sum of log-probabilities
+            if mode == "if_none":  # tensor2tensor ranks them by the sum of log-probabilities
                 for hyp in pool.finished:
                     hyp.score = sum(self.backtrack(hyp)[1])
 
     def _close(self, rows: CandidateList) -> None:
-        """Close finished groups, end the search if no row is left, and set `checks_every_step`."""
+        """Drop rows of finished groups, end the search without rows, set `checks_every_step`."""
         scores = rows.get_open_scores()
         if len(self.pools) > 1 and any(pool.is_finished for pool in self.pools):
             closed = [pool.is_finished for pool in self.pools for _ in range(self.spec.group_size)]
@@ -283,7 +283,7 @@ class Beam:
             self.checks_every_step = any(len(pool.finished) >= n_needed for pool in running)
 
     def _finish_best_row(self) -> None:
-        """Finish the best row without EOS: every continuation has probability 0."""
+        """Finish the best old row without EOS, because every continuation has probability 0."""
         self.warning = SEARCH_EMPTY
         step = self.n_steps - 1
         if step == 0:  # no first token is possible
@@ -301,7 +301,7 @@ class Beam:
         return CandidateList(*columns, self.ended[t])
 
     def finalize(self) -> None:
-        """Finish the n-best list; called once, after all rows were appended."""
+        """Complete the n-best list; called once, after all rows were appended."""
 
     def rank_finished(self) -> list[FinishedHypothesis]:
         """Return all finished hypotheses, best first."""

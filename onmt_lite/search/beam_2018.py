@@ -11,7 +11,7 @@ from onmt_lite.search.spec import SearchSpec, SentenceLimits
 def make_beam_factory(spec: SearchSpec) -> Callable[[SentenceLimits], Beam]:
     """Return a function that creates the beams of one batch.
 
-    The beams of 2018 share a set, because each depends on which others are still open.
+    The beams of 2018 share a set, because each beam depends on which beams are still open.
     """
     if spec.policy.has_2018_bugs:
         return partial(Beam2018, spec, open_beams=set())
@@ -54,7 +54,7 @@ class Beam2018(Beam):
 
     @property
     def is_finished(self) -> bool:
-        """True at the limit, without open rows, or when the whole batch has finished."""
+        """True at the limit, without open rows, or if the whole batch has finished."""
         at_limit = self.n_steps >= self.limits.max_steps
         return self.is_exhausted or at_limit or not self.open_beams
 

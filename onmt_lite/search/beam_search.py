@@ -34,7 +34,7 @@ def decode(
     n_batches: int = 1,
     clock: Clock | None = None,
 ) -> Iterator[tuple[int, Beam]]:
-    """Search all sentences; yield the index and the `Beam` of each sentence when it is finished.
+    """Search all sentences; yield the index and `Beam` of each sentence when it finishes.
 
     If the model returns NaN for a sentence, its search ends at that step without a hypothesis.
 
@@ -42,8 +42,8 @@ def decode(
         model: the model, on its device.
         sentences: sentences to search.
         spec: settings shared by all sentences.
-        n_slots: number of sentences in the batch.  Waiting sentences take the slots of finished
-            ones.  None: all sentences run at once, and the batch shrinks.
+        n_slots: number of sentences that run at once; waiting sentences take the slots of finished
+            sentences.  None: all sentences, so that the batch only shrinks.
         on_step: called after each step.
         n_batches: number of batches that share the slots and take turns, so that the GPU computes a
             step of one batch while the host processes the result of another.
@@ -143,9 +143,9 @@ class BeamBatch:
         while self.slots:
             tokens = self.rows.table.tokens.flatten()  # (R,)
             logits, attn = self.model.step(tokens, self.rows.state)  # (R, V), (R, S)
-            chosen = self.step(logits, attn)  # (B, K) rows of (B, N) candidates
-            self.log.send(chosen)  # the only transfer to the host
-            yield None
+            chosen = self.step(logits, attn)  # K new rows per sentence, chosen from N candidates
+            self.log.send(chosen)  # starts the only transfer to the host
+            yield None  # lets another batch run while the device works
             yield from self.finish_sentences(chosen)
             self.reorder_and_refill(chosen)
 
@@ -156,7 +156,7 @@ class BeamBatch:
 
         Args:
             logits: (R, V) of any float dtype, for the next token; overwritten if float32.
-            attn: (R, S) attention of the newest token.
+            attn: (R, S) attention of the step that computed the logits.
 
         Returns:
             The new rows (B, K) and all candidates (B, N), still on the device.
@@ -171,6 +171,7 @@ class BeamBatch:
         token_scores, block_max = self.process_logits(model_scores, context, trace)
         candidates = self.rank_candidates(token_scores, context, block_max)
         if token_scores is not model_scores or self.spec.beam_groups > 1:
+            # Processors and diversity change the ranking, not the reported log-probabilities
             candidates = candidates.with_model_log_probs(model_scores)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
@@ -191,8 +192,8 @@ class BeamBatch:
             trace: its `forbidden` is filled in; None if no observer follows the search.
 
         Returns:
-            The processed scores (`model_scores` itself if only masks applied), and the block maxima
-            (R, blocks) of the output layer's kernel, or None if they are no longer valid.
+            The processed scores (`model_scores` itself if tokens were only masked), and the block
+            maxima (R, blocks) from the output layer's kernel, or None if they are not valid.
         """
         stats, token_scores = self.rows.state.logit_stats, model_scores
         block_max = stats.block_max if stats else None
@@ -222,29 +223,32 @@ class BeamBatch:
         """
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
-            seeds, steps = self.rows.table.seed[:, 0], context.steps[:, 0]  # (B,)
+            seeds, steps = self.rows.table.seed[:, 0], context.sentence_steps[:, 0]  # (B,)
             return sample_candidates(
                 token_scores, scores, seeds, steps, self.model.vocab_size, spec
             )
-        is_first = context.steps[:, 0] == 1 if spec.policy.drop_last_candidate else None  # (B,)
+        is_first = None
+        if spec.policy.drop_last_candidate:
+            is_first = context.sentence_steps[:, 0] == 1  # (B,)
         candidates = self.top_k.select(token_scores, scores, is_first, block_max)
         if context.phrases is not None:
             context.phrases.allocate(candidates, token_scores, scores, spec)
         return candidates
 
     def choose_rows(self, candidates: Candidates, context: StepContext) -> ChosenRows:
-        """Choose K of the candidates as new rows; `Policy.ended` decides what replaces EOS."""
+        """Choose K candidates (B, K) as new rows; see `Policy.ended` for candidates with EOS."""
         policy, penalties = self.spec.policy, context.penalties
         just_forced = context.n_steps <= 1 + self.rows.last_forced_step
         if policy.eos_after_forced == "best" and just_forced:
             candidates = drop_eos_after_forced(candidates, context)
         if policy.ended == "shrink":
             candidates = candidates.drop(find_surplus_candidates(context, just_forced))
-        rows, replaces_ended = candidates, policy.ended in ("refill", "in_slot")
-        if replaces_ended:  # EOS takes a row only if too few other candidates are left
+        rows, replaces_ended = candidates, policy.ended in ("refill", "in_place")
+        if replaces_ended:  # EOS takes a row only if there are fewer than K other candidates
             rows = candidates.take(choose_continuing_ranks(self.spec, candidates))  # (B, K)
             rows = replace(rows, score=rows.score.masked_fill(rows.ended, -math.inf))  # (B, K)
-        if penalties is not None and self.spec.stepwise_penalty:  # it affects only the ranking
+        if penalties is not None and self.spec.stepwise_penalty:
+            # Undo `make_step_context`: the penalty affects only the ranking of this step
             rows = replace(rows, score=rows.score + penalties.take(rows.parent))  # (B, K)
         open_scores = (
             rows.score if replaces_ended else rows.score.masked_fill(rows.ended, -math.inf)
@@ -262,20 +266,20 @@ class BeamBatch:
 
     def finish_sentences(self, chosen: ChosenRows) -> Iterator[tuple[int, Beam]]:
         """Wait for the newest step, pass events to the beams and yield finished sentences."""
-        events = self.log.wait_for_events()
+        has_event = self.log.wait_for_events()  # by slot
         if self.constraints is not None:
             self.constraints.update(self.slots, self.n_steps, self.log.read_newest_rows())
-        has_events = False
+        n_events = 0
         for b, slot in enumerate(self.slots):
             at_limit = slot.limit_step <= self.n_steps
-            if not (events[b] or at_limit or slot.beam.checks_every_step):
+            if not (has_event[b] or at_limit or slot.beam.checks_every_step):
                 continue
-            if self.n_steps > slot.start_step:  # else it took a start token
+            if self.n_steps > slot.start_step:  # not at start tokens
                 self._advance(b, slot, at_limit)
-                has_events = True
+                n_events += 1
         if self.on_step is not None:
             self.on_step(self, chosen)
-        if not has_events:
+        if not n_events:
             return
         for b, slot in enumerate(self.slots):
             if slot.beam.is_finished:
@@ -293,7 +297,7 @@ class BeamBatch:
             at_limit: True if the sentence has reached its limit.
         """
         event = self.log.read_event(b, self.n_steps - slot.start_step)
-        if not sum(event.candidates.score) + sum(event.penalties) < math.inf:  # NaN
+        if not sum(event.candidates.score) + sum(event.penalties) < math.inf:  # NaN or infinity
             slot.beam.fail()
             return
         none_left = max(event.rows.score) == -math.inf
@@ -302,7 +306,7 @@ class BeamBatch:
         slot.beam.advance(event)
 
     def _sync(self, b: int, slot: Slot) -> None:
-        """Append the steps since the last call to the tables of the Beam in slot b."""
+        """Copy the steps since the last call from the log to the Beam in slot b."""
         if slot.synced_steps < self.n_steps:
             slot.beam.append_rows(self.log.read_history(b, slot.synced_steps))
             slot.synced_steps = self.n_steps
@@ -323,34 +327,40 @@ class BeamBatch:
         fresh, joining = self.scheduler.admit(self.n_slots - len(running))
         if joining or len(running) < n_old:
             order = fill_holes(running, [n_old + i for i in joining])
-            for to, b in enumerate(order):
-                if to != b < n_old:
+            for new_slot, b in enumerate(order):
+                is_moved = b < n_old and b != new_slot
+                if is_moved:
                     self._sync(b, rows.slots[b])  # the log is by slot, so read it before the move
             rows.refill(order, fresh, joining, self.n_steps)
         elif self.spec.beam_size > 1:
             rows.select(Selection(self.select_indices()), self.n_steps)
 
     def select_indices(self) -> Tensor:
-        """Return the parent of each new row, as rows of the batch (B, K).
+        """Return the old row of the batch that each new row continues (B, K).
 
-        Three sentences, K = 2; the second one swaps its rows: [[0, 1], [3, 2], [4, 5]].
+        Three sentences, K = 2; the second sentence swaps its rows: [[0, 1], [3, 2], [4, 5]].
         """
         return self.rows.table.parents
 
 
 def drop_eos_after_forced(candidates: Candidates, context: StepContext) -> Candidates:
-    """Drop candidates with EOS right after a forced token, except the best candidate."""
+    """Drop EOS candidates right after forced tokens, except if EOS is the best candidate."""
     n_prefix = context.rows.table.n_prefix  # (B, 1)
     n_forced = n_prefix + context.rows.spec.n_forced_start
-    follows_forced = (context.steps == n_prefix + 1) & (n_forced > 0)  # (B, 1)
+    follows_forced = (context.sentence_steps == n_prefix + 1) & (n_forced > 0)  # (B, 1)
     rank = torch.arange(candidates.token.size(1), device=n_prefix.device)  # (N,)
     return candidates.drop(follows_forced & (rank > 0) & candidates.ended)
 
 
 def find_surplus_candidates(context: StepContext, just_forced: bool) -> Tensor:
-    """Return a mask (B, K) of the candidates beyond the size of a beam that has shrunk (Marian)."""
+    """Return a mask (B, K) of the candidates that a beam has no room for after shrinking (Marian).
+
+    Args:
+        context: inputs of the step.
+        just_forced: True if any sentence takes a forced token or has just taken the last one.
+    """
     table, beam_size = context.rows.table, context.rows.spec.beam_size
     n_open = (table.scores > -math.inf).sum(1, keepdim=True)  # (B, 1)
-    if just_forced:  # all K rows are still identical, so that only one is open
-        n_open.masked_fill_(context.steps <= table.n_prefix + 1, beam_size)
+    if just_forced:  # only one of the K identical rows is open, but the beam has not shrunk
+        n_open.masked_fill_(context.sentence_steps <= table.n_prefix + 1, beam_size)
     return torch.arange(beam_size, device=n_open.device) >= n_open

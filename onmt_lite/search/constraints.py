@@ -23,9 +23,10 @@ from onmt_lite.search.spec import SearchSpec
 from onmt_lite.search.topk import Candidates, TokenScores, is_eos
 from onmt_lite.text.phrases import PhraseAutomaton, PhraseEffects, PhraseState
 
-# After a banned word, a token may continue the word only with at least 2 % probability.  Less
-# likely continuations are rarely words; they only evade the ban
+# A token may extend a banned word to a longer word only with at least 2 % probability.  Less likely
+# continuations rarely form a word; they only evade the ban
 UNLIKELY = math.log(0.02)
+MAX_BANK = 10**6  # more than the tokens of all phrases of a sentence
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class PhraseMask:
     continues_word: Tensor  # (2, V) by "joins the next one", see `SurfaceForms`; with copied words
     # For each sentence with forced phrases: its slot, the banks (K,) of its rows, and (P, 3) row,
     # token that matches more of a phrase, bank after this token
-    steered: list[tuple[int, Tensor, Tensor]]
+    forced: list[tuple[int, Tensor, Tensor]]
 
     def forbid(self, token_scores: TokenScores) -> None:
         """Set the logits (R, V) of forbidden tokens to -inf."""
@@ -65,17 +66,18 @@ class PhraseMask:
             scores: (B, K) scores of the rows.
             spec: the search spec.
         """
-        (b, k), n, v = scores.shape, candidates.score.size(1), self.continues_word.size(1)
-        logits = token_scores.logits.view(b, k, -1)  # (B, K, V)
-        log_z = token_scores.log_z.view(b, k)  # (B, K)
+        n, v = candidates.score.size(1), self.continues_word.size(1)
+        k = scores.size(1)
+        logits = token_scores.logits.view(*scores.shape, -1)  # (B, K, V)
+        log_z = token_scores.log_z.view_as(scores)  # (B, K)
         rows = torch.arange(k, device=scores.device)[:, None]  # (K, 1)
-        for b, banks, matches in self.steered:
+        for b, banks, matches in self.forced:
             row, token, next_bank = matches.unbind(1)  # (P,)
             log_probs = logits[b, :, :v] - log_z[b, :, None]  # (K, V)
             path_scores = log_probs + scores[b, :, None]  # (K, V)
             match_scores = path_scores[row, token]  # (P,)
             path_scores[row, token] = -math.inf
-            best, column = path_scores.topk(min(n, v))  # (K, n) of the other tokens
+            best, column = path_scores.topk(min(n, v))  # (K, n) of all other tokens
             score = torch.cat([best.flatten(), match_scores])  # (M,)
             flat_index = torch.cat([(column + rows * v).flatten(), row * v + token])  # (M,)
             next_banks = torch.cat([banks.repeat_interleave(best.size(1)), next_bank])  # (M,)
@@ -102,9 +104,8 @@ def allocate_in_turn(score: Tensor, banks: Tensor, n: int) -> Tensor:
     """
     order = score.argsort(descending=True, stable=True)  # (M,)
     score, banks = score[order], banks[order]
-    turn = (banks[:, None] == banks).tril(-1).sum(1)  # (M,) number of better ones in the same bank
-    most = int(1e6)
-    key = (turn * most - banks).masked_fill(score == -math.inf, most * most)  # (M,)
+    turn = (banks[:, None] == banks).tril(-1).sum(1)  # (M,) rank within the bank, from 0
+    key = (turn * MAX_BANK - banks).masked_fill(score == -math.inf, MAX_BANK**2)  # (M,)
     chosen = key.argsort(stable=True)[:n].sort().values  # (n,) by score again
     banks = banks[chosen].masked_fill(score[chosen] == -math.inf, -1)  # (n,)
     return order[chosen[banks.argsort(descending=True, stable=True)]]
@@ -113,8 +114,8 @@ def allocate_in_turn(score: Tensor, banks: Tensor, n: int) -> Tensor:
 class Constraints:
     """Phrases of all sentences of a search and the automaton states of their rows, on the host.
 
-    states    states of the K rows by sentence index; None: no such row
-    best_row  the row with the highest score by sentence index
+    states    by sentence index: automaton states of the K rows; None: no such row
+    best_row  by sentence index: the row with the highest score
 
     Args:
         spec: the search spec.
@@ -139,8 +140,8 @@ class Constraints:
         vocab_table = torch.tensor(automaton.surface_forms.continues_word)[:, :n_words]  # (2, V)
         continues_word[:, : vocab_table.size(1)] = vocab_table
         self.continues_word = continues_word.to(device)
-        # Never allow words that start with a banned word if no row is expendable, or if masked
-        # tokens raise the probability of the others
+        # Never allow words that start with a banned word if no row is expendable, or if masking
+        # raises the probability of the remaining tokens
         is_separate = spec.beam_size == 1 or spec.beam_groups > 1 or spec.sampling is not None
         self.is_strict = spec.policy.masks == "logits" or is_separate
 
@@ -151,7 +152,7 @@ class Constraints:
             slots: running sentences.
             n_steps: steps of the batch, the next one included.
         """
-        forbidden, word_ends, steered = [], [], []
+        forbidden, word_ends, forced = [], [], []
         k = self.spec.beam_size
         for b, slot in enumerate(slots):
             phrases, step = self.phrases[slot.index], n_steps - slot.start_step
@@ -164,8 +165,8 @@ class Constraints:
             has_alternative = any(s and not e.continues_word for s, e in zip(states, row_effects))
             for row, (state, effects) in enumerate(zip(states, row_effects)):
                 tokens = [*effects.forbidden]
-                # Only the best row may start a word like a banned one, so that the other rows stay
-                # usable; no row may if the next token may be the last
+                # Only the best row may take a token that completes a banned word, in case it starts
+                # a longer word; all other rows avoid the word.  No row may if it could end there
                 is_near_limit = n_steps >= slot.limit_step - 1
                 if self.is_strict or is_near_limit or row != self.best_row[slot.index]:
                     tokens += effects.completing
@@ -177,18 +178,18 @@ class Constraints:
                     word_ends.append((b * k + row, state.joined, must, must and has_alternative))
             if any(phrases.paths):
                 matches = [(row, *pair) for row, e in enumerate(row_effects) for pair in e.advances]
-                steered.append((b, [effects.bank for effects in row_effects], matches))
-        if not (forbidden or word_ends or steered):
+                forced.append((b, [effects.bank for effects in row_effects], matches))
+        if not (forbidden or word_ends or forced):
             return None
-        by_sentence = [table for _, banks, matches in steered for table in (banks, matches)]
-        widths = [2, 4, *[1, 3] * len(steered)]
-        first, second, *others = self._upload([forbidden, word_ends, *by_sentence], widths)
-        banks_on_device = (banks[:, 0] for banks in others[::2])
-        uploaded = [*zip([b for b, _, _ in steered], banks_on_device, others[1::2])]
-        return PhraseMask(first, second, self.continues_word, uploaded)
+        by_sentence = [table for _, banks, matches in forced for table in (banks, matches)]
+        widths = [2, 4, *[1, 3] * len(forced)]
+        tables = self._upload([forbidden, word_ends, *by_sentence], widths)
+        banks = (table[:, 0] for table in tables[2::2])  # (K,) each
+        uploaded = [*zip([b for b, _, _ in forced], banks, tables[3::2])]
+        return PhraseMask(tables[0], tables[1], self.continues_word, uploaded)
 
     def _upload(self, tables: Sequence[Sequence[Any]], widths: Sequence[int]) -> list[Tensor]:
-        """Upload tables of integers with the given numbers of columns in one transfer."""
+        """Upload tables of integers, each with its number of columns, in one transfer."""
         flat = [torch.tensor(table, dtype=torch.long).flatten() for table in tables]
         parts = torch.split(upload(torch.cat(flat), self.device), [*map(len, flat)])
         return [part.view(-1, width) for part, width in zip(parts, widths)]

@@ -19,11 +19,11 @@ class ForcedTokens:
     """The only token that each row may take: a forced token, or EOS at the last step."""
 
     tokens: Tensor  # (R, 1) int64; NO_TOKEN: the row may take any token
-    is_free: Tensor  # (R,) bool, True: log-probability 0, unless the model returned -inf
+    is_free: Tensor  # (R,) bool, True: adds 0 to the score, unless its probability is 0
 
     @property
     def columns(self) -> Tensor:
-        """The tokens (R, 1) as valid indices; 0 for rows without a forced token."""
+        """Columns (R, 1) of the forced tokens in the logits; 0 for rows without one."""
         return self.tokens.clamp(min=0)
 
 
@@ -39,7 +39,7 @@ class StepContext:
     phrases: PhraseMask | None = None
 
     @functools.cached_property
-    def steps(self) -> Tensor:
+    def sentence_steps(self) -> Tensor:
         """Step number of each sentence (B, 1), from 1; at steps <= 0 it takes start tokens."""
         return self.n_steps - self.rows.table.start_step
 
@@ -53,12 +53,13 @@ class StepContext:
 def make_step_context(
     rows: Rows, n_steps: int, attn: Tensor, constraints: Constraints | None
 ) -> StepContext:
-    """Append the newest step to history and coverage, and collect the processors' inputs.
+    """Update history and coverage of the rows, and collect the processors' inputs.
 
     Args:
-        rows: rows of the batch; updated in place.
+        rows: rows of the batch; the newest tokens are appended to the history and `attn` is added
+            to the coverage, in place.
         n_steps: steps of the batch, this one included.
-        attn: (R, S) attention of the newest token of each row.
+        attn: (R, S) attention of this step.
         constraints: phrase constraints, if any sentence has them.
     """
     context = StepContext(rows, n_steps, rows.table.scores)
@@ -86,7 +87,8 @@ def _get_history_tokens(context: StepContext) -> Tensor:
     tokens = rows.table.tokens
     if context.n_steps > 1 + rows.last_forced_step:
         return tokens
-    position = context.steps + (spec.n_forced_start - 1)  # (B, 1)
+    # Index of the newest token, counted from the first start token
+    position = context.sentence_steps + (spec.n_forced_start - 1)  # (B, 1)
     return tokens.where(rows.in_history[position.clamp(max=spec.n_forced_start + 1)], NO_TOKEN)
 
 
@@ -97,8 +99,9 @@ def _get_forced_tokens(context: StepContext) -> ForcedTokens | None:
     must_end = spec.force_eos != "no" and any(s.limit_step <= n_steps for s in rows.slots)
     if not must_end and n_steps > rows.last_forced_step:
         return None
-    steps = context.steps
+    steps = context.sentence_steps  # (B, 1)
     is_forced = steps <= table.n_prefix  # (B, 1)
+    # Index of this step's token in `table.forced`
     position = (steps + spec.n_forced_start).clamp(max=table.forced.size(1) - 1)  # (B, 1)
     tokens = table.forced.gather(1, position).masked_fill(~is_forced, NO_TOKEN)  # (B, 1)
     is_free = is_forced if spec.prefix_in_score != "all" else steps <= 0  # (B, 1)
@@ -112,9 +115,9 @@ def _get_forced_tokens(context: StepContext) -> ForcedTokens | None:
 def compute_coverage_penalty(spec: SearchSpec, coverage: Tensor, src_length: Tensor) -> Tensor:
     """Return the coverage penalty of each row (R,), in nats.
 
-    `wu` is equation 14 of Wu et al. 2016, `summary` is from Gehrmann et al. 2018.  A source token
-    without any attention costs a large finite amount instead of infinity, or nothing in
-    CTranslate2.
+    `wu` is equation 14 of Wu et al. 2016, `summary` is from Gehrmann et al. 2018.  With `wu`, a
+    source token without any attention costs a large finite amount instead of infinity, or nothing
+    in CTranslate2.
 
     Args:
         spec: the search spec.

@@ -24,8 +24,8 @@ class LogitsProcessor:
     """A rule that masks or changes the scores of the next token.
 
     reason         why tokens are masked, printed by -dump_beam; "" if the rule masks none
-    columns        the only tokens whose logits change, so that the block maxima of all other tokens
-                   stay valid for the top-k; None: any
+    columns        tokens whose logits may change, so that the block maxima of all other tokens stay
+                   valid for the top-k; None: all tokens
     needs_history  True if the rule reads the tokens of the rows
     """
 
@@ -153,7 +153,7 @@ class RepetitionPenalty(LogitsProcessor):
         logits.scatter_reduce_(1, seen, after, "amin" if lower else "amax")
         if self.on_logits:
             return replace_logits(token_scores, logits, normalize=True)
-        # transformers multiplies the diversity penalty, too
+        # transformers also applies the factor to the diversity penalty
         weight = torch.ones_like(logits)  # (R, V)
         factor = torch.full_like(after, self.penalty).where(history >= 0, 1.0)  # (R, T)
         weight.scatter_reduce_(1, seen, factor, "amax" if lower else "amin")
@@ -173,7 +173,7 @@ class MinLength(Mask):
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
         rows = context.rows
-        too_early = rows.expand_to_rows(context.steps < rows.table.min_eos_step)  # (R,)
+        too_early = rows.expand_to_rows(context.sentence_steps < rows.table.min_eos_step)  # (R,)
         for column in self.columns or ():
             token_scores.logits[:, column].masked_fill_(too_early, -math.inf)
 
@@ -249,7 +249,7 @@ class SuppressAtBegin(Mask):
         return any(slot.last_forced_step + 1 == context.n_steps for slot in context.rows.slots)
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        starts = context.steps == context.rows.table.n_prefix + 1  # (B, 1)
+        starts = context.sentence_steps == context.rows.table.n_prefix + 1  # (B, 1)
         is_first = context.rows.expand_to_rows(starts)[:, None].expand(-1, len(self.ids))  # (R, N)
         mask_columns(token_scores.logits, self.ids.expand_as(is_first), is_first)
 
@@ -290,7 +290,7 @@ class ExponentialDecayLength(LogitsProcessor):
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         n_prefix = context.rows.table.n_prefix  # (B, 1)
         n_before = torch.where(n_prefix > 0, -n_prefix, self.n_counted_start)  # (B, 1)
-        beyond = context.steps - 1 + n_before - self.start  # (B, 1)
+        beyond = context.sentence_steps - 1 + n_before - self.start  # (B, 1)
         growth = torch.pow(self.factor, beyond.clamp(min=0)).clamp(max=MAX_GROWTH) - 1  # (B, 1)
         logits = token_scores.logits.clone()  # (R, V)
         before = logits[:, self.ids]  # (R, E)
@@ -320,8 +320,8 @@ class NoRepeatNgram(Mask):
     Worked example with n = 2: the history [7 8 9 7] ends with 7, and the window [7 8] starts with
     7, so 8 is masked.
 
-    With `Policy.allow_repeat_if_stuck`, a sentence (or a row, when rows are independent samples)
-    without other continuations may repeat.
+    With `Policy.allow_repeat_if_stuck`, n-grams may repeat if a sentence (or a row, if rows are
+    independent samples) has no other continuation.
 
     Args: as for `build_logits_processors`.
     """
@@ -380,10 +380,10 @@ class ForceTokens(Mask):
         assert forced is not None
         token_scores = super().__call__(token_scores, context)
         logit = token_scores.logits.gather(1, forced.columns)[:, 0]  # (R,)
-        # False for NaN, so that it reaches the host
+        # False for NaN, so that NaN reaches the host
         is_possible = logit - token_scores.log_z > -math.inf  # (R,)
         log_z = logit.where(forced.is_free & is_possible, token_scores.log_z)  # (R,)
-        if self.has_groups:  # no diversity penalty either
+        if self.has_groups:  # free tokens have no diversity penalty
             factor = torch.ones_like(token_scores.logits) if weight is None else weight
             weight = factor.masked_fill(forced.is_free[:, None], 0.0)  # (R, V)
         return TokenScores(token_scores.logits, log_z, weight)
@@ -410,7 +410,7 @@ def match_phrases(history: Tensor, phrases: Tensor, see_start: bool) -> Tensor:
     Args:
         history: (R, T) tokens of the rows.
         phrases: (N, L) sequences of tokens.
-        see_start: True if phrases may include the first start token.
+        see_start: True if the match may include the first start token.
     """
     n = phrases.size(1) - 1
     if history.size(1) < n + (not see_start):
@@ -447,8 +447,8 @@ def mask_columns(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:
 def log_sum_exp(logits: Tensor) -> Tensor:
     """Return the log-sum-exp (...) of logits (..., V).
 
-    Rows of -inf get a finite value, so that log-probabilities stay -inf.  Small vocabularies use
-    torch, bit for bit, because table models in tests rely on exact ties.
+    Rows of -inf get a finite value, so that log-probabilities stay -inf.  Small vocabularies always
+    use torch, because tests with table models rely on the exact ties of its rounding.
     """
     rows = logits.flatten(0, -2).float()  # (N, V)
     if rows.is_cpu and rows.size(1) >= MIN_KERNEL_VOCAB and kernels.get_library() is not None:

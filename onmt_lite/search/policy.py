@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 
 class StopRule:
-    """Rule for when the search of a sentence is finished; see `onmt_lite.search.stopping`.
+    """Rule that decides when the search of a sentence stops; see `onmt_lite.search.stopping`.
 
     Each pool of finished hypotheses (one per sentence, or one per diverse group) is checked at
     every event, and at every step if `checks_every_step`.
@@ -47,9 +47,9 @@ FILTERS = ("random_sampling_topk", "random_sampling_topp")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a system samples tokens."""
+    """The sampling method of a system."""
 
-    # `rows`: k independent chains, one token each per step; `beam`: the candidates of a sentence
+    # `rows`: k independent samples, one token each per step; `beam`: the candidates of a sentence
     # are sampled together, without replacement
     mode: Literal["rows", "beam"]
     # The temperature divides logits (before the softmax) or log-probabilities
@@ -60,20 +60,22 @@ class Sampling:
     # `beam`, first step: sample from one row or from k identical rows
     first_step_rows: Literal["one", "equal"] = "one"
     implied_by_filters: bool = False  # a top-k or top-p option enables sampling
-    top_1_means_beam: bool = False  # except top-k 1 with a beam, the OpenNMT-py default of 2018
-    n_chains: Literal["beam_size", "n_best"] = "beam_size"  # `rows`; n_best of them are returned
+    # Exception: top-k 1 with a beam (the OpenNMT-py defaults of 2018) is beam search
+    top_1_means_beam: bool = False
+    # `rows`: number of samples; the n_best with the best scores are returned
+    n_chains: Literal["beam_size", "n_best"] = "beam_size"
     blocks_ngrams: bool = True  # n-gram blocking also applies when sampling
     applies_coverage: bool = True  # the coverage penalty also applies when sampling
 
     def is_enabled(self, values: Mapping[str, Any]) -> bool:
         """Return True if these option values enable sampling."""
-        active = dict(self.active_filters(values))
+        active = dict(self.get_active_filters(values))
         is_top_1 = active == {"random_sampling_topk": 1}
         if self.top_1_means_beam and is_top_1 and values["beam_size"] > 1:
             active = {}
         return bool(values["do_sample"] or active)
 
-    def active_filters(self, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    def get_active_filters(self, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
         """Return name and value of the filters that are set, in order of application."""
         return tuple((name, values[name]) for name in self.filters if values[name])
 
@@ -84,7 +86,8 @@ class Policy:
 
     # Candidates of a step
     candidates: int = 2  # number of candidates, in multiples of k
-    idle_score: float = -math.inf  # score of rows 2 to k before the first step
+    # Score of rows 2 to k before the first step, when all rows are still identical
+    idle_score: float = -math.inf
     drop_last_candidate: bool = False  # the worst of all k*V continuations is never a candidate
     # Masks apply to log-probabilities, or to logits: then the remaining tokens sum to 1
     masks: Literal["log_probs", "logits"] = "log_probs"
@@ -97,13 +100,15 @@ class Policy:
     allow_repeat_if_stuck: bool = False  # lift the ban on the best token if all are banned
 
     # Rows of the next step
-    # A row that took EOS stays (`keep`), is replaced by the next best candidate (`refill`), by one
-    # from rank k on, in the same position (`in_slot`), or is lost (`shrink`)
-    ended: Literal["keep", "refill", "in_slot", "shrink"] = "refill"
+    # A candidate that took EOS: keeps its row, without being expanded (`keep`); is skipped, so that
+    # the best candidates without EOS become rows (`refill`); is replaced in its position by a
+    # candidate from rank k on (`in_place`); or is dropped, so that the beam shrinks (`shrink`)
+    ended: Literal["keep", "refill", "in_place", "shrink"] = "refill"
     # EOS right after forced tokens: accepted at any rank, or only as the best candidate
     eos_after_forced: Literal["any", "best"] = "any"
     eos_candidates_per_beam: int = 1  # EOS counts among the first k * this candidates
-    # -beam_groups: groups finish apart from each other, or rows of all groups are interleaved
+    # -beam_groups: groups stop separately, or share finished hypotheses and the stop rule, with
+    # their rows interleaved
     groups: Literal["apart", "interleaved"] = "apart"
 
     # Scores of finished hypotheses
@@ -148,7 +153,7 @@ class Preset:
 
     # Limits
     max_source: int | None = None  # source tokens, special tokens included; None: no limit
-    max_length_replaces_ratio: bool = False  # a given max_length disables max_length_ratio
+    max_length_replaces_ratio: bool = False  # setting max_length disables max_length_ratio
     limit_extra: int = 5  # limit = max_length_ratio * S + this, for S source tokens
     limit_counts_src_eos: bool = False  # S includes the source EOS
     limit_rounds_up: bool = False  # round the limit up instead of down
@@ -178,7 +183,7 @@ class Preset:
 
     def choose_stop_rule(self, values: Mapping[str, Any]) -> StopRule:
         """Return the stop rule for these option values."""
-        return next(stop for text, stop in self.stop_rules.items() if is_met(text, values))
+        return next(rule for text, rule in self.stop_rules.items() if is_met(text, values))
 
 
 def is_met(condition: str, values: Mapping[str, Any]) -> bool:
@@ -186,8 +191,8 @@ def is_met(condition: str, values: Mapping[str, Any]) -> bool:
 
     Numbers are compared by value.
     """
-    wanted = (pair.split("=") for pair in condition.split())
+    pairs = (pair.split("=") for pair in condition.split())
     return all(
         value == float(text) if isinstance(value, (int, float)) else str(value) == text
-        for value, text in ((values[name], text) for name, text in wanted)
+        for value, text in ((values[name], text) for name, text in pairs)
     )

@@ -222,7 +222,7 @@ PRESETS = {
         Policy(
             masks="logits",
             repetition="logits",
-            ended="in_slot",
+            ended="in_place",
             eos_after_forced="best",
             skips_unattended=True,
             pool="all",

@@ -66,7 +66,7 @@ def sample_candidates(
     for name, limit in spec.filters:
         logits = FILTER_FUNCTIONS[name](logits, limit, sampling.min_tokens_to_keep)
     log_z = logits.logsumexp(1) if spec.token_rules.renormalize else token_scores.log_z  # (R,)
-    # Noise of the vocabulary comes first, so that it does not depend on source words in the batch
+    # Noise for the vocabulary comes first, so that it does not depend on copied source words
     noise = sample_gumbel(seeds, steps, k * v)  # (B, K*V)
     token_noise, word_noise = noise[:, : k * n_tokens], noise[:, k * n_tokens :]
     parts = token_noise.view(b, k, n_tokens), word_noise.view(b, v - n_tokens, k).transpose(1, 2)
@@ -101,37 +101,37 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def keep_top_k(values: Tensor, k: int, keep: int) -> Tensor:
+def keep_top_k(logits: Tensor, k: int, min_tokens: int) -> Tensor:
     """Set all logits of a row except the k best to -inf; ties with the k-th stay.
 
     Args:
-        values: (R, V) logits.
+        logits: (R, V).
         k: -1: no limit.
-        keep: minimum number of tokens to keep.
+        min_tokens: minimum number of tokens to keep.
     """
     if k < 0:
-        return values
-    k = min(max(k, keep), values.size(1))
-    worst = values.topk(k, dim=1).values[:, -1:]  # (R, 1)
-    return values.masked_fill(values < worst, -math.inf)
+        return logits
+    k = min(max(k, min_tokens), logits.size(1))
+    worst = logits.topk(k, dim=1).values[:, -1:]  # (R, 1)
+    return logits.masked_fill(logits < worst, -math.inf)
 
 
-def keep_top_p(values: Tensor, p: float, keep: int) -> Tensor:
+def keep_top_p(logits: Tensor, p: float, min_tokens: int) -> Tensor:
     """Set logits outside the smallest set with probability p to -inf (Holtzman et al. 2020).
 
     Args:
-        values: (R, V) logits.
+        logits: (R, V).
         p: 1: no limit.
-        keep: minimum number of tokens to keep.
+        min_tokens: minimum number of tokens to keep.
     """
     if p == 1:  # the rounded sum may be below 1
-        return values
-    ordered, index = values.sort(dim=1, descending=True, stable=True)  # (R, V)
+        return logits
+    ordered, index = logits.sort(dim=1, descending=True, stable=True)  # (R, V)
     probabilities = ordered.softmax(1)  # (R, V)
     mass_before = probabilities.cumsum(1) - probabilities  # (R, V)
     beyond = mass_before >= p  # (R, V)
-    beyond[:, :keep] = False
-    return values.masked_fill(beyond.scatter(1, index, beyond), -math.inf)
+    beyond[:, :min_tokens] = False
+    return logits.masked_fill(beyond.scatter(1, index, beyond), -math.inf)
 
 
 # By option name, see `onmt_lite.search.policy.FILTERS`

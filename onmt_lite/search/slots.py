@@ -37,18 +37,18 @@ class Sentence:
 class Slot:
     """A running sentence on the host."""
 
-    index: int  # among the sentences of the search
+    index: int  # among the sentences of its `BeamBatch`
     beam: Beam
     # Step numbers of the batch
     start_step: int = 0  # last step before the sentence's first
     last_forced_step: int = 0  # last step with a forced token
     first_eos_step: int = 0  # first step that may take EOS
     limit_step: int = 0  # step at which the sentence reaches its limit
-    synced_steps: int = 0  # steps whose rows the Beam has
+    synced_steps: int = 0  # the Beam has the rows of all steps up to this one
     is_finished: bool = False
 
     def start(self, n_steps: int) -> None:
-        """Start after n_steps steps of the batch, steps for start tokens included."""
+        """Set the step numbers of a sentence that starts after n_steps steps of the batch."""
         limits = self.beam.limits
         self.start_step = self.synced_steps = n_steps
         self.last_forced_step = n_steps + len(limits.prefix)
@@ -97,11 +97,12 @@ class EncodedSentences:
     n_admitted: int = 0
 
     def start(self, joining: Sequence[Slot], n_steps: int) -> None:
-        """Start sentences after n_steps steps of the batch, steps for start tokens included.
+        """Set the step numbers of sentences that join the batch.
 
         Args:
-            joining: slots of the sentences that start.
-            n_steps: steps of the batch before their first own step.
+            joining: the sentences.
+            n_steps: steps of the batch before the first step of the sentences, their steps for
+                start tokens included.
         """
         self.table.start_step = torch.full_like(self.table.start_step, n_steps)  # (B, 1)
         for slot in joining:
@@ -112,12 +113,12 @@ class Scheduler:
     """Queue of waiting sentences; encodes them in groups and admits them to free slots in order.
 
     n_words  V + X, where X is the maximum number of source words outside the vocabulary
-    encoded  encoded sentences, some of which still wait for a slot; None if none do
+    encoded  the last group of encoded sentences if some still wait for a slot, else None
 
     Args:
         model: the model, on its device.
         spec: settings shared by all sentences.
-        sentences: all sentences of the search.
+        sentences: all sentences of the batch.
         n_slots: number of sentences that run at once.
         clock: measures the time spent on encoding.
     """
@@ -146,8 +147,8 @@ class Scheduler:
             n_free: number of free slots.
 
         Returns:
-            A group of encoded sentences (None if no sentence is admitted), and the indices of those
-            that are admitted now.
+            A group of encoded sentences (None if no sentence is admitted), and the indices within
+            the group of the sentences that are admitted.
         """
         if n_free < self.n_slots and n_free < self.n_slots / REFILL_SHARE:
             return None, range(0)
@@ -166,7 +167,7 @@ class Scheduler:
         return encoded, joining
 
     def _encode(self, indices: range) -> EncodedSentences:
-        """Encode sentences, with one decoder row each."""
+        """Encode a group of sentences; each has one decoder row until it gets a slot."""
         chosen, device = [self.sentences[i] for i in indices], self.model.device
         longest = max(len(s.src) for s in chosen)
         multiple = SRC_MULTIPLES["cpu" if device.type == "cpu" else "cuda"]
@@ -183,7 +184,7 @@ class Scheduler:
         return EncodedSentences(slots, self.model.init_state(memory), table)
 
     def _make_table(self, chosen: Sequence[Sentence]) -> SlotTable:
-        """Build the device table of sentences with a single transfer."""
+        """Build the `SlotTable` of sentences with a single transfer to the device."""
         forced = [[*(s.limits.start or (self.spec.bos_id,)), *s.limits.prefix] for s in chosen]
         widths = [1] * 6 + [max(map(len, forced))]
         numbers = [
@@ -226,7 +227,7 @@ class Rows:
     def __init__(self, spec: SearchSpec, device: torch.device, needs_history: bool):
         self.spec, self.device, self.needs_history = spec, device, needs_history
         self.slots: list[Slot] = []
-        # True for start tokens in the history; the last entry stands for all other tokens
+        # By start token: True if the history includes it; the last entry is for all later tokens
         self.in_history = torch.tensor([*spec.start_in_history, True]).to(device)  # (F + 2,)
 
     @property
@@ -244,10 +245,10 @@ class Rows:
         return per_sentence.expand(-1, self.spec.beam_size).flatten()
 
     def fill(self, fresh: EncodedSentences) -> None:
-        """Fill the batch with its first sentences and copy the row of each K times.
+        """Fill the batch with its first sentences, and copy each row K times.
 
-        Tried and left: one row per sentence until the first step has been chosen, since the K rows
-        are copies.  It saved only 2 % of the time with the shipped model in int8.
+        Tried and left: one row per sentence at the first step, since the K rows are copies.  It
+        saved only 2 % of the time with the shipped model in int8.
         """
         n = len(fresh.slots)
         fresh.start(fresh.slots, self.spec.n_forced_start)
@@ -275,18 +276,18 @@ class Rows:
         """Reassign slots to running and new sentences.
 
         Args:
-            order: the sentence for each slot, as its old slot; from B on, encoded sentences.
+            order: for each slot, the old slot of its sentence, or B + i for sentence i of `fresh`.
             fresh: encoded sentences, if any are added.
             joining: indices of the encoded sentences that are added.
             n_steps: steps of the batch.
         """
         n_old, k = len(self.slots), self.spec.beam_size
-        candidates = [*self.slots, *(fresh.slots if fresh else ())]
-        self.slots = [candidates[b] for b in order]
+        old_and_new = [*self.slots, *(fresh.slots if fresh else ())]
+        self.slots = [old_and_new[b] for b in order]
         if not order:
             return
-        selection = Selection.build(self.table.parents, n_old, order)
         rows, fresh_rows = self.table.parents, None  # (B, K)
+        selection = Selection.build(rows, n_old, order)  # its rows are replaced below
         if fresh:
             starting = [fresh.slots[i] for i in joining]
             fresh.start(starting, n_steps + self.spec.n_forced_start)
@@ -332,12 +333,12 @@ def _select_rows(x: Tensor, selection: Selection, n_joining: int, fill: int) -> 
 def fill_holes(kept: list[int], joining: Sequence[int]) -> list[int]:
     """Return the sentence for each slot, moving as few sentences as possible.
 
-    New sentences and then the last running ones fill the holes:
-    kept [0, 2, 3], joining [] -> [0, 3, 2].
+    Sentences are numbered by old slot; numbers from B on are new sentences.  New sentences and then
+    the last running sentences fill the holes: kept [0, 2, 3], joining [] -> [0, 3, 2].
 
     Args:
-        kept: old slots of the sentences that continue.
-        joining: numbers of new sentences.
+        kept: numbers of the sentences that continue.
+        joining: numbers of the new sentences.
     """
     n = len(kept) + len(joining)
     stay = {b for b in kept if b < n}

@@ -24,12 +24,12 @@ class TokenRules:
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """Tokens that are banned in every position."""
-        return tuple(word[0] for word in self.banned if len(word) == 1)
+        return tuple(phrase[0] for phrase in self.banned if len(phrase) == 1)
 
     @property
     def banned_phrases(self) -> tuple[tuple[int, ...], ...]:
         """Sequences of two or more tokens; the last one is banned after the others."""
-        return tuple(word for word in self.banned if len(word) > 1)
+        return tuple(phrase for phrase in self.banned if len(phrase) > 1)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SearchSpec:
     beta: float = 0.0
     stepwise_penalty: bool = False
     patience: float = 1.0
-    # Masked after the softmax: their probability is lost
+    # Masked after the softmax: the remaining probabilities sum to less than 1
     banned_after_softmax: tuple[int, ...] = ()
-    banned_ids: tuple[int, ...] = ()  # masked before or after it, see `Policy.masks`
+    banned_ids: tuple[int, ...] = ()  # masked before or after the softmax, see `Policy.masks`
     token_rules: TokenRules = TokenRules()
     phrases_see_start: bool = False  # matched sequences may include the first start token
     # For each start token: True if repetition rules see it
@@ -71,7 +71,7 @@ class SearchSpec:
     force_eos: Literal["no", "paid", "free"] = "no"
     sampling: Sampling | None = None
     temperature: float = 1.0
-    filters: tuple[tuple[str, Any], ...] = ()  # name and value, see `Sampling.active_filters`
+    filters: tuple[tuple[str, Any], ...] = ()  # name and value, see `Sampling.get_active_filters`
     needs_log_softmax: bool = True  # False: the model returns log-probabilities
     src_pad_id: int = 0
     track_attention: bool = False  # record the source token that each row attends to most
@@ -94,7 +94,7 @@ class SearchSpec:
 
     @property
     def n_candidates(self) -> int:
-        """Candidates per sentence and step, unless the vocabulary is smaller.
+        """Maximum number of candidates per sentence and step, N; lower for tiny vocabularies.
 
         Each extra EOS token adds K, so that K candidates without EOS always remain.
         """
@@ -118,8 +118,8 @@ class SearchSpec:
     def get_initial_scores(self) -> list[float]:
         """Return the scores of the K rows before the first step.
 
-        The K rows of a sentence start as copies.  Only the first row of each group is expanded,
-        unless rows are independent samples (`idle_score` is 0 then).
+        The K rows of a sentence start as copies, so all but the first row of each group get
+        `Policy.idle_score`, usually -inf.  It is 0 if rows are independent samples.
         """
         idle, rest = self.policy.idle_score, self.beam_size // self.beam_groups - 1
         if self.policy.groups == "apart":

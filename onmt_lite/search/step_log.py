@@ -15,7 +15,7 @@ INITIAL_CAPACITY = 64  # steps
 
 @dataclass(frozen=True)
 class TraceInputs:
-    """Inputs of a step's ranking, kept only if an observer follows the search."""
+    """Scores and masks of a step, kept only for the observer (-dump_beam)."""
 
     model_scores: TokenScores  # before all logits processors
     token_scores: TokenScores  # after all logits processors
@@ -30,15 +30,15 @@ class ChosenRows:
     """The result of a step, on the device."""
 
     rows: Candidates  # (B, K) the new rows; score -inf: no such row
-    candidates: Candidates  # (B, N) all ranked candidates; the same object as `rows` if N = K
-    open_scores: Tensor  # (B, K) scores of the new rows for the next step; -inf: took EOS
+    candidates: Candidates  # (B, N) all ranked candidates; may be the same object as `rows`
+    open_scores: Tensor  # (B, K) scores of the rows for the next step; -inf: not expanded
     penalties: Tensor | None = None  # (B, K) coverage penalties of the old rows
     attended: Tensor | None = None  # (B, K) source token that each old row attends to most
     trace: TraceInputs | None = None
 
 
 class StepLog:
-    """All steps of a batch, copied to the host: the only transfer from the device.
+    """All steps of a batch on the host; copying them is the only transfer from the device.
 
     A step is one float32 tensor (B, M); float32 is exact for integers up to 2^24.  `columns` maps
     names to slices of the M numbers.  Parents are rows of the batch inside the log, and rows of the
@@ -90,7 +90,7 @@ class StepLog:
         """Wait for the newest step and return which slots have an event.
 
         Returns:
-            B values: True if a candidate took EOS, no candidate is left, or a score is NaN.
+            One value per slot: True if a candidate took EOS, if no candidate is left, or at NaN.
         """
         self.wait()
         group = "candidate" if "candidate_score" in self.columns else "row"

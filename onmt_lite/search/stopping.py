@@ -48,18 +48,18 @@ class Full(StopRule):
 class Bound(StopRule):
     """Stop when no open row is expected to beat the finished hypotheses.
 
-    tensor2tensor, tf-models-official and transformers differ in the fields.
+    The fields distinguish tensor2tensor, tf-models-official and the versions of transformers.
     """
 
     reason: ClassVar[str] = "and no open row was expected to beat them"
     checks_every_step: ClassVar[bool] = True
     best_of: Literal["candidates", "live"]  # take the best score of all candidates or of open rows
-    # Length that divides the best score: current, maximum, or maximum only if longer hypotheses
-    # score better (alpha > 0)
+    # Length for the norm of the best score: current, maximum, or maximum only if alpha > 0 (then a
+    # longer hypothesis has a better score for the same sum)
     horizon: Literal["now", "max", "max_if_rewarded"]
     finished: Literal["one", "beam_size"] = "beam_size"  # minimum number of finished hypotheses
     beats: Literal["worst", "best"] = "worst"  # finished hypothesis to compare with the best score
-    strictly: bool = False  # continue if the two scores are equal
+    strictly: bool = False  # True: continue if the two scores are equal
 
     def get_min_finished(self, spec: SearchSpec) -> int:
         return 1 if self.finished == "one" else spec.group_size
@@ -67,13 +67,13 @@ class Bound(StopRule):
     def should_stop(
         self, beam: Beam, pool: FinishedPool, candidates: CandidateList, rows: CandidateList
     ) -> bool:
-        spec, racing = beam.spec, candidates if self.best_of == "candidates" else rows
+        spec, contenders = beam.spec, candidates if self.best_of == "candidates" else rows
         uses_max = self.horizon == "max" or (self.horizon == "max_if_rewarded" and spec.alpha > 0)
         length = (beam.limits.max_steps if uses_max else beam.n_steps) + beam.n_before
-        best_score = max(racing.score) / spec.compute_length_norm(length)
-        select = min if self.beats == "worst" else max
-        rival = select([hyp.score for hyp in pool.finished])
-        return rival > best_score if self.strictly else rival >= best_score
+        bound = max(contenders.score) / spec.compute_length_norm(length)
+        finished_scores = [hyp.score for hyp in pool.finished]
+        to_beat = min(finished_scores) if self.beats == "worst" else max(finished_scores)
+        return to_beat > bound if self.strictly else to_beat >= bound
 
     def for_all_hypotheses(self) -> StopRule:
         return replace(self, finished="beam_size")

@@ -1,4 +1,4 @@
-"""Teacher forcing: log-probabilities and attention of given targets."""
+"""Teacher forcing: log-probabilities and attention of reference translations."""
 
 import math
 from collections.abc import Sequence
@@ -32,15 +32,14 @@ def score_targets(
         starts: B lists of first decoder inputs, all of the same length.
         eos_id: the EOS token.
         needs_log_softmax: False: the model returns log-probabilities.
-        ids: (B, S) for copy models, see `onmt_lite.models.base.EncoderDecoder`.
+        ids: (B, S) target IDs of the source tokens, for copy models only.
         max_logits: maximum number of logits (B * T * V) in memory; above it, decode step by step.
 
     Returns:
         B lists of log-probabilities in nats, one more than target tokens.
     """
-    inputs, out, n_before = _make_decoder_input(
-        targets, starts, eos_id, src.device
-    )  # (B, N + T), (B, T)
+    # (B, N + T), (B, T), N
+    inputs, out, n_before = _make_decoder_input(targets, starts, eos_id, src.device)
     memory = model.encode(src, src_lengths, ids)
     if out.numel() * model.vocab_size <= max_logits:
         log_probs = _gather_log_probs(
@@ -51,11 +50,11 @@ def score_targets(
         for tokens in inputs[:, :n_before].unbind(1):
             model.step(tokens, state)
         steps = (model.step(tokens, state)[0] for tokens in inputs[:, n_before:].unbind(1))
-        chosen = [
-            _gather_log_probs(logits, ids, needs_log_softmax)
-            for logits, ids in zip(steps, out.unbind(1))
+        by_step = [
+            _gather_log_probs(logits, tokens, needs_log_softmax)
+            for logits, tokens in zip(steps, out.unbind(1))
         ]
-        log_probs = torch.stack(chosen, 1)  # (B, T)
+        log_probs = torch.stack(by_step, 1)  # (B, T)
     return [row[: len(target) + 1] for row, target in zip(log_probs.tolist(), targets)]
 
 
@@ -80,7 +79,7 @@ def compute_target_attention(
         starts: B lists of first decoder inputs, all of the same length.
         eos_id: the EOS token.
         heads: attention heads to average.
-        ids: (B, S) for copy models.
+        ids: (B, S) target IDs of the source tokens, for copy models only.
 
     Returns:
         B tensors (T + 1, S) on the host, T target tokens and S source tokens of each sentence.

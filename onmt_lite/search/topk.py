@@ -16,7 +16,7 @@ from onmt_lite.search.spec import SearchSpec
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Token log-probabilities as `logits - log_z`; the subtraction is left to the top-k."""
+    """Token log-probabilities as `logits - log_z`; the top-k subtracts only where needed."""
 
     logits: Tensor  # (R, V) float32; -inf: masked
     log_z: Tensor  # (R,) float32, log-sum-exp of the logits
@@ -43,15 +43,15 @@ class Candidates:
         score = self.score.masked_fill(dropped, -math.inf)  # (B, N)
         return replace(self, score=score, ended=self.ended.masked_fill(dropped, False))
 
-    def with_model_log_probs(self, model: TokenScores) -> "Candidates":
-        """Return the candidates with log-probabilities from before the logits processors.
+    def with_model_log_probs(self, model_scores: TokenScores) -> "Candidates":
+        """Return the candidates with the model's log-probabilities, before penalties.
 
         Args:
-            model: scores (R, V) from the model.
+            model_scores: scores (R, V) from the model.
         """
-        v = model.logits.size(1)
-        logits = model.logits.take(self.parent * v + self.token)  # (B, N)
-        return replace(self, log_prob=logits - model.log_z.take(self.parent))
+        v = model_scores.logits.size(1)
+        logits = model_scores.logits.take(self.parent * v + self.token)  # (B, N)
+        return replace(self, log_prob=logits - model_scores.log_z.take(self.parent))
 
 
 class TopK:
@@ -140,8 +140,10 @@ class TopK:
             for i in self.stale_blocks:
                 block = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
                 torch.amax(block, 2, out=block_max[:, :, i])
-        totals = (block_max - log_z[:, :, None] + scores[:, :, None]).flatten(1)  # (B, k*blocks)
-        blocks = self._stable_topk(totals, min(n, totals.size(1))).sort(1).values  # (B, N)
+        block_scores = block_max - log_z[:, :, None] + scores[:, :, None]  # (B, k, blocks)
+        block_scores = block_scores.flatten(1)  # (B, k*blocks)
+        blocks = self._stable_topk(block_scores, min(n, block_scores.size(1)))  # (B, N)
+        blocks = blocks.sort(1).values  # (B, N) in flat order, for ties
         block_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
         flat_index, beyond = self._locate(blocks, block_row, k, v)  # (B, N, block)
         block_logits = logits.flatten().index_select(0, flat_index.flatten())
@@ -220,23 +222,23 @@ class TopK:
         last = torch.arange(n, device=self.device) >= limit  # (B, N)
         return replace(best, score=best.score.masked_fill(last, -math.inf))
 
-    def _stable_topk(self, totals: Tensor, n: int) -> Tensor:
-        """Return the columns (B, n) of the n largest totals (B, M); ties by the lower column.
+    def _stable_topk(self, scores: Tensor, n: int) -> Tensor:
+        """Return the columns (B, n) of the n largest scores (B, M); ties by the lower column.
 
         torch.topk returns ties in any order, and a stable sort takes twenty times longer.  So
-        totals are converted to float64 (29 more bits than float32), and each one is lowered
+        scores are converted to float64 (29 more bits than float32), and each one is lowered
         slightly in proportion to its size and its column (zeros by a tiny constant).  Sums of
-        log-probabilities are negative, so one product does this; totals above 0 are possible only
+        log-probabilities are negative, so one product does this; scores above 0 are possible only
         with a bias and need another factor.
         """
-        m = totals.size(1)
+        m = scores.size(1)
         if m not in self.tie_breakers:
             column = torch.arange(1, m + 1, dtype=torch.float64, device=self.device)  # (M,)
             self.tie_breakers[m] = -1e-200 * column, 1 + 2.0**-51 * column
         (lowered, factor), rules = self.tie_breakers[m], self.spec.token_rules  # (M,)
-        if rules.sequence_bias or rules.exponential_decay_length_penalty:  # totals may be positive
-            factor = torch.where(totals > 0, 2 - factor, factor)  # (B, M)
-        keys = torch.addcmul(lowered, totals, factor)  # (B, M) float64
+        if rules.sequence_bias or rules.exponential_decay_length_penalty:  # scores may be positive
+            factor = torch.where(scores > 0, 2 - factor, factor)  # (B, M)
+        keys = torch.addcmul(lowered, scores, factor)  # (B, M) float64
         return keys.topk(n, dim=1).indices
 
     def _select_diverse(
@@ -247,7 +249,7 @@ class TopK:
         scores: Tensor,
         is_first_step: Tensor | None,
     ) -> Candidates:
-        """Diverse beam search (Vijayakumar et al. 2018): rank the rows group by group.
+        """Rank the rows group by group: diverse beam search (Vijayakumar et al. 2018).
 
         A token costs `diversity_rate` for each time that an earlier group has it at this step.  If
         groups finish apart (transformers), only tokens of new rows count; if they are interleaved
@@ -259,13 +261,16 @@ class TopK:
             log_z: (B, K) log-sum-exp of the logits.
             scores: (B, K) scores of the rows.
             is_first_step: (B,) True at a sentence's first step, or None.
+
+        Returns:
+            Candidates (B, N), by group if groups finish apart, else one of each group in turn.
         """
         (b, k, v), spec, n_groups = logits.shape, self.spec, self.spec.beam_groups
         size, apart = k // n_groups, spec.policy.groups == "apart"
         weight = token_scores.diversity_weight
         taken = logits.new_zeros(b, v)  # (B, V) number of times that earlier groups have each token
         batch_rows = torch.arange(b * k, device=self.device).view(b, k)  # (B, K)
-        groups = []
+        candidates_by_group = []
         for g in range(n_groups):
             rows = slice(g * size, (g + 1) * size) if apart else slice(g, None, n_groups)
             penalty = spec.diversity_rate * taken[:, None]  # (B, 1, V)
@@ -279,8 +284,9 @@ class TopK:
                 counted &= ~best.ended
                 counted &= counted.cumsum(1) <= size  # (B, n)
             taken.scatter_add_(1, best.token, counted.to(taken.dtype))
-            groups.append(replace(best, parent=batch_rows[:, rows].flatten()[best.parent]))
-        columns = zip(*(vars(group).values() for group in groups))
+            parent = batch_rows[:, rows].flatten()[best.parent]  # (B, n)
+            candidates_by_group.append(replace(best, parent=parent))
+        columns = zip(*(vars(group).values() for group in candidates_by_group))
         if apart:
             return Candidates(*(torch.cat(column, 1) for column in columns))
         return Candidates(*(torch.stack(column, 2).flatten(1) for column in columns))
@@ -297,15 +303,15 @@ def is_eos(spec: SearchSpec, tokens: Tensor) -> Tensor:
 def choose_continuing_ranks(spec: SearchSpec, candidates: Candidates) -> Tensor:
     """Return the ranks (B, K) of the candidates that become rows, most of them without EOS.
 
-    refill   the best K candidates without EOS, whatever their order of sampling
-    in_slot  the first K; each one with EOS is replaced by the next candidate without EOS from rank
-             K on (CTranslate2)
+    refill    the best K candidates without EOS, by score even if they were sampled
+    in_place  the first K; each one with EOS is replaced by the next candidate without EOS from rank
+              K on (CTranslate2)
 
     If there are too few candidates without EOS, candidates with EOS fill the rest.
     """
     score, ended = candidates.score, candidates.ended
     k, (b, n) = spec.beam_size, score.shape
-    if spec.policy.ended == "in_slot":
+    if spec.policy.ended == "in_place":
         first = torch.arange(k, device=score.device).expand(b, -1)  # (B, K)
         if n == k:
             return first

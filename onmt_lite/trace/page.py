@@ -66,7 +66,7 @@ class Html(str):
     """Text that is already markup."""
 
 
-class Markup(Formatter):
+class TemplateFormatter(Formatter):
     """Formatter that escapes values, unless the template has a format for them."""
 
     def format_field(self, value: object, spec: str) -> str:
@@ -74,12 +74,12 @@ class Markup(Formatter):
 
 
 def fill_template(template: str, **values: object) -> Html:
-    """Return a template of the page, filled in with values."""
-    return Html(Markup().vformat(TEMPLATES[template], (), values))
+    """Fill in a template of the page."""
+    return Html(TemplateFormatter().vformat(TEMPLATES[template], (), values))
 
 
 def format_value(value: object) -> str:
-    """Return a value as markup: floats with 4 digits and a true minus sign, lists concatenated."""
+    """Return a value as markup: floats with 4 decimals and U+2212 as minus, lists concatenated."""
     if isinstance(value, Html):
         return value
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def format_value(value: object) -> str:
     return html.escape(INVALID_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-# Templates by name; the name is in a comment before each
+# Templates by name; the comment before a template is its name
 _, *PARTS = re.split(
     r"<!-- (.*) -->\n",
     files("onmt_lite.trace").joinpath("page.html").read_text(encoding="utf-8"),
@@ -104,7 +104,7 @@ TEMPLATES = {name: body[:-1] for name, body in zip(PARTS[::2], PARTS[1::2])}
 
 
 def render_body(trace: Trace) -> Html:
-    """Return result, explanation, steps and attention of one line."""
+    """Return the drawing, hypotheses, explanation, steps and attention of one line."""
     hypotheses = [
         fill_template(
             "hypothesis",
@@ -148,25 +148,25 @@ def render_attention(trace: Trace) -> Html:
 
 # -- drawing ----------------------------------------------------------------------------------
 
-# Pixels: width of a letter, height of a node, distance of rows, space between steps
+# Pixels: width of a letter, height of a node, distance between rows, space between steps
 LETTER, NODE, LANE, GAP = 8, 30, 52, 44
 MAX_TOKEN_WIDTH = 14  # letters
 STYLES = ("pale", "kept", "best")  # of nodes and edges; edges are drawn in this order
 
 
 def render_drawing(trace: Trace) -> Html:
-    """Return the search as SVG: one column per step, one node per row, edges to the parents."""
+    """Draw the search as SVG: one column per step, one node per row, edges to the parents."""
     ranks = {(hyp.step - 1, hyp.row): rank for rank, hyp in enumerate(trace.hypotheses)}
     styles = {node: "kept" for t, k in ranks for node in walk_back(trace, t, k)}
     styles |= dict.fromkeys(enumerate(trace.path), "best")
     size, lanes = trace.beam_size, range(max(map(len, trace.steps)))
     tops = [24 + LANE * k + 14 * (k >= size) for k in lanes]
-    parents, right = [(tops[0] + tops[size - 1]) // 2] * len(lanes), 14  # of the start
+    parents, right = [(tops[0] + tops[size - 1]) // 2] * len(lanes), 14  # y and x of the start
     start = fill_template("start", x=right, y=parents[0] + NODE // 2)
     columns, edges, nodes = [], [], []
     for t, rows in enumerate(trace.steps):
         labels = {k: make_label(row) for k, row in enumerate(rows) if row.state != "none"}
-        width = LETTER * (2 + max(map(text_width, labels.values()), default=1))
+        width = LETTER * (2 + max(map(measure_width, labels.values()), default=1))
         left, right = right + GAP, right + GAP + width
         columns.append(fill_template("column", x=left + width // 2, number=t + 1))
         for k, label in labels.items():
@@ -195,7 +195,7 @@ def render_drawing(trace: Trace) -> Html:
 
 
 def walk_back(trace: Trace, t: int, k: int) -> Iterator[tuple[int, int]]:
-    """Yield (step, row) of a hypothesis from its last token to its first.
+    """Yield (step, row), both from 0, of a hypothesis from its last token to its first.
 
     Args:
         trace: the trace.
@@ -216,7 +216,7 @@ def render_node(
         trace: the trace.
         t: the step, from 0.
         k: the row.
-        rank: rank of the finished hypothesis that ends here, from 0; None if there is none.
+        rank: rank, from 0, of the finished hypothesis that ends in this row, if any.
         style: one of STYLES.
         layout: label, position and size.
     """
@@ -249,14 +249,14 @@ def render_node(
 def make_label(row: Continuation) -> str:
     """Return mark and token, with visible spaces, truncated to MAX_TOKEN_WIDTH."""
     token = re.sub(r"\s", "\N{OPEN BOX}", row.text)
-    fitting = sum(width <= MAX_TOKEN_WIDTH for width in accumulate(map(text_width, token)))
+    fitting = sum(width <= MAX_TOKEN_WIDTH for width in accumulate(map(measure_width, token)))
     if fitting < len(token):
         token = token[: fitting - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return f"{MARKS[row.state]} {token}".strip()
 
 
-def text_width(text: str) -> int:
-    """Return the width in a monospaced font, where East Asian wide characters count twice."""
+def measure_width(text: str) -> int:
+    """Return the width in letters of a monospaced font; East Asian wide characters count twice."""
     visible = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
     return len(visible) + sum(unicodedata.east_asian_width(c) in "WF" for c in visible)
 
@@ -270,7 +270,7 @@ def render_step(trace: Trace, t: int, width: int) -> Html:
     Args:
         trace: the trace.
         t: the step, from 0.
-        width: number of cells.
+        width: number of cells, the last one for pruned continuations excluded.
     """
     pruned = trace.pruned[t]
     n_blocked = sum(c.state == "blocked" for c in pruned)

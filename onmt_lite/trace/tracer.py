@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Recorder of the searches of traced lines in a batch; an observer for `Runner`.
+    """Recorder of the searches of traced lines; `on_step` is the observer of a `BeamBatch`.
 
     Args:
         postprocessor: turns tokens into text.
@@ -64,6 +64,7 @@ class Tracer:
             [self._label_row(row, example, (t, row.parent, row.token) in kept) for row in step.rows]
             for t, step in enumerate(steps, 1)
         ]
+        pruned = [[self._label_row(row, example) for row in step.pruned] for step in steps]
         # Each row once: OpenNMT-py of 2018 fills up its n-best list with duplicates
         hypotheses = dict[tuple[int, int], TracedHypothesis]()
         for hyp in hyps:
@@ -81,7 +82,7 @@ class Tracer:
             example.src_tokens,
             beam.spec.beam_size,
             rows,
-            [[self._label_row(other, example) for other in step.pruned] for step in steps],
+            pruned,
             path,
             list(hypotheses.values()),
             explain_stop(beam, len(steps)),
@@ -92,12 +93,12 @@ class Tracer:
     def _label_row(
         self, row: Continuation, example: Example, is_kept: bool = False
     ) -> Continuation:
-        """Return a row with the text of its token.
+        """Return a row or pruned continuation with the text of its token and its final state.
 
         Args:
             row: the row.
             example: the example of its sentence.
-            is_kept: True if a kept finished hypothesis ends with this row.
+            is_kept: True if it is the end of a finished hypothesis that was kept.
         """
         if row.score < NO_ROW_SCORE:
             return replace(row, score=-math.inf, log_prob=-math.inf, state="none", why="")
@@ -118,7 +119,7 @@ class Tracer:
         beam: Beam,
         result: SearchResult,
     ) -> TracedHypothesis:
-        """Describe a finished hypothesis.
+        """Return the record of a finished hypothesis for the trace.
 
         Args:
             hyp: the hypothesis.
@@ -237,7 +238,7 @@ def find_pruned(
         inputs: inputs of the step's ranking.
         b: the slot of the sentence.
         open_scores: scores of the new rows.
-        shown: (row, token) of continuations to leave out.
+        shown: (row, token) of continuations that are already in the step.
 
     Returns:
         The best K continuations with lower scores than the rows, then up to K masked ones that
@@ -250,7 +251,7 @@ def find_pruned(
     final_scores = inputs.token_scores.logits[rows] - inputs.token_scores.log_z[rows, None] + scores
 
     def take_best(path_scores: Tensor, n: int, why: str = "") -> list[Continuation]:
-        """Return the n best continuations, without invalid rows and those in `shown`.
+        """Return the n best continuations, except in missing rows or `shown`.
 
         Args:
             path_scores: (K, V) scores of the continuations.
@@ -259,12 +260,12 @@ def find_pruned(
         """
         best = torch.topk(path_scores.flatten(), min(n, path_scores.numel()))  # (n,)
         v = path_scores.size(1)
-        found = [
+        continuations = [
             Continuation(i // v, i % v, score, float(log_probs[i // v, i % v]), "lost", why)
             for i, score in zip(best.indices.tolist(), best.values.tolist())
             if score > NO_ROW_SCORE
         ]
-        return [continuation for continuation in found if continuation.key not in shown]
+        return [c for c in continuations if c.key not in shown]
 
     lowest = min(open_scores, default=-math.inf)
     if spec.sampling:
@@ -278,8 +279,8 @@ def find_pruned(
     limits = batch.slots[b].beam.limits
     would_win = (final_scores == -math.inf) & (unmasked_scores > lowest)  # (K, V)
     for blocked in take_best(unmasked_scores.masked_fill(~would_win, -math.inf), k):
-        first_rule = next(why for why, mask in inputs.forbidden if mask[rows][blocked.key])
-        why = f"blocked: {first_rule.format(limits=limits)}"
+        reason = next(reason for reason, mask in inputs.forbidden if mask[rows][blocked.key])
+        why = f"blocked: {reason.format(limits=limits)}"
         pruned.append(replace(blocked, state="blocked", why=why))
     return pruned
 

@@ -51,11 +51,11 @@ def read_hypotheses(config, returned, n_forced):
         returned: pairs of IDs and score.
         n_forced: start tokens after the first.
     """
-    ends = config["eos_token_id"]
-    ends = ends if isinstance(ends, list) else [ends]
+    eos_ids = config["eos_token_id"]
+    eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
     for ids, score in returned:
         ids = ids[1 + n_forced :]
-        end_positions = [i for i, token in enumerate(ids) if token in ends]
+        end_positions = [i for i, token in enumerate(ids) if token in eos_ids]
         yield tuple(ids[: end_positions[0]] if end_positions else ids), bool(end_positions), score
 
 
@@ -70,10 +70,10 @@ def test_generation_config_rules_n_best_equals_transformers_generate(row, search
     for translation, returned in zip(found, row[search], strict=True):
         if returned is None:  # NaN in transformers 4
             continue
-        wanted = [*read_hypotheses(config, returned, n_forced)]
-        assert [(hyp.ids, hyp.ended) for hyp in translation.hyps] == [x[:2] for x in wanted]
+        expected = [*read_hypotheses(config, returned, n_forced)]
+        assert [(hyp.ids, hyp.ended) for hyp in translation.hyps] == [x[:2] for x in expected]
         if k > 1:
-            scores = [score for *_, score in wanted]
+            scores = [score for *_, score in expected]
             assert [hyp.score for hyp in translation.hyps] == pytest.approx(scores, abs=1e-4)
 
 
@@ -198,8 +198,8 @@ def test_exponential_decay_length_penalty_any_length_equals_reference(
         make, rows, n_prefix=n_prefix, n_counted_start=n_forced, logits=logits
     )
     for r in range(4):
-        n_given = 1 + n_prefix[r // 2] if n_prefix[r // 2] else 1 - n_forced
-        beyond = max(0, LENGTH - n_given - start)
+        n_uncounted = 1 + n_prefix[r // 2] if n_prefix[r // 2] else 1 - n_forced
+        beyond = max(0, LENGTH - n_uncounted - start)
         for v in range(V):
             increase = abs(before[r][v]) * (factor**beyond - 1) if v in ends else 0.0
             expected = before[r][v] + (increase if before[r][v] > -math.inf else 0.0)

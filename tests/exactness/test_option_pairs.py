@@ -89,77 +89,78 @@ def list_pairs(options: dict) -> set:
 
 
 def make_covering_array(values: dict[str, list], seed: int) -> list[dict]:
-    """Return configurations that cover every valid pair of values (greedy algorithm)."""
-    dice = random.Random(seed)
+    """Return configurations that contain every valid pair of values, chosen greedily."""
+    rng = random.Random(seed)
     names = itertools.combinations(sorted(values), 2)
-    wanted = [
+    pairs = [
         ((a, x), (b, y))
         for a, b in names
         for x, y in itertools.product(values[a], values[b])
         if is_valid({a: x, b: y})
     ]
-    dice.shuffle(wanted)
-    missing, found = dict.fromkeys(wanted), []
+    rng.shuffle(pairs)
+    missing, configurations = dict.fromkeys(pairs), []
     while missing:
         options = dict(next(iter(missing)))
-        for name in dice.sample(sorted(values), len(values)):
+        for name in rng.sample(sorted(values), len(values)):
             if name not in options:
                 valid = [v for v in values[name] if is_valid({**options, name: v})]
                 new = [
                     sum(make_pair(name, v, o) in missing for o in options.items()) for v in valid
                 ]
-                options[name] = valid[max(range(len(new)), key=lambda i: (new[i], dice.random()))]
-        found.append(options)
+                options[name] = valid[max(range(len(new)), key=lambda i: (new[i], rng.random()))]
+        configurations.append(options)
         for pair in list_pairs(options):
             missing.pop(pair, None)
-    return found
+    return configurations
 
 
 def make_pair(name, value, other):
+    """Return a pair of (option, value) in sorted order."""
     return tuple(sorted([(name, value), other]))
 
 
-def make_random_table(dice: random.Random, vocab_size: int, features: str) -> TableSource:
+def make_random_table(rng: random.Random, vocab_size: int, features: str) -> TableSource:
     """Return a table with a row for most prefixes of up to two tokens and one per length.
 
     Args:
-        dice: random number generator.
+        rng: random number generator.
         vocab_size: V.
         features: may contain "holes" (tokens with probability 0) and "tied" (tied scores).
     """
-    length, bias = dice.randint(1, 4), dice.choice([-1.0, 0.0, 1.0])
+    length, bias = rng.randint(1, 4), rng.choice([-1.0, 0.0, 1.0])
     words = range(1, vocab_size)
     prefixes = [p for n in range(3) for p in itertools.product(words, repeat=n)]
-    keys = [" ".join(map(str, p)) for p in prefixes if not p or dice.random() < 0.6]
+    keys = [" ".join(map(str, p)) for p in prefixes if not p or rng.random() < 0.6]
     keys += [f"*{n}" for n in range(1, 6)]
 
     def row(key: str) -> list[float]:
-        if "holes" in features and key and dice.random() < 0.07:
+        if "holes" in features and key and rng.random() < 0.07:
             return [-math.inf] * vocab_size
-        allowed = [not ("holes" in features and dice.random() < 0.2) for _ in range(vocab_size)]
+        allowed = [not ("holes" in features and rng.random() < 0.2) for _ in range(vocab_size)]
         if "tied" in features:
-            return make_tied_row(dice, allowed)
+            return make_tied_row(rng, allowed)
         return [
-            dice.gauss(bias * (y == EOS), 1.5) if a else -math.inf for y, a in enumerate(allowed)
+            rng.gauss(bias * (y == EOS), 1.5) if a else -math.inf for y, a in enumerate(allowed)
         ]
 
     def attention() -> list[float]:
-        weights = [dice.choice([0.0, 0.1, 0.5, dice.random()]) for _ in range(length)]
+        weights = [rng.choice([0.0, 0.1, 0.5, rng.random()]) for _ in range(length)]
         return [w / sum(weights) for w in weights] if any(weights) else [1 / length] * length
 
     rows, attn = {key: row(key) for key in keys}, {key: attention() for key in keys}
-    ending = [5.0] + [dice.gauss(0, 1.5) for _ in words]
+    ending = [5.0] + [rng.gauss(0, 1.5) for _ in words]
     return TableSource(length, rows, ending, attn, attention())
 
 
-def make_tied_row(dice: random.Random, allowed: list[bool]) -> list[float]:
+def make_tied_row(rng: random.Random, allowed: list[bool]) -> list[float]:
     """Return log-probabilities with many ties.
 
     Small ones are multiples of 1/2, so that their sums are exact despite the rounding of the
     softmax; up to three tokens share the remaining probability.
     """
-    values = [-dice.choice([4.0, 4.5, 5.0, 6.0]) if a else -math.inf for a in allowed]
-    shares = {y: dice.choice([1, 2, 4]) for y in dice.choices(range(len(allowed)), k=3)}
+    values = [-rng.choice([4.0, 4.5, 5.0, 6.0]) if a else -math.inf for a in allowed]
+    shares = {y: rng.choice([1, 2, 4]) for y in rng.choices(range(len(allowed)), k=3)}
     rest = 1 - sum(math.exp(x) for y, x in enumerate(values) if y not in shares)
     for y, share in shares.items():
         values[y] = math.log(rest * share / sum(shares.values()))
@@ -177,19 +178,19 @@ class Case:
     """
 
     def __init__(self, name: str, i: int, options: dict, tables: Sequence[str]):
-        dice = random.Random(f"{name} {i} {tables}")
+        rng = random.Random(f"{name} {i} {tables}")
         self.name, self.i = name, i
         self.words = WORDS[: 4 + i % 4]
         self.unk = len(self.words) - 1 if "ban_unk_token" in options else None
         self.options = {k: v for k, v in options.items() if k != "tgt_file_prefix"}
-        self.sources = [make_random_table(dice, len(self.words), features) for features in tables]
+        self.sources = [make_random_table(rng, len(self.words), features) for features in tables]
         self.prefixes: list[tuple[int, ...]] = [() for _ in self.sources]
         # The references of the other searches do not support prefixes: see test_references
         if options.get("tgt_file_prefix") and name in ("opennmt", "opennmt-3", "fairseq"):
             ids = range(1, len(self.words))
-            self.prefixes = [tuple(dice.choices(ids, k=dice.randint(0, 3))) for _ in self.sources]
-        self.batch_size = 1 if name == COUPLED else dice.choice([2, len(self.sources)])
-        self.refills = dice.random() < 0.5
+            self.prefixes = [tuple(rng.choices(ids, k=rng.randint(0, 3))) for _ in self.sources]
+        self.batch_size = 1 if name == COUPLED else rng.choice([2, len(self.sources)])
+        self.refills = rng.random() < 0.5
 
     def search(self) -> list[list[Hyp]]:
         """Return the n-best lists of the search under test."""
@@ -244,7 +245,7 @@ def make_cases(name: str, tables: str, n_arrays: int = 1) -> list[Case]:
 
 
 def drop_masked(hyps: list[Hyp]) -> list[Hyp]:
-    """Drop placeholders."""
+    """Drop placeholder hypotheses."""
     return [h for h in hyps if h.score > MASKED]
 
 
@@ -254,6 +255,7 @@ def read_texts(hyps: list[Hyp]) -> list[tuple]:
 
 
 def differ(found: list[Hyp], expected: list[Hyp]) -> bool:
+    """Return True if tokens differ, or scores by more than the tolerance."""
     if read_texts(found) != read_texts(expected):
         return True
     return any(

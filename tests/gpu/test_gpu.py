@@ -280,8 +280,8 @@ class TestMemory:
         translator = Translator.from_pretrained(device=DEVICE, precision="fp32")
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        room = torch.cuda.memory_reserved() + 400 * 2**20  # logits of all sentences take 300 MB
-        torch.cuda.set_per_process_memory_fraction(room / total)
+        limit = torch.cuda.memory_reserved() + 400 * 2**20  # logits of all sentences take 300 MB
+        torch.cuda.set_per_process_memory_fraction(limit / total)
         try:
             options = dict(n_best=5, batch_size=2000, batch_type="sents")
             found = translator.translate(SAMPLE * 160, **options)
@@ -300,8 +300,8 @@ class TestCommandLine:
         return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
     def test_translate_file_equals_cpu(self, tmp_path, expected):
-        done = self.run(tmp_path, *(["-gpu", "0"] if CUDA else ["-device", DEVICE]))
-        assert (done.returncode, done.stderr) == (0, "")
+        process = self.run(tmp_path, *(["-gpu", "0"] if CUDA else ["-device", DEVICE]))
+        assert (process.returncode, process.stderr) == (0, "")
         lines = (tmp_path / "out.txt").read_text("utf-8").split("\n")[:-1]
         unambiguous = [
             (line, t.hyps[0].text)
@@ -314,9 +314,9 @@ class TestCommandLine:
     @needs_gpu
     def test_unknown_gpu_is_rejected(self, tmp_path):
         n = torch.cuda.device_count()
-        done = self.run(tmp_path, "-gpu", str(n))
-        assert done.returncode == 2
-        assert f"gpu {n}" in done.stderr and done.stderr.count("\n") == 1
+        process = self.run(tmp_path, "-gpu", str(n))
+        assert process.returncode == 2
+        assert f"gpu {n}" in process.stderr and process.stderr.count("\n") == 1
         assert not (tmp_path / "out.txt").exists()
 
 

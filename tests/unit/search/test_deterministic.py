@@ -45,11 +45,11 @@ def test_deterministic_output_is_independent_of_batch_order_and_threads(
     run, tmp_path, batch_dependent_sums
 ):
     (tmp_path / "tgt").write_text("\n".join(reversed(LINES)) + "\n", "utf-8")
-    given = f"-deterministic -tgt {tmp_path}/tgt"
-    expected = run(f"{given} -batch_size 1 -threads 1")
-    assert run(f"{given} -batch_size 7") == expected
-    assert run(f"{given} -batch_size 64 -threads 2") == expected
-    assert run(f"{given} -bucket_lines 5") == expected
+    base = f"-deterministic -tgt {tmp_path}/tgt"
+    expected = run(f"{base} -batch_size 1 -threads 1")
+    assert run(f"{base} -batch_size 7") == expected
+    assert run(f"{base} -batch_size 64 -threads 2") == expected
+    assert run(f"{base} -bucket_lines 5") == expected
     mixed = random.Random(5).sample(LINES, 9)
     found = run("-deterministic -batch_size 64 -threads 2", mixed).decode("utf-8").split("\n")
     hyps = {r["src"]: r["hyps"] for r in map(json.loads, expected.decode("utf-8").splitlines())}

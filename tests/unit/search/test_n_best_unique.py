@@ -71,10 +71,10 @@ def sizes(monkeypatch):
 @pytest.mark.parametrize("n_best", [2, 3, 5, 7])
 @pytest.mark.parametrize("search", ["opennmt", "fairseq", "ctranslate2", "transformers"])
 def test_n_best_unique_returns_n_best_distinct_texts(translator, search, n_best):
-    given = dict(n_best=n_best, beam_size=n_best, search=search)
+    options = dict(n_best=n_best, beam_size=n_best, search=search)
     if search == "transformers":
-        given["max_length"] = LIMIT + 1
-    (found,) = translator.translate(["s0"], n_best_unique=True, **given)
+        options["max_length"] = LIMIT + 1
+    (found,) = translator.translate(["s0"], n_best_unique=True, **options)
     texts = [hyp.text for hyp in found.hyps]
     assert len(texts) == n_best == len(set(texts))
     scores = [hyp.score for hyp in found.hyps]
@@ -124,15 +124,17 @@ def test_n_best_unique_returns_only_existing_texts(translator):
 
 
 def test_n_best_unique_searches_again_only_if_texts_are_missing(translator, sizes):
-    plain, given = make_translator(0.3, 0.6, 0.0, 0.1), dict(n_best=3, beam_size=4)
-    assert plain.translate(["s0"], n_best_unique=True, **given) == plain.translate(["s0"], **given)
+    plain, options = make_translator(0.3, 0.6, 0.0, 0.1), dict(n_best=3, beam_size=4)
+    assert plain.translate(["s0"], n_best_unique=True, **options) == plain.translate(
+        ["s0"], **options
+    )
     assert sizes == [4, 4]
     translator.translate(["s0"], n_best_unique=True, n_best=5, beam_size=5)
     assert sizes[2:4] == [5, 10]
 
 
 def test_n_best_unique_out_of_memory_keeps_texts_found_so_far(translator, monkeypatch):
-    given = dict(n_best=5, beam_size=5)
+    options = dict(n_best=5, beam_size=5)
     run = Runner._search
 
     def fail_above_5(self, model, group, n_slots, config):
@@ -141,16 +143,16 @@ def test_n_best_unique_out_of_memory_keeps_texts_found_so_far(translator, monkey
         return run(self, model, group, n_slots, config)
 
     monkeypatch.setattr(Runner, "_search", fail_above_5)
-    (found,) = translator.translate(["s0"], n_best_unique=True, **given)
+    (found,) = translator.translate(["s0"], n_best_unique=True, **options)
     texts = [hyp.text for hyp in found.hyps]
     assert 0 < len(texts) < 5 and len(set(texts)) == len(texts)
 
 
 @pytest.mark.parametrize("search", PRESETS)
 def test_n_best_unique_in_every_search_returns_distinct_texts(translator, search):
-    given = dict(n_best=4, beam_size=4, n_best_unique=True, search=search)
+    options = dict(n_best=4, beam_size=4, n_best_unique=True, search=search)
     lines = ["s0", "s0 ", "s0  "]  # different lines, so that all are searched
-    found = translator.translate(lines, **given)
+    found = translator.translate(lines, **options)
     for translation in found:
         texts = [hyp.text for hyp in translation.hyps]
         assert texts and len(set(texts)) == len(texts) <= 4

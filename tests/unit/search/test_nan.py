@@ -1,4 +1,4 @@
-"""A model that returns NaN or only -inf for one sentence does not affect the others."""
+"""NaN or only -inf for one sentence does not affect other sentences of the batch."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from tests.support.table_models import (
 from tests.unit.models.test_state import DAILY
 from tests.unit.search.test_simulated_gpu import (
     assert_same,
-    find_faults,
+    find_violations,
     move_to_gpu,
     simulate,
 )
@@ -67,7 +67,7 @@ def translate(translator, lines, **options) -> list:
     return [replace(t, id=0) for t in translations]
 
 
-def is_blank(translation: Translation) -> bool:
+def is_empty(translation: Translation) -> bool:
     (hyp,) = translation.hyps
     empty = Hypothesis("", [], 0.0, 0.0, [], ended=False)
     return hyp == empty and translation.notes == (NOT_A_NUMBER,)
@@ -91,7 +91,7 @@ class TestNanLeavesOtherSentencesUnchanged:
     def test_nan_in_every_search_leaves_other_sentences_unchanged(
         self, name, refills, group, data, batch_size
     ):
-        """Some sentences meet NaN, at the first step or later."""
+        """Some sentences get NaN, at the first step or later."""
         at = st.sampled_from(["", "1", "2", "1 1", "3 2", "*3"])
         bad = data.draw(st.dictionaries(st.integers(0, len(group) - 1), at, min_size=1))
         group = [add_nan(s, bad[i]) if i in bad else s for i, s in enumerate(group)]
@@ -101,23 +101,23 @@ class TestNanLeavesOtherSentencesUnchanged:
         options = dict(search=name, beam_size=3, max_length=6)
         alone = [translate(translator, [line], **options)[0] for line in lines]
         broken = [NOT_A_NUMBER in t.notes for t in alone]
-        # Every search meets a NaN at its first step
+        # Every search gets a NaN in the first row at its first step
         assert all(broken[i] for i, row in bad.items() if row == "")
         assert not any(broken[i] for i in range(len(group)) if i not in bad)
-        assert all(is_blank(t) for t, b in zip(alone, broken) if b)
+        assert all(is_empty(t) for t, b in zip(alone, broken) if b)
 
         found = translate(translator, lines, batch_size=len(lines), **options)
         others = [line for line, b in zip(lines, broken) if not b]
         expected = iter(translate(translator, others, batch_size=len(lines), **options))
         for t, b in zip(found, broken, strict=True):
-            assert is_blank(t) if b else t == next(expected)
+            assert is_empty(t) if b else t == next(expected)
         if name != "opennmt-2018":  # results depend on the batch
             again = translate(translator, lines, batch_size=batch_size, **options)
             assert again == found
 
     @pytest.mark.parametrize("name", mark_sweeps(MODELS_WITH_WEIGHTS, {*DAILY} - {"table"}))
     def test_nan_in_every_family_leaves_next_sentence_in_slot_unchanged(self, name):
-        """A sentence may get the slot of one whose state contains NaN."""
+        """A sentence may get a slot whose old state contains NaN."""
         model, plain = MODELS[name](), MODELS[name]()
         model.encode = partial(encode_with_nan, plain.encode)
         spec = replace(make_spec(Settings(beam_size=3, max_length=0)), bos_id=2)
@@ -145,9 +145,9 @@ class TestNanLeavesOtherSentencesUnchanged:
         plain, moved = (cases.make_translator(make_model_with_nan()) for _ in range(2))
         expected = cases.translate(plain, lines)
         found, events = simulate(move_to_gpu(moved), lines)
-        assert [is_blank(t) for t in found] == ["w27" in line.split() for line in lines]
+        assert [is_empty(t) for t in found] == ["w27" in line.split() for line in lines]
         assert_same(found, expected)
-        assert find_faults(events) == {}
+        assert find_violations(events) == {}
 
 
 def encode_with_nan(encode, src, *args):
@@ -195,7 +195,7 @@ class TestRetryInFp32:
         assert [t.hyps for t in found[::2]] == [t.hyps for t in others]
         assert all(t.hyps[0].tokens and NOT_A_NUMBER not in t.notes for t in found)
 
-    def test_nan_in_fp32_is_retried_once_and_left_blank(self, monkeypatch):
+    def test_nan_in_fp32_is_retried_once_and_left_empty(self, monkeypatch):
         calls, encode = [], TableModel.encode
 
         def record(self, src, *args):
@@ -208,21 +208,21 @@ class TestRetryInFp32:
         assert [NOT_A_NUMBER in t.notes for t in found] == [False, False, True, True, False]
         assert calls == [4, 1, 1]
 
-    def test_out_of_memory_in_fp32_leaves_line_blank(self, monkeypatch):
+    def test_out_of_memory_in_fp32_leaves_line_empty(self, monkeypatch):
         def fail(*args):
             raise RuntimeError("out of memory")
 
         translator = cases.make_translator(make_overflowing_model(torch.float16), precision="fp16")
         monkeypatch.setattr("onmt_lite.inference.runtime.copy.deepcopy", fail)
         found = cases.translate(translator, self.LINES)
-        assert [is_blank(t) for t in found] == [False, True, False, True]
+        assert [is_empty(t) for t in found] == [False, True, False, True]
 
 
 BEST = logits(0.1, 0.8, 0.1)
 COVERAGE = dict(coverage_penalty="wu", beta=0.2)
 NO_ATTENTION = make_source({}, BEST, {"1": [math.nan, 0.1]})
 INFINITE = make_source({"1": [0.0, math.inf, 0.0]}, BEST)
-BLANK = {
+EMPTY = {
     "one NaN in a row": (make_source({"": [0.0, math.nan, 0.0]}, [0.0] * 3), {}),
     "attention": (NO_ATTENTION, COVERAGE),
     "attention at each step": (NO_ATTENTION, dict(stepwise_penalty=True, **COVERAGE)),
@@ -232,16 +232,16 @@ BLANK = {
 
 
 class TestNanSources:
-    @pytest.mark.parametrize("source, options", BLANK.values(), ids=BLANK)
-    def test_nan_or_infinite_score_gives_blank_translation(self, source, options):
+    @pytest.mark.parametrize("source, options", EMPTY.values(), ids=EMPTY)
+    def test_nan_or_infinite_score_gives_empty_translation(self, source, options):
         (found,) = translate(make_translator([source]), ["s0 s0"], beam_size=2, **options)
-        assert is_blank(found)
+        assert is_empty(found)
 
-    def test_infinite_score_of_unnormalized_model_gives_blank_translation(self):
+    def test_infinite_score_of_unnormalized_model_gives_empty_translation(self):
         translator = make_translator([INFINITE])
         translator.pipeline.checkpoint = replace(translator.checkpoint, needs_log_softmax=False)
         (found,) = translate(translator, ["s0 s0"], beam_size=2)
-        assert is_blank(found)
+        assert is_empty(found)
 
 
 MASKED = [-math.inf] * 3
@@ -250,7 +250,7 @@ MASKED = [-math.inf] * 3
 class TestSearchEmpty:
     @pytest.mark.parametrize("name", PRESETS)
     def test_search_empty_ends_translation_after_last_possible_token(self, name):
-        """After one word, or without any."""
+        """After one token, or at the first step."""
         source = make_source({"": logits(0, 0.6, 0.4), "1": MASKED, "2": MASKED}, MASKED)
         translator = make_translator([source, GOOD, make_source({}, MASKED)])
         options = dict(search=name)

@@ -21,7 +21,7 @@ from tests.support.table_models import logits, make_checkpoint, make_source, sou
 # No limits, no length penalty, no masks: all searches are equivalent
 PLAIN = dict(max_length_ratio=0, length_penalty="none")
 
-# By option: a value other than the neutral one, and options that it needs
+# By option: a value that has an effect, and the options that it requires
 SWITCHED_ON = {
     "min_length": (3, {}),
     "coverage_penalty": ("wu", {"beta": 1.0}),
@@ -132,7 +132,7 @@ class TestEveryPreset:
 class TestOptions:
     @pytest.mark.parametrize("switch", SWITCHES)
     @pytest.mark.parametrize("name", PRESETS)
-    def test_option_that_the_original_lacks_is_rejected_by_name(self, name, switch):
+    def test_option_unsupported_by_original_is_rejected_by_name(self, name, switch):
         value, needed = SWITCHED_ON[switch]
         if switch in PRESETS[name].options:
             assert TranslateOptions.of(search=name, **{switch: value}, **needed)
@@ -141,7 +141,7 @@ class TestOptions:
                 TranslateOptions.of(search=name, **{switch: value}, **needed)
 
     @pytest.mark.parametrize(
-        "name, given, expected",
+        "name, options, expected",
         [
             ("opennmt-3", {}, {"length_penalty": "avg", "alpha": 1.0, "max_length_ratio": 1.25}),
             ("opennmt-2018", {}, {"length_penalty": "none", "alpha": 0.0, "max_length": 100}),
@@ -155,9 +155,9 @@ class TestOptions:
             ("fairseq", {"min_length": 0, "alpha": 0.5}, {"min_length": 0, "alpha": 0.5}),
         ],
     )
-    def test_preset_defaults_equal_original(self, name, given, expected):
-        options = TranslateOptions.of(search=name, **given)
-        values = {**vars(options.search), **vars(options.sampling)}
+    def test_preset_defaults_equal_original(self, name, options, expected):
+        resolved = TranslateOptions.of(search=name, **options)
+        values = {**vars(resolved.search), **vars(resolved.sampling)}
         assert {key: values[key] for key in expected} == expected
 
     def test_changing_search_changes_defaults_but_keeps_given_options(self):
@@ -167,7 +167,7 @@ class TestOptions:
         assert options.updated(beam_size=3).search.min_length == 1
 
     @pytest.mark.parametrize(
-        "given, words",
+        "options, message",
         [
             (dict(search="transformers-2", early_stopping="never"), "use true or false"),
             (dict(search="fairseq", length_penalty="wu"), "use none or avg"),
@@ -185,9 +185,9 @@ class TestOptions:
             (dict(search="transformer"), "did you mean transformers"),
         ],
     )
-    def test_contradictory_options_are_rejected(self, given, words):
-        with pytest.raises(OptionError, match=words):
-            TranslateOptions.of(**given)
+    def test_contradictory_options_are_rejected(self, options, message):
+        with pytest.raises(OptionError, match=message):
+            TranslateOptions.of(**options)
 
     def test_every_switch_is_an_option_with_a_test_case(self):
         assert set(SWITCHED_ON) == set(SWITCHES) <= set(OPTIONS)
@@ -287,10 +287,10 @@ def test_stop_rule_condition_accepts_every_zero():
     usual = TranslateOptions.of(search="ctranslate2", alpha=0.0, length_penalty="avg")
     stop = make_search_config(usual, checkpoint).spec.stop_rule
     for alpha, beta in [(-0.0, -0.0), (0, 0), (-0.0, 0), (0.0, -0.0)]:
-        given = dict(alpha=alpha, beta=beta, coverage_penalty="wu")
-        same = replace(usual, search=replace(usual.search, **given))
+        zeros = dict(alpha=alpha, beta=beta, coverage_penalty="wu")
+        same = replace(usual, search=replace(usual.search, **zeros))
         assert make_search_config(same, checkpoint).spec.stop_rule == stop
-        same = TranslateOptions.of(search="ctranslate2", length_penalty="avg", **given)
+        same = TranslateOptions.of(search="ctranslate2", length_penalty="avg", **zeros)
         assert make_search_config(same, checkpoint).spec.stop_rule == stop
     other = TranslateOptions.of(search="ctranslate2", alpha=1e-9, length_penalty="avg")
     assert make_search_config(other, checkpoint).spec.stop_rule != stop

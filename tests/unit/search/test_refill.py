@@ -1,4 +1,4 @@
-"""Refilled slots: a sentence gets the same translation in any batch as in a batch of its own."""
+"""Refilled slots: a translation does not depend on the other sentences of its batch."""
 
 from dataclasses import replace
 from functools import partial

@@ -24,8 +24,8 @@ CHI_SQUARE = {1: 15.14, 2: 18.42, 3: 21.11, 5: 25.74}
 
 def sample(n=N, source=SOURCE, **options):
     translator = Translator(make_checkpoint([source]), TranslateOptions.of(device="cpu"))
-    given = dict(max_length_ratio=0, do_sample=True) | {"beam_size": 1} | options
-    return translator.translate(["s0 s0"] * n, **given)
+    defaults = dict(max_length_ratio=0, do_sample=True, beam_size=1)
+    return translator.translate(["s0 s0"] * n, **(defaults | options))
 
 
 def count_first_tokens(translations) -> Counter:
@@ -194,7 +194,7 @@ def test_opennmt_3_samples_ignore_block_ngram_repeat_and_coverage(options):
     It never updates its list of n-grams, and uses no global scorer.
     """
     table = Translator.from_pretrained(TABLE, device="cpu")
-    given = dict(random_sampling_topk=1, beam_size=1, min_length=7, max_length=8)
-    (found,) = table.translate(["x"], search="opennmt-3", max_length_ratio=0, **given, **options)
+    greedy = dict(random_sampling_topk=1, beam_size=1, min_length=7, max_length=8)
+    (found,) = table.translate(["x"], search="opennmt-3", max_length_ratio=0, **greedy, **options)
     assert found.hyps[0].tokens == "c a d a a a a a".split()
     assert found.hyps[0].score == pytest.approx(-0.8987, abs=1e-4)

@@ -1,4 +1,4 @@
-"""How the cost of a search grows, as the count of numbers that operations write (not seconds).
+"""Growth of the search cost, measured in numbers written by operations instead of seconds.
 
 The terms are known (constant, linear, quadratic); their weights are fitted to all sizes at once.
 """
@@ -76,15 +76,15 @@ def decode_greedily(model: Any, n: int, source: int, steps: int) -> None:
 
 def fit(terms: Sequence[Term], times: dict[int, float]) -> dict[int, float]:
     """Return predicted counts by a least-squares fit of relative errors with weights >= 0."""
-    left = list(terms)
+    remaining = list(terms)
     while True:
-        shares = torch.tensor([[f(x) / t for f in left] for x, t in times.items()]).double()
+        shares = torch.tensor([[f(x) / t for f in remaining] for x, t in times.items()]).double()
         scale = shares.amax(0)
         weights = torch.linalg.lstsq(shares / scale, torch.ones(len(times), 1).double()).solution
         weights = weights[:, 0] / scale
         if (weights >= 0).all():
-            return {x: sum(float(w) * f(x) for w, f in zip(weights, left)) for x in times}
-        del left[int((weights * scale).argmin())]
+            return {x: sum(float(w) * f(x) for w, f in zip(weights, remaining)) for x in times}
+        del remaining[int((weights * scale).argmin())]
 
 
 class WriteCounter(TorchDispatchMode):

@@ -63,12 +63,12 @@ def move_to_gpu(translator: Translator) -> Translator:
     return move_translator(translator, translator.simulated)
 
 
-def find_faults(events: list[Event], uploads: float = 1) -> dict[str, int]:
-    """Return what steps must not do, with the number of steps that do it.
+def find_violations(events: list[Event], uploads: float = 1) -> dict[str, int]:
+    """Return violations of the transfer limits, with the number of steps that have them.
 
-    New sentences need uploads; recurrent encoders need the lengths on the host.
+    Steps that admit sentences may upload more; recurrent encoders need the lengths on the host.
     """
-    found: Counter[str] = Counter()
+    violations: Counter[str] = Counter()
     for step in split_into_steps(events):
         admits = any(e.kind == "begin" and e.name == "encode" for e in step)
         names = {
@@ -82,9 +82,11 @@ def find_faults(events: list[Event], uploads: float = 1) -> dict[str, int]:
         limits = {"wait": 0, "download": 1, "upload": math.inf if admits else uploads}
         for kind, limit in limits.items():
             if len(names[kind]) > limit:
-                found[f"{len(names[kind])} x {kind}: {', '.join(sorted(set(names[kind])))}"] += 1
-        found["large upload"] += any(e.kind == "upload" and e.n_bytes >= SMALL for e in step)
-    return dict(+found)
+                violations[
+                    f"{len(names[kind])} x {kind}: {', '.join(sorted(set(names[kind])))}"
+                ] += 1
+        violations["large upload"] += any(e.kind == "upload" and e.n_bytes >= SMALL for e in step)
+    return dict(+violations)
 
 
 def assert_same(found: list, expected: list) -> None:
@@ -188,7 +190,7 @@ class TestEverySearch:
         expected = translate(plain, search=search, **options)
         found, events = simulate(moved, search=search, **options)
         assert_same(found, expected)
-        assert find_faults(events, uploads) == {}
+        assert find_violations(events, uploads) == {}
 
     @pytest.mark.parametrize(
         "phrases",
@@ -202,7 +204,7 @@ class TestEverySearch:
         plain, moved = pair
         found, events = simulate(moved, **phrases)
         assert_same(found, translate(plain, **phrases))
-        assert find_faults(events) == {}
+        assert find_violations(events) == {}
 
     def test_sentences_finish_at_different_steps(self, pair):
         """Otherwise the tests above would drop or refill nothing."""
@@ -217,7 +219,7 @@ class TestEveryFamily:
         expected = translate(make_translator(FAMILIES[name]()), n_best=2)
         found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), n_best=2)
         assert_same(found, expected)
-        assert find_faults(events) == {}
+        assert find_violations(events) == {}
 
     @pytest.mark.parametrize("name", mark_sweeps(FAMILIES, DAILY_FAMILIES))
     def test_prefixes_need_no_extra_transfer(self, name):
@@ -227,21 +229,21 @@ class TestEveryFamily:
         expected = translate(make_translator(FAMILIES[name]()), **options)
         found, events = simulate(move_to_gpu(make_translator(FAMILIES[name]())), **options)
         assert_same(found, expected)
-        assert find_faults(events) == {}
+        assert find_violations(events) == {}
 
 
 @pytest.mark.parametrize("search", ["opennmt", "transformers", "fairseq"])
 def test_start_tokens_of_several_languages_need_no_extra_transfer(search):
     """Sentences take their start tokens while others are at later steps."""
     path = Path(__file__).parents[2] / "data" / "families" / "nllb"
-    given = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
+    loading = dict(device="cpu", precision="fp32", threads=1, tgt_lang="eng_Latn")
     lines = ["Das Haus", ">>fra_Latn<< Ich gehe", "a", ">>deu_Latn<< b", "Wann passt es euch?"]
     options = dict(search=search, max_length=12, block_ngram_repeat=2, n_best=2)
-    expected = translate(Translator.from_pretrained(path, **given), lines, **options)
-    moved = move_to_gpu(Translator.from_pretrained(path, **given))
+    expected = translate(Translator.from_pretrained(path, **loading), lines, **options)
+    moved = move_to_gpu(Translator.from_pretrained(path, **loading))
     found, events = simulate(moved, lines, **options)
     assert_same(found, expected)
-    assert find_faults(events) == {}
+    assert find_violations(events) == {}
 
 
 def test_host_reads_one_batch_while_device_runs_another(monkeypatch):
@@ -252,15 +254,15 @@ def test_host_reads_one_batch_while_device_runs_another(monkeypatch):
     monkeypatch.setattr(step_log, "record_copy", moved.simulated.record_copy)
     found, events = simulate(moved, lines, max_length_ratio=0)
     assert_same(found, expected)
-    begun = read = 0
+    n_begun = n_read = 0
     n_running = []
     for event in events:
-        begun += (event.kind, event.name) == ("begin", "step")
+        n_begun += (event.kind, event.name) == ("begin", "step")
         if event.kind == "read":
-            read += 1
-            n_running.append(begun - read)
-    assert begun == read > 10
-    assert n_running == [1] * (read - 1) + [0]
+            n_read += 1
+            n_running.append(n_begun - n_read)
+    assert n_begun == n_read > 10
+    assert n_running == [1] * (n_read - 1) + [0]
 
 
 def run_endless(

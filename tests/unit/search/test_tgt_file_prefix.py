@@ -260,8 +260,8 @@ class TestCommandLine:
 
     def test_prefixes_are_lines_of_tgt(self, run):
         code, out, err = run("-tgt TGT -verbose")
-        first, blank, last = out.split("\n")[:3]
-        assert (code, first.split()[0], blank, last.split()[0]) == (0, "the", "", "a")
+        first, empty, last = out.split("\n")[:3]
+        assert (code, first.split()[0], empty, last.split()[0]) == (0, "the", "", "a")
         assert "GOLD" not in err
         _, out, _ = run("-tgt TGT -output_format jsonl")
         records = [json.loads(line) for line in out.splitlines()]

@@ -15,15 +15,8 @@ from onmt_lite.search.stopping import Exhausted
 from onmt_lite.search.topk import Candidates, TokenScores, TopK
 
 CPU = torch.device("cpu")
-TIED_VALUES = (
-    0.0,
-    -0.0,
-    -0.25,
-    -1.0,
-    -1.0000001,
-    -30.0,
-    -math.inf,
-)  # few values, so that many scores tie
+# Few values, so that many scores tie
+TIED_VALUES = (0.0, -0.0, -0.25, -1.0, -1.0000001, -30.0, -math.inf)
 
 
 def select(values, log_z, scores) -> Candidates:
@@ -50,8 +43,9 @@ def sort_candidates(values, log_z, scores, n):
         scores: (B, K) scores of the rows.
         n: number of candidates.
     """
-    totals = (values - log_z[:, :, None] + scores[:, :, None]).flatten(1).tolist()
-    return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:n] for row in totals]
+    candidate_scores = (values - log_z[:, :, None] + scores[:, :, None]).flatten(1)
+    rows = candidate_scores.tolist()
+    return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:n] for row in rows]
 
 
 @settings(deadline=None)

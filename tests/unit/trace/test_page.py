@@ -38,12 +38,12 @@ class Page(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.tags.append((tag, given))
-        self.ids += [given["id"]] if "id" in given else []
-        self.targets += [given["href"][1:]] if "href" in given else []
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.targets += [attributes["href"][1:]] if "href" in attributes else []
         if tag not in VOID:
-            self.open.append((tag, "best" in (given.get("class") or "").split()))
+            self.open.append((tag, "best" in (attributes.get("class") or "").split()))
 
     def handle_endtag(self, tag):
         assert self.open.pop()[0] == tag
@@ -69,15 +69,15 @@ def test_page_is_self_contained_accessible_and_escaped(dump):
     page = Page(text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"link", "img", "iframe", "base", "use"})
     assert not re.search(r"https?:|//|@import|url\(|\bon\w+=", text)
-    assert all(given.get("charset", "utf-8") == "utf-8" for _, given in page.tags)
-    assert "src" not in {name for _, given in page.tags for name in given}
+    assert all(a.get("charset", "utf-8") == "utf-8" for _, a in page.tags)
+    assert "src" not in {name for _, attributes in page.tags for name in attributes}
     assert text.startswith("<!DOCTYPE html>") and 'charset="utf-8"' in text[:200]
     assert "prefers-color-scheme:dark" in text and ":focus-visible" in text
-    scrolling = [given for _, given in page.tags if given.get("class") == "scroll"]
-    assert scrolling and all(given["tabindex"] == "0" for given in scrolling)
-    (script,) = (given for tag, given in page.tags if tag == "script")
+    scrolling = [a for _, a in page.tags if a.get("class") == "scroll"]
+    assert scrolling and all(a["tabindex"] == "0" for a in scrolling)
+    (script,) = (a for tag, a in page.tags if tag == "script")
     assert not script and "</script></body>" in text
-    assert all(given["aria-label"] for given in scrolling)
+    assert all(a["aria-label"] for a in scrolling)
     assert "<Buch>" not in text and "&lt;Buch&gt; &amp;" in text
     control_characters = to_html([Trace(0, "a\x00\ud800<b")])
     assert Page(control_characters).texts and "\x00" not in control_characters
@@ -235,9 +235,9 @@ MORE_CASES = [{"force_words": "old\tmorning"}, {"n_best": 5, "beam_size": 10}, {
 
 
 @pytest.mark.parametrize(
-    "given", CASES + MORE_CASES, ids=lambda given: " ".join(map(str, given.values()))
+    "options", CASES + MORE_CASES, ids=lambda options: " ".join(map(str, options.values()))
 )
-def test_drawing_has_rows_parents_and_best_path_of_beam(given, monkeypatch):
+def test_drawing_has_rows_parents_and_best_path_of_beam(options, monkeypatch):
     beams, add_trace = {}, Tracer.add_trace
 
     def keep_beam(self, index, beam, result):
@@ -247,8 +247,8 @@ def test_drawing_has_rows_parents_and_best_path_of_beam(given, monkeypatch):
     monkeypatch.setattr(Tracer, "add_trace", keep_beam)
     translator = Translator.from_pretrained("de-en", precision="fp32")
     lines = [Line(i, text, traced=True) for i, text in enumerate(SENTENCES)]
-    options = TranslateOptions.of(**given)
-    found = [t for t in translator.pipeline.translate_lines(lines, None, options) if t.trace]
+    resolved = TranslateOptions.of(**options)
+    found = [t for t in translator.pipeline.translate_lines(lines, None, resolved) if t.trace]
     drawn = read_drawings(to_html([t.trace for t in found]))
     assert len(drawn) == len(found) == len(SENTENCES) - 1  # one line is empty
     vocab = translator.checkpoint.tgt_vocab.tokens

@@ -60,15 +60,15 @@ def read_hypotheses(dumped, line, eos):
                     yield words, sum(values[::-1])
 
 
-@pytest.mark.parametrize("given", CASES, ids=lambda given: " ".join(map(str, given.values())))
-def test_dump_beam_parents_lead_back_to_every_hypothesis(de_en, given):
-    options = TranslateOptions.of(**given)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+def test_dump_beam_parents_lead_back_to_every_hypothesis(de_en, case):
+    options = TranslateOptions.of(**case)
     found = translate_traced(de_en, options)
     assert found == de_en.pipeline.translate_lines(
         [Line(i, text) for i, text in enumerate(LINES)], None, options
     )  # tracing changes no result
-    blank = found.pop(2)
-    assert blank.trace is None
+    empty_line = found.pop(2)
+    assert empty_line.trace is None
     dumped = json.loads(to_json([t.trace for t in found]))
     vocab = de_en.checkpoint.tgt_vocab
     for i, translation in enumerate(found):
@@ -116,9 +116,11 @@ def test_dump_beam_with_tgt_file_prefix_explains_forced_tokens(de_en, search):
 class TestReasons:
     """Reasons for pruned continuations of the toy model (docs/design.md describes its search)."""
 
-    def find_pruned(self, step, **given):
-        options = TranslateOptions.of(**{"beam_size": 2, **given})
-        (found,) = translate_traced(Translator.from_pretrained("data/toy.json"), options, ["katze"])
+    def find_pruned(self, step, **options):
+        resolved = TranslateOptions.of(**{"beam_size": 2, **options})
+        (found,) = translate_traced(
+            Translator.from_pretrained("data/toy.json"), resolved, ["katze"]
+        )
         return {(c.parent, c.text): c for c in found.trace.pruned[step - 1]}, found.trace
 
     def test_block_ngram_repeat_is_named_as_reason(self, de_en):
@@ -139,10 +141,9 @@ class TestReasons:
         assert math.isclose(pruned[0, "a"].score, -0.9606, abs_tol=1e-4)
         assert [c.text for (c,) in trace.steps] == ["the", "cat", "</s>"]
 
-    @pytest.mark.parametrize("given", [("tensorflow", 5), ("fairseq", 3)])
-    def test_missing_candidate_does_not_hide_finished_hypothesis(self, given):
+    @pytest.mark.parametrize("search, beam_size", [("tensorflow", 5), ("fairseq", 3)])
+    def test_missing_candidate_does_not_hide_finished_hypothesis(self, search, beam_size):
         """A vocabulary smaller than the number of candidates leaves duplicates with score -inf."""
-        search, beam_size = given
         _, trace = self.find_pruned(1, search=search, beam_size=beam_size, max_length=2)
         states = {cell.text: cell.state for cell in trace.steps[-1]}
         assert states["</s>"] == "finished"
