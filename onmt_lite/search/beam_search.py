@@ -82,12 +82,13 @@ def interleave(
 
 
 class BeamBatch:
-    """A batch of running sentences, one slot each; slot b has the rows b*K to b*K + K-1.
+    """A batch of running sentences, one slot each, and the sentences that wait for a slot.
 
-    rows        running sentences, on the host and on the device
-    log         all steps, on the host
-    processors  logits processors in order
-    top_k       ranks the candidates
+    scheduler    encodes waiting sentences and admits them to free slots
+    rows         running sentences, on the host and on the device
+    processors   logits processors in order
+    constraints  phrase constraints; None if no sentence has any
+    log          all steps, on the host
 
     Args:
         model: the model, on its device.

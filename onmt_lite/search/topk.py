@@ -1,7 +1,4 @@
-"""Top-k with a total order: higher scores first, ties by the lower flat index (row * V + token).
-
-Letters: B sentences, K rows per sentence, R = B*K rows, V tokens, N candidates.
-"""
+"""Top-k with a total order: higher scores first, ties by the lower flat index (row * V + token)."""
 
 import math
 from collections.abc import Sequence
