@@ -31,6 +31,14 @@ def translators():
 
 
 def translate(translators, name, case, batch_size):
+    """Translate the lines of a case.
+
+    Args:
+        translators: translators by table.
+        name: key of FILES.
+        case: the case, with its options.
+        batch_size: in sentences.
+    """
     return translators[ROOT / FILES[name]["table"]].translate(
         case["src"],
         search=FILES[name]["preset"],
@@ -41,6 +49,13 @@ def translate(translators, name, case, batch_size):
 
 
 def assert_equal(found, expected, short):
+    """Check that a translation has the original's n-best list, in order.
+
+    Args:
+        found: the translation.
+        expected: n-best list of the original.
+        short: True: the original's list may be shorter.
+    """
     expected = [hyp for hyp in expected if hyp["score"] > MASKED]
     hyps = [h for h in found.hyps if h.score > MASKED]
     if short:  # the original pads its list with placeholders

@@ -38,6 +38,13 @@ CASES = {
 
 
 def load(row, path, search):
+    """Return a translator for a row's model with the rules of its generation_config.json.
+
+    Args:
+        row: one of ROWS.
+        path: directory for the model with its rules.
+        search: the preset.
+    """
     options = dict(tokenizer="space") if row["model"] == "marian" else {}
     options |= dict(device="cpu", precision="fp32", threads=1, search=search)
     return Translator.from_pretrained(write_directory(row, path), **options)

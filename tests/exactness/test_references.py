@@ -56,7 +56,13 @@ def read_hypotheses(row, keeps_copies: bool):
 
 
 def assert_equal(hyps, expected, compares_scores: bool):
-    """Check that n-best lists are equal; hypotheses with almost equal scores may be exchanged."""
+    """Check that n-best lists are equal; hypotheses with almost equal scores may be exchanged.
+
+    Args:
+        hyps: n-best list of the search, at least as long as `expected`.
+        expected: n-best list of the toolkit.
+        compares_scores: True: scores must be equal at each rank.
+    """
     remaining = list(expected)
     for hyp, same_rank in zip(hyps[: len(expected)], expected, strict=True):
         score = pytest.approx(same_rank["score"], rel=1e-4, abs=1e-4)

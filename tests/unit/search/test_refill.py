@@ -49,6 +49,15 @@ EXTRA_OPTIONS = {
 
 
 def translate(translator, lines, refills, prefixes, **options):
+    """Return tokens, ended and score of all hypotheses by line.
+
+    Args:
+        translator: the translator.
+        lines: source lines.
+        refills: True: waiting sentences take the slots of finished sentences.
+        prefixes: target prefixes, or None.
+        options: options of the search.
+    """
     translator.pipeline.runner.refills = refills
     return [
         [(h.tokens, h.ended, pytest.approx(h.score, abs=1e-5)) for h in t.hyps]

@@ -33,6 +33,13 @@ def de_en():
 
 
 def translate_traced(translator, options, lines=LINES):
+    """Translate lines with a trace of each.
+
+    Args:
+        translator: the translator.
+        options: TranslateOptions.
+        lines: texts.
+    """
     numbered = [Line(i, text, traced=True) for i, text in enumerate(lines)]
     return translator.pipeline.translate_lines(numbered, None, options)
 
