@@ -35,7 +35,7 @@ def parse(argv: Sequence[str]) -> Namespace:
     add("-json", metavar="FILE", help="Write all measurements to this file")
     options = parser.parse_args(argv)
     if options.tgt and not options.src:
-        parser.error("-tgt: needs -src, the lines that it is a translation of")
+        parser.error("-tgt: requires -src, the source lines of these references")
     return options
 
 
@@ -47,8 +47,9 @@ def parse_positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    read_lines(options)  # fail now, not after minutes, if a file cannot be read
+    read_lines(options)  # fail early if a file cannot be read
     if options.json:
         Path(options.json).touch()
     environment = dict(os.environ)

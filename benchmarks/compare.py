@@ -12,12 +12,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.systems import EXACT, OURS, SYSTEMS, matching_search, package_version
+from benchmarks.systems import EXACT, OURS, SYSTEMS, get_matching_search, get_package_version
 from benchmarks.workloads import ROOT, Workload, write_formats
 
 WARM_UP = 64  # lines of the first, uncounted run; enough for all workers
 PHASE_LINES = 512
-PAUSE = 0.2  # seconds after a run, until its idle threads sleep
+PAUSE = 0.2  # seconds after a run, so that its threads become idle
 PROC = Path("/proc")
 
 
@@ -28,14 +28,17 @@ def compare(
     options: Namespace,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Measure all systems on a workload and return the measurements as in the JSON file.
+    """Measure all systems on a workload.
 
     Args:
-        workload: model and lines.
-        directory: empty directory for converted models and outputs.
-        threads: CPU cores per system.
-        options: options of the program.
-        environment: environment of the systems' processes, saved before imports changed it.
+        workload: model and lines
+        directory: empty directory for converted models and outputs
+        threads: CPU cores per system
+        options: options of the program
+        environment: environment of the systems' processes, saved before imports changed it
+
+    Returns:
+        The measurements, in the format of the JSON file.
     """
     log(f"  {workload.about}, {len(workload.lines)} lines")
     job = {
@@ -50,7 +53,7 @@ def compare(
     left_out = {
         name: f"not installed; run: pip install {system.package}"
         for name, system in selected.items()
-        if system.package != OURS and not package_version(name)
+        if system.package != OURS and not get_package_version(name)
     }
     selected = {name: system for name, system in selected.items() if name not in left_out}
     needs_ctranslate2 = any(s.package == "ctranslate2" for s in selected.values())
@@ -59,7 +62,7 @@ def compare(
         processes: dict[str, SystemProcess] = {}
         for name, system in selected.items():
             if processes and system == (OURS, processes[OURS].precision):
-                continue  # the same as the default
+                continue  # identical to the default
             processes[name] = SystemProcess(name, job | system._asdict(), environment)
             stack.callback(processes[name].close)
             processes[name].translate(workload.lines[:WARM_UP])
@@ -87,16 +90,16 @@ def run_rounds(
     """Run the systems in alternating rounds.
 
     Args:
-        processes: running processes by system name.
-        lines: source lines of each round.
-        n_rounds: number of rounds.
+        processes: running processes by system name
+        lines: source lines of each round
+        n_rounds: number of rounds
 
     Returns:
         Measurements by system name: seconds and CPU seconds of each round, tokens, peak memory.
     """
     systems: dict[str, dict[str, Any]] = {
         name: {
-            "version": package_version(name),
+            "version": get_package_version(name),
             "detail": process.detail,
             "precision": process.precision,
             "seconds": [],
@@ -131,14 +134,14 @@ def compare_outputs(
     BLEU is computed if there are references and sacrebleu is installed.
 
     Args:
-        processes: running processes by system name.
-        systems: measurements by system name, changed in place.
-        workload: lines and references.
+        processes: running processes by system name
+        systems: measurements by system name, changed in place
+        workload: lines and references
     """
     exact = processes.get(EXACT, processes[OURS])
-    expected = {matching_search(EXACT): exact.texts}
+    expected = {get_matching_search(EXACT): exact.texts}
     for name, process in processes.items():
-        search, texts, bleu = matching_search(name), process.texts, None
+        search, texts, bleu = get_matching_search(name), process.texts, None
         if search not in expected:
             expected[search] = exact.translate(workload.lines, search)["texts"]
         with suppress(ImportError):
@@ -151,12 +154,12 @@ def compare_outputs(
 
 
 def measure_phases(lines: Sequence[str], precision: str, job: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each phase that -report_time prints, with one single-threaded worker.
+    """Return the seconds per phase, as printed by -report_time with one single-threaded worker.
 
     Args:
-        lines: source lines.
-        precision: int8 or fp32.
-        job: model and search settings, see `compare`.
+        lines: source lines
+        precision: int8 or fp32
+        job: model and search settings, see `compare`
     """
     directory = Path(job["directory"])
     src = directory / "phases.src"
@@ -184,12 +187,12 @@ def log(line: str) -> None:
 class SystemProcess:
     """A process of `benchmarks.systems`: one system with its model loaded.
 
-    Time and memory are None if there is no /proc.
+    Time and memory are None without /proc.
 
     Attributes:
-        detail: settings that the system chose, for the table.
-        precision: dtype that the system chose.
-        texts: translations of the last run.
+        detail: settings chosen by the system, for the table
+        precision: dtype chosen by the system
+        texts: translations of the last run
     """
 
     def __init__(self, name: str, job: dict[str, Any], environment: Mapping[str, str]):
@@ -202,7 +205,7 @@ class SystemProcess:
             env=dict(environment),
             cwd=ROOT,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches only the parent; it ends its children
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends its children
         )
         settings = self._request(job)
         self.detail: str = settings["detail"]
@@ -212,11 +215,11 @@ class SystemProcess:
         """Translate lines and return the texts, seconds and number of tokens.
 
         Args:
-            lines: source lines.
-            search: -search of onmt_lite; other systems ignore it.
+            lines: source lines
+            search: -search of onmt_lite; other systems ignore it
 
         Raises:
-            RuntimeError: the process ended; its error is on standard error.
+            RuntimeError: the process ended; its error is on standard error
         """
         result = self._request({"lines": lines, "search": search})
         self.texts = result["texts"]

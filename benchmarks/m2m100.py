@@ -1,7 +1,7 @@
 """The shipped model as a transformers M2M100 model.
 
-Marian is post-norm.  M2M100 is pre-norm with ReLU, as the shipped model; an output bias and the
-learned positions of each side are added to it.
+Like the shipped model, M2M100 is pre-norm with ReLU (Marian is post-norm).  The output bias and the
+learned positions of each side are added.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def to_m2m100(path: str) -> Any:
     """Load an onmt_lite model as M2M100.
 
     Raises:
-        RuntimeError: the model has weights that M2M100 does not have.
+        RuntimeError: the model has weights that M2M100 does not have
     """
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 

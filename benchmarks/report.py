@@ -25,21 +25,21 @@ Record = Mapping[str, Any]  # content of the JSON file
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, versions and environment variables that affect speed."""
+    """Return the CPU, versions and environment variables that affect speed."""
     prefixes = ("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
     return {
         "onmt_lite": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": processor_name(),
+        "processor": get_processor_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processors": os.cpu_count(),
         "environment": {n: value for n, value in os.environ.items() if n.startswith(prefixes)},
     }
 
 
-def processor_name() -> str:
-    """Return the model name of the processor, or its architecture if the name is unknown."""
+def get_processor_name() -> str:
+    """Return the model name of the CPU, or its architecture if the name is unknown."""
     with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         if name := re.search("^model name.*: *(.*)", info, re.M):
@@ -51,18 +51,18 @@ def processor_name() -> str:
 
 
 def choose_baseline(work: Record) -> str:
-    """Return the system that others are compared with: the first measured peer, or onmt_lite."""
+    """Return the baseline system: the first measured peer, or onmt_lite if no peer was measured."""
     peers = [name for name, system in SYSTEMS.items() if system.package != OURS]
     return next((name for name in peers if name in work["systems"]), OURS)
 
 
-def speedups(work: Record, name: str, field: str) -> list[float]:
+def compute_speedups(work: Record, name: str, field: str) -> list[float]:
     """Return the speed of a system relative to the baseline, for each round.
 
     Args:
-        work: measurements of a workload.
-        name: system name.
-        field: "seconds" (wall-clock time) or "processor_seconds" (CPU time).
+        work: measurements of a workload
+        name: system name
+        field: "seconds" (wall-clock time) or "processor_seconds" (CPU time)
     """
     baseline, times = (work["systems"][n][field] for n in (choose_baseline(work), name))
     return [a / b for a, b in zip(baseline, times) if a and b]
@@ -91,13 +91,13 @@ def format_tables(record: Record) -> str:
 
 
 def format_machine(record: Record) -> str:
-    """Return the processor, the torch version and the environment in one line."""
+    """Return the CPU, torch version and environment in one line."""
     settings = "".join(f", {name}={value}" for name, value in record["environment"].items())
     return f"{record['processor']}, torch {record['torch']} ({record['capability']}){settings}"
 
 
 def format_workload(record: Record, name: str) -> str:
-    """Return the speed table, the systems that were left out, and the decoding phases."""
+    """Return the speed table, the skipped systems and the decoding phases."""
     work = record["workloads"][name]
     setting = f"beam {record['beam_size']}, {format_count(record['threads'], 'core')}"
     parts = [
@@ -116,7 +116,9 @@ def format_headline(record: Record) -> str:
     """Return the speed of onmt_lite on all workloads in a sentence."""
     works = record["workloads"]
     baseline = choose_baseline(next(iter(works.values())))
-    figures = [f"{name} {median(speedups(w, OURS, 'seconds')):.2f}" for name, w in works.items()]
+    figures = [
+        f"{name} {median(compute_speedups(w, OURS, 'seconds')):.2f}" for name, w in works.items()
+    ]
     return (
         f"Speed relative to {baseline} (wall-clock, {format_count(record['threads'], 'core')}, "
         f"beam {record['beam_size']}, default options): {', '.join(figures)}."
@@ -139,7 +141,7 @@ def format_speed_table(work: Record) -> str:
             f"{system['n_tokens'] / seconds:.0f}",
         ]
         for field in ("seconds", "processor_seconds"):
-            row.append(format_spread(speedups(work, name, field)))
+            row.append(format_spread(compute_speedups(work, name, field)))
         row += ["–" if memory is None else f"{memory / 2**20:.0f}", f"{system['equal']:,}"]
         row += ["–" if system["bleu"] is None else f"{system['bleu']:.1f}"] * has_bleu
         rows.append(row)
@@ -187,7 +189,7 @@ def draw_chart(record: Record) -> bytes:
         for i, (workload, work) in enumerate(works.items()):
             names = [name for name in systems if name in work["systems"]]
             rows = [systems.index(name) + (i + 0.5) * thickness - 0.4 for name in names]
-            values = [median(speedups(work, name, "seconds")) for name in names]
+            values = [median(compute_speedups(work, name, "seconds")) for name in names]
             bars = axes.barh(rows, values, thickness * 0.9, label=workload)
             axes.bar_label(bars, fmt="%.2f", padding=4)
         axes.set_title(

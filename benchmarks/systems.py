@@ -1,8 +1,8 @@
-"""Translation from text to text with each system, in a process: `python -m benchmarks.systems`.
+"""Worker process that translates text with one system: `python -m benchmarks.systems`.
 
 The process reads JSON objects from standard input, one per line: first a job (see `compare`), then
-lines to translate.  Each system's function imports its packages, so that the memory of a process
-is the memory of one system.
+lines to translate.  Each loader imports only its system's packages, so that the process memory is
+that of one system.
 """
 
 import json
@@ -24,7 +24,7 @@ Translate = Callable[[list[str], str], tuple[list[str], int]]
 
 
 class System(NamedTuple):
-    """A Python package and a dtype; with "" the package chooses."""
+    """A Python package and a dtype ("": the default of the package)."""
 
     package: str
     precision: str
@@ -42,7 +42,7 @@ SYSTEMS = {
 }
 
 
-def package_version(name: str) -> str:
+def get_package_version(name: str) -> str:
     """Return the version of a system's package; "" if it is onmt_lite or not installed."""
     package = SYSTEMS[name].package
     try:
@@ -51,19 +51,19 @@ def package_version(name: str) -> str:
         return ""
 
 
-def matching_search(name: str) -> str:
+def get_matching_search(name: str) -> str:
     """Return the -search of onmt_lite that reproduces the system."""
     package = SYSTEMS[name].package
     if package == "transformers":
-        return "transformers-5" if int(package_version(name).split(".")[0]) >= 5 else package
+        return "transformers-5" if int(get_package_version(name).split(".")[0]) >= 5 else package
     return "opennmt" if package == OURS else package
 
 
-# Each loads a model and returns (translate function, settings for the table, precision)
+# Each loader returns (translate function, settings for the table, precision)
 
 
 def load_onmt_lite(job: Job) -> tuple[Translate, str, str]:
-    """Load onmt_lite; it translates files like the command line, with default options."""
+    """Load onmt_lite, to translate files like the command line with default options."""
     from onmt_lite.system.resources import prepare_environment
 
     prepare_environment()
@@ -141,7 +141,7 @@ def load_ctranslate2(job: Job) -> tuple[Translate, str, str]:
 
 
 def load_transformers(job: Job) -> tuple[Translate, str, str]:
-    """Load transformers; it translates with `generate`, in batches of lines of similar length."""
+    """Load transformers, to run `generate` on batches of lines of similar length."""
     import torch
     from transformers import GenerationConfig, MarianMTModel
 

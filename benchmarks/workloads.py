@@ -1,4 +1,4 @@
-"""Workloads: models and lines, and the models in the formats of the other systems."""
+"""Workloads: models, source lines, and conversions of the models for the other systems."""
 
 import contextlib
 import io
@@ -53,11 +53,11 @@ class Workload:
     """A model and lines to translate.
 
     Attributes:
-        about: description for the table.
-        model: path of the model.
-        lines: source lines.
-        length: fixed output length in tokens, or None if the model decides.
-        references: reference translations for BLEU, or None.
+        about: description for the table
+        model: path of the model
+        lines: source lines
+        length: fixed output length in tokens, or None to stop at EOS
+        references: reference translations for BLEU, or None
     """
 
     about: str
@@ -76,9 +76,9 @@ def make_workload(name: str, options: Namespace, directory: Path) -> Workload:
     """Build a workload.
 
     Args:
-        name: base, tiny or shipped.
-        options: options of the program.
-        directory: directory for randomly initialized models.
+        name: base, tiny or shipped
+        options: options of the program
+        directory: directory for randomly initialized models
     """
     if name in SHAPES:
         return make_random_workload(SHAPES[name], directory / name, options.lines)
@@ -95,9 +95,9 @@ def read_lines(options: Namespace) -> tuple[list[str], list[str] | None]:
         return [pair.split("\t")[0] for pair in pairs[:: len(pairs) // N_LINES]][:N_LINES], None
     texts = [Path(path).read_text(encoding="utf-8") for path in (options.src, options.tgt) if path]
     sources, *targets = (text.removesuffix("\n").split("\n") for text in texts)
-    kept = [i for i, line in enumerate(sources) if line.strip()]
-    references = [targets[0][i] for i in kept] if targets else None
-    return [sources[i] for i in kept], references
+    indices = [i for i, line in enumerate(sources) if line.strip()]
+    references = [targets[0][i] for i in indices] if targets else None
+    return [sources[i] for i in indices], references
 
 
 # -- random weights -------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def make_random_workload(shape: Shape, directory: Path, max_lines: int | None = 
     """Write a randomly initialized model to a new directory and generate lines for it.
 
     Args:
-        shape: sizes of the model and its text.
-        directory: directory to create.
-        max_lines: upper limit of the number of lines, or None.
+        shape: sizes of the model and its text
+        directory: directory to create
+        max_lines: upper limit of the number of lines, or None
     """
     rng = random.Random(shape.vocab_size)
     n_words = shape.vocab_size - 3  # without EOS, <unk> and padding
@@ -131,10 +131,10 @@ def make_random_workload(shape: Shape, directory: Path, max_lines: int | None = 
 def make_random_checkpoint(shape: Shape) -> Checkpoint:
     """Build a Marian model; the last token is padding and start token, with a zero embedding."""
     n = shape.vocab_size
-    trained = io.BytesIO()
+    model_file = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=(f"w{i}" for i in range(n - 3)),
-        model_writer=trained,
+        model_writer=model_file,
         model_type="word",
         vocab_size=n,
         hard_vocab_limit=False,
@@ -142,7 +142,7 @@ def make_random_checkpoint(shape: Shape) -> Checkpoint:
         num_threads=1,
         minloglevel=2,
     )
-    pieces = spm.SentencePieceProcessor(model_proto=trained.getvalue())
+    pieces = spm.SentencePieceProcessor(model_proto=model_file.getvalue())
     words = (pieces.id_to_piece(i) for i in range(pieces.vocab_size()))
     tokens = ["</s>", "<unk>", *sorted(word for word in words if word.startswith("▁")), "<pad>"]
     vocab = Vocab(tokens, eos_id=0, pad_id=n - 1, unk_id=1)
@@ -186,10 +186,10 @@ def make_random_transformer(shape: Shape) -> Transformer:
         table, last = model.tgt_embedding.token.weight, cast(TransformerLayer, model.decoder[-1])
         table.mul_(0.6)
         table[-1] = 0.0
-        one = torch.eye(shape.d_model)
-        last.cross_attn.q.weight.copy_(8 * one)
-        last.cross_attn.kv.weight.copy_(torch.cat([8 * one, one]))
-        last.cross_attn.out.weight.copy_(6 * one)
+        identity = torch.eye(shape.d_model)
+        last.cross_attn.q.weight.copy_(8 * identity)
+        last.cross_attn.kv.weight.copy_(torch.cat([8 * identity, identity]))
+        last.cross_attn.out.weight.copy_(6 * identity)
         assert model.output.bias is not None
         cast(torch.nn.LayerNorm, last.ffn_residual.norm).weight.fill_(4.0)
         model.output.bias.zero_()
@@ -207,9 +207,9 @@ def write_formats(workload: Workload, directory: Path, needs_ctranslate2: bool) 
     CTranslate2's converters.
 
     Args:
-        workload: the model to convert.
-        directory: directory to write to.
-        needs_ctranslate2: whether to convert the model for CTranslate2.
+        workload: the model to convert
+        directory: directory to write to
+        needs_ctranslate2: convert the model for CTranslate2, too
     """
     checkpoint = load_checkpoint(workload.model)
     parts = {

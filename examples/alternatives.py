@@ -18,8 +18,8 @@ if len(sys.argv) > 1:
     sentence, prefix = sys.argv[1], " ".join(sys.argv[2:])
 
 
-def with_next_word(text: str) -> str:
-    """Return the prefix extended by the next word of the text; "" if no word follows."""
+def extend_prefix(text: str) -> str:
+    """Return the prefix with the next word of the text, or "" if no word follows."""
     match = re.match(rf"{re.escape(prefix)}\W*\w+(?:['-]\w+)*", text)
     return match.group() if match else ""
 
@@ -33,7 +33,7 @@ options = dict(beam_size=100, n_best=100, max_length=max_length)
 # that ends with the word, because the word may be incomplete
 probability = Counter()
 for hyp in short.hyps:
-    start = with_next_word(hyp.text)
+    start = extend_prefix(hyp.text)
     if start and (hyp.ended or start != hyp.text):
         probability[start] += exp(hyp.log_prob)
 
@@ -41,7 +41,7 @@ for hyp in short.hyps:
 starts = [start for start, _ in probability.most_common(5)]
 translations = translator.translate([sentence] * len(starts), starts, n_best=5)
 hyps = [
-    next((hyp for hyp in t.hyps if with_next_word(hyp.text) == start), None)
+    next((hyp for hyp in t.hyps if extend_prefix(hyp.text) == start), None)
     for start, t in zip(starts, translations)
 ]
 for hyp in sorted(filter(None, hyps), key=lambda hyp: -hyp.score):

@@ -11,8 +11,9 @@ from onmt_lite import Translator
 translator = Translator.from_pretrained("de-en")
 
 
-# %% The function for `map`: gets the columns of many rows, returns new columns
+# %% The function for `map`
 def add_english(rows: dict[str, list[str]]) -> dict[str, list]:
+    """Return new columns for a batch of rows."""
     translations = translator.translate(rows["de"], n_best=2)
     return {
         "en": [t.text for t in translations],

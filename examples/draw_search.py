@@ -14,12 +14,12 @@ from onmt_lite.text.lines import Line
 translator = Translator.from_pretrained("de-en", beam_size=3)
 sentence = sys.argv[1] if len(sys.argv) > 1 else "Guten Morgen!"
 
-# %% Run the search as translate() does; the Beam records it
+# %% Run the search like translate(); the Beam records it
 example = translator.pipeline.preprocessor.make_example(Line(0, sentence))
 config = make_search_config(translator.options, translator.checkpoint)
 [(_, beam)] = decode(translator.model, [to_sentence(config, example)], config.spec)
 
-# %% Print each step: a row extends the row `from` of the previous step; EOS (■) finishes it
+# %% Print each step: each row extends row `from` of the previous step; EOS (■) finishes a row
 vocab, eos = translator.checkpoint.tgt_vocab, translator.checkpoint.eos_id
 totals = [0.0] * beam.spec.beam_size
 print(f"{sentence}\n\nstep  row  from  log_prob  tokens")

@@ -25,7 +25,7 @@ table = pd.DataFrame(
     }
 )
 
-# %% An empty cell is None or NaN, not a string: translate() raises an error with its position
+# %% Empty cells are None or NaN: translate() raises an error with the position of the cell
 try:
     translator.translate(table["german"])
 except TypeError as error:

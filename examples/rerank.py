@@ -1,4 +1,4 @@
-"""Rerank n-best lists with a rule of your own: python examples/rerank.py"""
+"""Rerank n-best lists with a custom rule: python examples/rerank.py"""
 
 # %% Load the included model
 import re
@@ -16,11 +16,12 @@ lines = ["Ruf mich an!", "Wo ist der Bahnhof?", "Der Film beginnt um 20:15 Uhr."
 translations = translator.translate(lines, beam_size=10, n_best=10)
 
 
-# %% The rule: same final punctuation and numbers as the source, terms from a glossary
+# %% The rule: keep final punctuation and numbers of the source, and use the terms of a glossary
 GLOSSARY = {"Bahnhof": "train station", "Film": "film"}
 
 
-def penalty(source: str, hyp: Hypothesis) -> float:
+def count_violations(source: str, hyp: Hypothesis) -> int:
+    """Return the number of violations of the rule."""
     numbers = re.findall(r"\d+", source)
     terms = [english for german, english in GLOSSARY.items() if german in source]
     violations = [
@@ -28,12 +29,12 @@ def penalty(source: str, hyp: Hypothesis) -> float:
         sorted(numbers) != sorted(re.findall(r"\d+", hyp.text)),
         *(term not in hyp.text for term in terms),
     ]
-    return float(sum(violations))
+    return sum(violations)
 
 
 # %% Scores are log-probabilities per token; each violation costs 0.5
 for t in translations:
-    best = max(t.hyps, key=lambda hyp: hyp.score - 0.5 * penalty(t.src, hyp))
+    best = max(t.hyps, key=lambda hyp: hyp.score - 0.5 * count_violations(t.src, hyp))
     print(t.src)
     print(f"    model      {t.hyps[0].score:7.3f}  {t.text}")
     print(f"    with rule  {best.score:7.3f}  {best.text}   (rank {t.hyps.index(best) + 1})")

@@ -12,7 +12,7 @@ from onmt_lite import Translator
 
 translator = Translator.from_pretrained("de-en")
 
-# %% Read the file; by default, eight pairs of which two are wrong
+# %% Read the file; the default has eight pairs, two of which are misaligned
 path = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "pairs.tsv"
 with open(path, encoding="utf-8") as file:
     pairs = [line.rstrip("\n").split("\t") for line in file]
@@ -23,12 +23,12 @@ log_probs = translator.score(sources, targets)
 lengths = [len(translator.tokenizer.encode(target)) + 1 for target in targets]
 scores = [-math.inf if x is None else x / n for x, n in zip(log_probs, lengths)]
 
-# %% Compare with the model's own translation, because difficult sources have low scores anyway
+# %% Compare with the model's best translation, because difficult sources have low scores anyway
 baseline = [
     t.hyps[0].log_prob / max(1, len(t.hyps[0].tokens)) for t in translator.translate(sources)
 ]
 
-# %% Print the pairs, the largest difference first
+# %% Print the pairs by decreasing difference
 order = sorted(range(len(pairs)), key=lambda i: scores[i] - baseline[i])
 for i in order:
     gap = scores[i] - baseline[i]

@@ -51,7 +51,7 @@ Translates held-out text with an onmt_lite model, estimates how reliable the tra
 writes the result to its model.json.  The weights do not change."""
 
 MIN_CHRF = 50.0  # of a correct translation
-RARE = 5_000  # a mark is rare if fewer than one line in this many contains it
+RARE = 5_000  # a symbol is rare if fewer than one in 5,000 lines contains it
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class CalibrateOptions:
 
 
 def find_invalid_words(v: Values) -> list[str]:
-    """Return an error for each placeholder or mark that is not a single word."""
+    """Return an error for each placeholder or symbol name that is not a single word."""
     problems = [
         f"{name}: {word!r} must be a single word, without spaces"
         for name in ("names", "numbers")
@@ -113,18 +113,18 @@ def calibrate(options: CalibrateOptions) -> None:
     """Calibrate a model and write the result to its model.json.
 
     Raises:
-        CheckpointError: the model has another format
-        OnmtLiteError: a file cannot be read or written, or the data do not determine a curve
+        CheckpointError: the model is not an onmt_lite model
+        OnmtLiteError: a file cannot be read or written, or no curve can be fitted to the data
     """
     path = Path(options.model)
     if not native.can_load(path):
         raise CheckpointError(
-            f"{path}: the model has another format; only onmt_lite models can be calibrated"
+            f"{path}: only onmt_lite models can be calibrated; use a model trained by onmt_lite"
         )
     import sacrebleu  # optional
 
     files = [read_pairs(file) for file in options.valid]
-    pairs, joined = [*chain(*files)], [*chain(*map(join_neighbors, files))]
+    pairs, concatenations = [*chain(*files)], [*chain(*map(join_neighbors, files))]
     checkpoint = apply_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     translations = pipeline.translate_lines(
@@ -132,7 +132,7 @@ def calibrate(options: CalibrateOptions) -> None:
     )
     config, n_found, n_shared = find_alignment_head(pipeline, translations)
     translations += pipeline.translate_lines(
-        list(lines_from_texts((src for src, _ in joined), "lines"))
+        list(lines_from_texts((src for src, _ in concatenations), "lines"))
     )
     points = [
         Point(
@@ -140,16 +140,17 @@ def calibrate(options: CalibrateOptions) -> None:
             len(hyp.token_log_probs),
             sacrebleu.sentence_chrf(t.text, [ref]).score >= MIN_CHRF,
         )
-        for t, (_, ref) in zip(translations, pairs + joined)
+        for t, (_, ref) in zip(translations, pairs + concatenations)
         if (hyp := t.hyps[0]).token_log_probs
     ]
     curve = fit_confidence(points)
-    described = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
-    native.update_manifest(path, config, *described)
+    fields = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
+    native.update_manifest(path, config, *fields)
     n_correct = sum(p.is_correct for p in points)
     write_text(
-        f"confidence: {len(pairs)} lines, {len(joined)} concatenations of two; {n_correct} of "
-        f"{len(points)} correct; 50 % at {curve.threshold(10):.3f} per token for ten tokens\n"
+        f"confidence: {len(pairs)} lines, {len(concatenations)} concatenations of two; "
+        f"{n_correct} of {len(points)} correct; "
+        f"50 % at {curve.threshold(10):.3f} per token for ten tokens\n"
         f"{format_reliability_table(points, curve)}"
         f"attention: {config or 'unchanged'}; aligns {n_found} of {n_shared} shared words\n"
     )
@@ -165,9 +166,9 @@ def apply_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoi
     }
     unknown = {name: value for name, value in unknown.items() if value}
     if options.train:
-        seen = (src for file in options.train for src, _ in read_pairs(file))
+        sources = (src for file in options.train for src, _ in read_pairs(file))
         known = {char for token in checkpoint.src_vocab.tokens for char in token}
-        unknown["rare"] = find_rare_marks(known, seen)
+        unknown["rare"] = find_rare_symbols(known, sources)
     changes: dict[str, Any] = {"unknown": replace(checkpoint.unknown, **unknown)}
     if options.split_longer is not None:
         changes["split_longer"] = options.split_longer
@@ -176,14 +177,14 @@ def apply_options(checkpoint: Checkpoint, options: CalibrateOptions) -> Checkpoi
     return replace(checkpoint, **changes)
 
 
-def find_rare_marks(known: Iterable[str], lines: Iterable[str]) -> str:
-    """Return the marks among the `known` characters that are rare in the lines, sorted."""
+def find_rare_symbols(known: Iterable[str], lines: Iterable[str]) -> str:
+    """Return the symbols among the `known` characters that are rare in the lines, sorted."""
     n_lines, counts = 0, Counter[str]()
     for line in lines:
         n_lines += 1
         counts.update(set(line))
-    marks = [char for char in set(known) if not char.isalnum() and char != "▁"]
-    return "".join(sorted(char for char in marks if counts[char] * RARE < n_lines))
+    symbols = [char for char in set(known) if not char.isalnum() and char != "▁"]
+    return "".join(sorted(char for char in symbols if counts[char] * RARE < n_lines))
 
 
 # -- confidence ------------------------------------------------------------------------------------
@@ -198,26 +199,25 @@ class Point(NamedTuple):
 
 
 def join_neighbors(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Concatenate pairs two by two."""
+    """Concatenate pairs two by two; an odd last pair is dropped."""
     return [(f"{a} {b}", f"{x} {y}") for (a, x), (b, y) in zip(pairs[::2], pairs[1::2])]
 
 
 def fit_confidence(points: Sequence[Point]) -> Confidence:
     """Fit the confidence curve by maximum likelihood.
 
-    A normal prior of variance 1 on `per_log_token` keeps a few lines with similar lengths from
-    determining it.
+    A normal prior of variance 1 keeps `per_log_token` small if the lines have similar lengths.
 
     Raises:
-        OptionError: the points do not determine a curve because all are correct, all are wrong, or
-            a threshold separates the two
+        OptionError: no curve can be fitted because all points are correct, all are wrong, or a
+            threshold separates the two
     """
     correct = [p.mean for p in points if p.is_correct]
     wrong = [p.mean for p in points if not p.is_correct]
     if not correct or not wrong or max(wrong) <= min(correct) or max(correct) <= min(wrong):
         raise OptionError(
-            f"valid: {len(correct)} correct and {len(wrong)} wrong translations do not "
-            "determine a curve; add more pairs"
+            f"valid: {len(correct)} correct and {len(wrong)} wrong translations are "
+            "not enough to fit a curve; add more pairs"
         )
     columns = [[1.0, p.mean, math.log(p.n_tokens)] for p in points]
     inputs = torch.tensor(columns, dtype=torch.float64)  # (N, 3)

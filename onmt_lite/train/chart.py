@@ -9,7 +9,7 @@ from onmt_lite.train.run_directory import Row
 
 HAS_MATPLOTLIB = find_spec("matplotlib") is not None
 
-# Keep text as text, so that it can be searched and copied; equal data give equal files
+# Keep text searchable, and write identical files for identical data
 SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "onmt_lite"}
 
 

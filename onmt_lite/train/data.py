@@ -18,12 +18,12 @@ from onmt_lite.errors import DataError, OptionError, wrap_os_errors
 from onmt_lite.system.byte_stream import open_text_stream
 from onmt_lite.train.options import DataOptions
 
-Pair = tuple[str, str]  # a source line and its translation
-Example = tuple[list[int], list[int]]  # ids of a source with </s>, and of its target
+Pair = tuple[str, str]  # source line, target line
+Example = tuple[list[int], list[int]]  # source ids with </s>, target ids without
 
 PAD, BOS, EOS = 1, 2, 3  # <unk> is 0, as in OpenNMT-py
 HELD_OUT = 500  # maximum number of pairs held out without -valid
-POOL = 200_000  # pairs sorted by length together; a larger pool needs less padding
+POOL = 200_000  # pairs that are sorted by length together; larger pools need less padding
 
 # Latin letters with diacritics, Greek and Cyrillic, for names and quoted words
 LETTERS = "".join(
@@ -41,9 +41,9 @@ COMMON_CHARACTERS = LETTERS + SIGNS + EMOJI
 
 @dataclass(frozen=True)
 class Text:
-    """Sentence pairs of each training file, with their weights in an epoch.
+    """Sentence pairs of each training file, and the weight of each file in an epoch.
 
-    A subclass may choose the pairs of an epoch differently.
+    Subclasses can sample epochs differently.
     """
 
     files: list[list[Pair]]
@@ -71,7 +71,7 @@ def repeat_by_weight(
     Args:
         corpora: N lists of pairs
         weights: N weights
-        rng: draws the fractional parts
+        rng: samples the fractional parts
 
     Returns:
         The pairs of all corpora.
@@ -112,7 +112,7 @@ def check_held_out(data: DataOptions, pairs: list[Pair], bleu_pairs: list[Pair])
     """
     if not data.valid:
         return [
-            "valid: not given, so every 50th pair of train is held out; pairs that share a source "
+            "valid: not set, so every 50th pair of train is held out; pairs that share a source "
             "or target line with a held-out pair are removed from train"
         ]
     n_known = sum(map(set(pairs).__contains__, bleu_pairs))
@@ -216,7 +216,7 @@ def train_sentencepiece(
     Args:
         pairs: the training pairs
         vocab_size: number of subwords; by default it grows with the square root of the text length
-        all_characters: add subwords for common characters and for the bytes of all others
+        all_characters: add subwords for common characters, and bytes for all other characters
 
     Returns:
         The content of the model file.
@@ -273,18 +273,19 @@ def train_sentencepiece(
 
 
 class Epoch(NamedTuple):
-    """Unpadded batches of examples, and the number of pairs that were skipped."""
+    """Unpadded batches of examples, and the number of skipped pairs."""
 
     batches: list[list[Example]]
-    n_left_out: int
+    n_skipped: int
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """Factory of epochs: `epochs(number)`.  Pairs of `max_length` tokens or more are skipped.
+    """Builds the epoch with a given number: `epochs(number)`.
 
-    Number and seed determine everything except the sampled segmentations: SentencePiece draws
-    these from a generator that each process seeds differently.
+    Pairs of `max_length` tokens or more are skipped.  Number and seed determine everything except
+    the sampled segmentations, because SentencePiece seeds its generator differently in each
+    process.
     """
 
     text: Text
@@ -346,7 +347,7 @@ def tokenize(
             for text, ids, s in zip(texts, best, sampled)
         ]
 
-    spm.set_random_generator_seed(rng.randrange(2**31))  # SentencePiece has its own generator
+    spm.set_random_generator_seed(rng.randrange(2**31))  # SentencePiece has a separate generator
     srcs = encode([src for src, _ in pairs], src_rate)
     tgts = encode([tgt for _, tgt in pairs], tgt_rate)
     examples = [(src + [EOS], tgt) for src, tgt in zip(srcs, tgts)]
@@ -403,7 +404,7 @@ class TrainBatch:
 
 
 def pad_batch(batch: list[Example]) -> TrainBatch:
-    """Convert examples to padded tensors."""
+    """Pad examples to tensors (B, S) and (B, T)."""
 
     def pad(ids: list[list[int]]) -> Tensor:
         width = max(map(len, ids))

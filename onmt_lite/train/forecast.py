@@ -16,9 +16,9 @@ from onmt_lite.train.options import LearningOptions
 TRIAL_STEPS, TRIAL_SECONDS = 8, 1.0  # the speed is measured until one of these is reached
 
 EPOCHS, MIN_STEPS = 5, 1000  # needed for a first useful model, whichever is more
-TOKENS_PER_PARAMETER = 20  # more tokens are not needed (Hoffmann et al. 2022)
+TOKENS_PER_PARAMETER = 20  # enough for any model (Hoffmann et al. 2022)
 SHORTFALL = 2  # a run is far too short if it has less than 1/2 of the useful steps
-MIN_PAIRS, FAIR_PAIRS = 5_000, 10_000  # fewer are far too few; enough for a first model
+MIN_PAIRS, FAIR_PAIRS = 5_000, 10_000  # below this, training is pointless; suggested minimum
 
 
 class RunSpeed(NamedTuple):
@@ -31,19 +31,19 @@ class RunSpeed(NamedTuple):
     tokens_per_second: float
 
     def estimate_seconds(self, steps: float) -> float:
-        """Return the time that this many steps take."""
+        """Return the duration of a number of steps."""
         return steps * self.step_tokens / self.tokens_per_second
 
     def estimate_useful_steps(self) -> float:
-        """Return roughly how many steps a first useful model takes."""
-        enough = TOKENS_PER_PARAMETER * self.n_parameters / self.step_tokens
-        return max(MIN_STEPS, min(EPOCHS * self.epoch_steps, enough))
+        """Return the approximate number of steps to a first useful model."""
+        max_steps = TOKENS_PER_PARAMETER * self.n_parameters / self.step_tokens
+        return max(MIN_STEPS, min(EPOCHS * self.epoch_steps, max_steps))
 
 
 def measure_speed(
     batches: list[list[Example]], update: Callable[[TrainBatch], float], stops: Callable[[], bool]
 ) -> float:
-    """Measure the speed of a few updates, after a first one that includes warm-up.
+    """Measure the speed of a few updates, after one update to warm up.
 
     Args:
         batches: examples of each batch
@@ -74,16 +74,16 @@ def forecast(
         learning: the limits, including earlier runs
         n_steps: steps of earlier runs, 0 without -resume
         seconds: training time of earlier runs
-        is_pretrained: True if the run continues from a trained model, for which no run is too short
+        is_pretrained: True if the run starts from a trained model; no warning is given then
 
     Returns:
-        One line, and a warning if there is one.
+        One line, followed by the warning if the run is too short.
     """
     by_steps = learning.train_steps or math.inf
-    left = 60 * learning.train_minutes - seconds
+    seconds_left = 60 * learning.train_minutes - seconds
     by_time = math.inf
     if learning.train_minutes:
-        by_time = n_steps + left / speed.estimate_seconds(1)
+        by_time = n_steps + seconds_left / speed.estimate_seconds(1)
     steps = min(by_steps, by_time)
     epochs, remaining = steps / speed.epoch_steps, steps - n_steps
     earlier = f"more steps, in addition to {format_duration(seconds)} for {n_steps:,} steps so far"

@@ -38,7 +38,7 @@ def build_model(m: ModelOptions, vocab_size: int) -> Transformer:
 
 
 def init_weights(model: Transformer) -> None:
-    """Use Xavier initialization; zero the last weights of each sublayer, so that it adds 0."""
+    """Initialize weights (Xavier), with zero output weights so that each sublayer adds 0."""
     for name, p in model.named_parameters():
         if name.endswith("token.weight"):
             nn.init.normal_(p, std=model.cfg.d_model**-0.5)
@@ -77,8 +77,7 @@ def load_trained_model(path: str | Path, dropout: float) -> Transformer:
 def cast_embeddings(model: Transformer) -> Transformer:
     """Cast the embeddings of a model to the autocast dtype, and return the model.
 
-    With float32 embeddings the residual sums stay in float32, and each matrix product copies its
-    input.
+    Otherwise the residual stream stays in float32, and each matrix product copies its input.
     """
 
     def cast_output(module: nn.Module, ids: object, embedded: Tensor) -> Tensor:  # (N, T, D)
@@ -107,7 +106,7 @@ def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> li
 
 # -- the loss --------------------------------------------------------------------------------------
 
-CHUNK = 512  # tokens whose logits are in memory together
+CHUNK = 512  # tokens per chunk of logits
 
 
 def smoothed_nll(
@@ -149,6 +148,9 @@ class _SmoothedNll(torch.autograd.Function):
             bias: its bias (V,), float32, or None
             targets: target ids (N,), int64
             smoothing: probability spread over all V tokens
+
+        Returns:
+            The loss (), float32, in nats.
         """
         grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
         grad_bias = weight.new_zeros(len(weight))
@@ -209,13 +211,13 @@ def build_optimizers(
         dtype: dtype of Muon's matrix products
     """
     stacked = {"qkv.weight": 3, "kv.weight": 2}  # stacked matrices, orthogonalized separately
-    matrices, others = [], []
+    matrices, adam_params = [], []
     for name, p in model.named_parameters():
         if p.dim() == 2 and not name.endswith("token.weight"):
             matrices.append((p, stacked.get(name.rsplit("_attn.", 1)[-1], 1)))
         else:
-            others.append(p)
-    adam = torch.optim.Adam(others, vector_lr, betas=(0.9, 0.98))
+            adam_params.append(p)
+    adam = torch.optim.Adam(adam_params, vector_lr, betas=(0.9, 0.98))
     return [Muon(matrices, matrix_lr, dtype=dtype), adam]
 
 
@@ -242,12 +244,13 @@ class Muon(torch.optim.Optimizer):
     """Momentum with orthogonalized updates of weight matrices (Jordan 2024).
 
     `torch.optim.Muon` computes in bfloat16, one matrix after the other.  Both learn equally well:
-    the loss is 3.43 with torch's and 3.41 with this one after 150 steps of the shipped model's
-    first run.  Milliseconds per optimizer step on one core (torch 2.13), torch's and this one in
-    float32: 64 and 201 with AMX, 650 and 167 with AVX-512 without bfloat16, 5,364 and 219 with
-    AVX2.  Products are therefore bfloat16 only with `-precision bf16`: 57 batched matrices of
-    192 x 192 then take 39 ms instead of 153 with AMX.  In float32 a CPU computes one matrix at a
-    time: 24 of 192 x 192 take 67 ms on an AMD EPYC with AVX2, 142 batched.
+    the loss is 3.43 with torch's Muon and 3.41 with this class after 150 steps of the shipped
+    model's first run.  Milliseconds per optimizer step on one core (torch 2.13), for torch's Muon
+    and this class in float32: 64 and 201 with AMX, 650 and 167 with AVX-512 without bfloat16, 5,364
+    and 219 with AVX2.  Products are therefore bfloat16 only with `-precision bf16`: 57 batched
+    matrices of 192 x 192 then take 39 ms instead of 153 ms with AMX.  In float32, a CPU computes
+    one matrix at a time: 24 matrices of 192 x 192 take 67 ms on an AMD EPYC with AVX2, and 142 ms
+    batched.
     """
 
     def __init__(

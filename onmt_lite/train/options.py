@@ -101,12 +101,11 @@ class TrainOptions:
     data: DataOptions
     model: ModelOptions
     learning: LearningOptions
-    notes: tuple[str, ...] = field(
-        default=(), compare=False
-    )  # on options without effect, for the log
+    # About options without effect, for the log
+    notices: tuple[str, ...] = field(default=(), compare=False)
 
 
-MAX_WEIGHT = 10_000  # an epoch is a list with this many copies of each pair
+MAX_WEIGHT = 10_000  # limits the length of an epoch, which is a list of all copies
 GROUPS = (DataOptions, ModelOptions, LearningOptions)
 RULES = (
     require_paths("train", "output"),
@@ -122,7 +121,7 @@ RULES = (
         lambda v: v.train_weights and len(v.train_weights) != len(v.train),
         lambda v: (
             f"train_weights: there are {len(v.train_weights)} weights for {len(v.train)} train "
-            "files; give one for each"
+            "files; set one for each"
         ),
     ),
     reject_if(

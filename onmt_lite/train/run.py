@@ -20,7 +20,7 @@ def train(options: TrainOptions, text: type[data.Text] = data.Text) -> None:
 
     Args:
         options: all options of the run
-        text: class of the training text; samples the pairs of each epoch
+        text: class of the training text, which samples the pairs of each epoch
 
     Raises:
         OnmtLiteError: an option or a file is wrong, a file cannot be written, or memory runs out

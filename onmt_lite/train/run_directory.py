@@ -24,7 +24,7 @@ from onmt_lite.train.options import ModelOptions, TrainOptions, to_config
 
 STATE, LOG_FILE, CONFIG = "train_state.pt", "train.log", "train.yaml"
 TABLE, PLOT, HELD_OUT = "train.csv", "train.svg", "valid.tsv"
-SCRIPT = Path("translate.py")  # exists in a checkout
+SCRIPT = Path("translate.py")  # only exists in a source checkout
 USER_FILES = (LOG_FILE, TABLE, PLOT, HELD_OUT)  # listed at the end of a run
 ALL_FILES = (STATE, CONFIG, *USER_FILES, native.MANIFEST, native.WEIGHTS, native.SENTENCEPIECE)
 
@@ -33,7 +33,8 @@ def check_files(options: TrainOptions) -> None:
     """Check the files of a run before any work.
 
     Raises:
-        OptionError: the output directory does not fit -resume, or a file is used twice
+        OptionError: the output directory has a run (without -resume) or none (with -resume), or a
+            file is used twice
         FileError: a file does not exist or cannot be written
         CheckpointError: init_from does not exist
     """
@@ -43,7 +44,7 @@ def check_files(options: TrainOptions) -> None:
     resume = options.learning.resume
     if not resume and data.init_from and not Path(data.init_from).exists():
         raise CheckpointError(
-            f"init_from: there is no model at {data.init_from}: "
+            f"init_from: {data.init_from} does not exist: "
             f"{describe_missing_path(data.init_from)}; use a model directory written by the trainer"
         )
     if data.init_from:
@@ -69,10 +70,10 @@ def check_files(options: TrainOptions) -> None:
 
 @contextlib.contextmanager
 def lock_directory(out: Path) -> Iterator[None]:
-    """Lock a run's directory inside the block.  Raises OptionError if another run has it."""
+    """Lock a run's directory inside the block.  Raises OptionError if another run holds it."""
     directory = os.open(out, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system may not support locks
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -88,7 +89,7 @@ def lock_directory(out: Path) -> Iterator[None]:
 
 
 class Row(NamedTuple):
-    """A row of the metrics table; the last three values are set at validations only.
+    """A row of the metrics table; only validations set the last three values.
 
     tokens_per_second  target tokens, over the steps since the previous row
     train_loss         nats per target token over the same steps, with label smoothing and dropout

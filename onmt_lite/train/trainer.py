@@ -39,7 +39,7 @@ from onmt_lite.train.validation import compute_bleu, log_samples, translate_gree
 # Trainer attributes saved in the state, in addition to weights and optimizers
 COUNTERS = ("epoch", "batch", "n_steps", "n_tokens", "seconds", "processor_seconds", "best")
 
-METRICS_ROWS = 100  # table rows of a whole run, in addition to a row per validation
+METRICS_ROWS = 100  # table rows per run, in addition to one row per validation
 PROGRESS_SECONDS = 60  # time between progress lines in the log
 BLEU_LINES, SAMPLE_LINES = 200, 2  # held-out lines translated and logged at each validation
 BAR = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
@@ -58,7 +58,7 @@ class Trainer:
 
         Args:
             options: all options of the run
-            text: class of the training text; samples the pairs of each epoch
+            text: class of the training text, which samples the pairs of each epoch
 
         Raises:
             OnmtLiteError: an option or a file is wrong; nothing has been written
@@ -83,7 +83,7 @@ class Trainer:
         self.sp = spm.SentencePieceProcessor(model_proto=self.sp_model)
         model = pretrained or network.build_model(options.model, self.sp.vocab_size())
         self.model = network.cast_embeddings(model).to(self.device)
-        # Validated and saved: the model itself, or a copy with the running mean of its weights
+        # The model that is validated and saved: the model itself, or a running mean of its weights
         self.mean_model = copy.deepcopy(self.model) if learning.mean_steps else self.model
         self.optimizers = self._build_optimizers()
         self.peak_rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
@@ -151,13 +151,13 @@ class Trainer:
             "bf16" if self.dtype == torch.bfloat16 else "fp32",
         )
         notices = data.check_held_out(self.options.data, pairs, self.bleu_pairs)
-        for notice in (*self.options.notes, *notices):
+        for notice in (*self.options.notices, *notices):
             LOG.info("NOTE: %s", notice)
         checkpoint = native.make_checkpoint(self.model, self.sp)
         for line in network.describe_export_limits(checkpoint, self.model.cfg):
             LOG.info("%s", line)
         if not has_sacrebleu():
-            LOG.info("no BLEU at validations: sacrebleu is not installed (pip install sacrebleu)")
+            LOG.info("no validation BLEU: sacrebleu is not installed (pip install sacrebleu)")
         if not HAS_MATPLOTLIB:
             LOG.info(
                 "no plot: matplotlib, the extra `plots`, is not installed (pip install "
@@ -212,7 +212,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """Return the finished fraction of the run, 0 to 1, by whichever limit is closer."""
+        """Finished fraction of the run, by whichever limit is closer; 1 or more: complete."""
         learning = self.options.learning
         by_steps = self.n_steps / learning.train_steps if learning.train_steps else 0.0
         by_time = self.seconds / 60 / learning.train_minutes if learning.train_minutes else 0.0
@@ -222,11 +222,11 @@ class Trainer:
         """Yield the remaining batches, epoch after epoch, without end."""
         first = self.epoch
         for epoch in map(self.epochs, itertools.count(first)):
-            if self.epoch == first and epoch.n_left_out:
+            if self.epoch == first and epoch.n_skipped:
                 LOG.info(
                     "NOTE: %d pairs per epoch are skipped: a line has more than %d tokens, or the "
                     "target has a character outside the vocabulary (-all_characters adds them)",
-                    *(epoch.n_left_out, self.model.max_positions),
+                    *(epoch.n_skipped, self.model.max_positions),
                 )
             if self.epoch == first:
                 self.log_forecast(epoch)
@@ -253,14 +253,14 @@ class Trainer:
 
     def measure_speed(self, epoch: data.Epoch) -> float:
         """Return target tokens per second, measured by updates of a copy of the model."""
-        kept = self.model, self.optimizers
+        original = self.model, self.optimizers
         try:
             self.model = copy.deepcopy(self.model)
             self.optimizers = self._build_optimizers()
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 return measure_speed(epoch.batches, self.update, lambda: bool(self.stop_signal))
         finally:
-            self.model, self.optimizers = kept
+            self.model, self.optimizers = original
 
     def step(self, batch: data.TrainBatch) -> float:
         """Train on one batch and count it.  Returns the loss per target token in nats."""
@@ -290,7 +290,7 @@ class Trainer:
 
     @torch.no_grad()
     def update_mean(self) -> None:
-        """Add the weights to the running mean; in the first mean_steps steps, the plain mean."""
+        """Add the weights to the running mean (in the first mean_steps steps: the plain mean)."""
         if self.mean_model is not self.model:
             share = 1 / min(self.options.learning.mean_steps, self.n_steps)
             for mean, weights in zip(self.mean_model.parameters(), self.model.parameters()):
@@ -334,7 +334,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Validate, save the model if its loss is the lowest so far, and save the state."""
-        if self.stop_signal:  # there may be no time for a validation
+        if self.stop_signal:  # the process may be killed during the validation
             self.save_state()
         losses = self.compute_held_out_losses()
         nll = self.check_finite(sum(losses) / len(losses))

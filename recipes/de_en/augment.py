@@ -1,7 +1,7 @@
-"""Data augmentation: joined lines, missing marks, other names and numbers, case and noise.
+"""Data augmentation: joined lines, missing punctuation, new names and numbers, case and noise.
 
-Every function takes and returns a (src, tgt) pair or a list of pairs.  Randomness comes only from
-the `random.Random` argument.
+All functions take and return (src, tgt) pairs or lists of pairs.  The `random.Random` argument is
+the only source of randomness.
 """
 
 import re
@@ -10,17 +10,17 @@ from random import Random
 
 from onmt_lite.train.data import Pair
 from recipes.de_en.lexicon import find_word_pairs
-from recipes.de_en.noise import add_typos, drop_commas, drop_mark, replace_umlauts
+from recipes.de_en.noise import add_typos, drop_commas, drop_final_marks, replace_umlauts
 from recipes.de_en.options import ChangeOptions
 from recipes.de_en.slots import decorate, fill, name, number
-from recipes.de_en.words import WORD, Truecase, find_names, select_rare, shared_words
+from recipes.de_en.words import WORD, Truecase, find_names, find_shared_words, select_rare
 
 NUMBER = re.compile(r"\d+(?:[.:,]\d+)*")
 FINAL = ".!?"
 
 
 def drop_final(pair: Pair) -> Pair:
-    """Remove the final mark of both sides if it is the same."""
+    """Remove the final punctuation mark if it is the same on both sides."""
     src, tgt = pair
     if src[-1:] in FINAL and src[-1:] == tgt[-1:]:
         return src[:-1].rstrip(), tgt[:-1].rstrip()
@@ -50,18 +50,21 @@ def _random_number(old: str, rng: Random) -> str:
 
 
 def rename(pair: Pair, names: list[str], rng: Random) -> Pair:
-    """Replace a name that both sides share with another known name or an invented one.
+    """Replace a name that both sides share with a known or invented name.
 
     Half of the new names are invented, from halves of two names or from syllables, so that the
-    model learns to copy names that it does not know.  A fifth get a last name.
+    model learns to copy unknown names.  A fifth get a last name.
 
     Args:
-        pair: source and target sentence.
-        names: first names to choose from.
-        rng: source of randomness.
+        pair: source and target sentence
+        names: first names to choose from
+        rng: source of randomness
+
+    Returns:
+        The changed pair, or the same pair if the sides share no name.
     """
     src, tgt = pair
-    shared = sorted(shared_words(src, tgt) & set(names))
+    shared = sorted(find_shared_words(src, tgt) & set(names))
     if not shared:
         return pair
     old, new, second = rng.choice(shared), rng.choice(names), rng.choice(names)
@@ -85,10 +88,10 @@ class Augment:
     """The augmentation of one epoch: `augment(pairs, rng)`.
 
     Args:
-        pairs: the whole corpus; words, names and numbers are collected from it.
-        options: shares of lines to change and numbers of lines to add.
-        templates: pairs with slots to fill.
-        n_filled: filled templates to add to each epoch.
+        pairs: the whole corpus; words, names and numbers are collected from it
+        options: shares of lines to change and numbers of lines to add
+        templates: pairs with slots to fill
+        n_filled: filled templates to add to each epoch
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Augment:
         return [self._add_noise(pair, rng) for pair in self._join_lines(pairs, rng)]
 
     def _join_lines(self, pairs: list[Pair], rng: Random) -> list[Pair]:
-        """Join consecutive pairs to lines of several sentences; each pair is used once."""
+        """Join consecutive pairs into lines of several sentences; each pair is used once."""
         joined, i = [], 0
         while i < len(pairs):
             is_single = rng.random() >= self.options.join
@@ -130,7 +133,7 @@ class Augment:
         return joined
 
     def _join_sentences(self, group: list[Pair], rng: Random) -> Pair:
-        """Join the sentences of a line with spaces, some with a conjunction."""
+        """Join sentences with spaces or, with the configured probability, a conjunction."""
         src, tgt = group[0]
         for src_next, tgt_next in group[1:]:
             stop = src[-1:] == tgt[-1:] == "."
@@ -143,9 +146,9 @@ class Augment:
         return src, tgt
 
     def _join_without_marks(self, group: list[Pair], rng: Random) -> Pair:
-        """Join sentences whose sources lose their final marks and often their initial capitals."""
+        """Join sentences; the sources lose final punctuation, and some lose initial capitals."""
         lowercase = rng.random() < 0.3
-        *head, last = [(drop_mark(src), tgt) for src, tgt in group[:-1]] + group[-1:]
+        *head, last = [(drop_final_marks(src), tgt) for src, tgt in group[:-1]] + group[-1:]
         if rng.random() < 0.5:
             last = drop_final(last)
         first, *rest = (src for src, _ in (*head, last))

@@ -1,8 +1,8 @@
 """Evaluate robustness: `python -m recipes.de_en.evaluate -model data/de-en -test F`.
 
 Prints one line for each test set: the test files; the first file in uppercase, in lowercase,
-without final marks and joined by eight; and sentences with strings to copy.  Needs sacrebleu.
-Translates in fp32 with beam size 5.
+without final punctuation and joined by eight; and sentences with strings to copy.  Translates in
+fp32 with beam size 5.  Requires sacrebleu.
 """
 
 import re
@@ -77,34 +77,36 @@ PEOPLE = "anna peter julia k.meier info kontakt service lukas_89 m-huber buero".
 ODD = "🙂 ❤ 5€ • → %s {count} <br> &lt; 中文 Москва ©".split()
 
 
-def _digits(rng: Random, n: int) -> str:
+def _sample_digits(rng: Random, n: int) -> str:
     return "".join(rng.choices("0123456789", k=n))
 
 
-def _number(rng: Random) -> str:
-    return str(rng.randrange(1, 10)) + _digits(rng, rng.randrange(10))
+def _sample_number(rng: Random) -> str:
+    return str(rng.randrange(1, 10)) + _sample_digits(rng, rng.randrange(10))
 
 
-def _date(rng: Random) -> str:
+def _sample_date(rng: Random) -> str:
     return f"{rng.randrange(1, 29)}.{rng.randrange(1, 13)}.{rng.randrange(1950, 2031)}"
 
 
-def _phone(rng: Random) -> str:
+def _sample_phone(rng: Random) -> str:
     form = rng.choice(("0{} {}", "+49 {} {}", "0{}/{}"))
-    return form.format(_digits(rng, 3), _digits(rng, rng.choice((6, 7))))
+    return form.format(_sample_digits(rng, 3), _sample_digits(rng, rng.choice((6, 7))))
 
 
-def _mail(rng: Random) -> str:
-    return rng.choice(PEOPLE) + rng.choice(("", "", _digits(rng, 2))) + "@" + rng.choice(HOSTS)
+def _sample_mail(rng: Random) -> str:
+    return (
+        rng.choice(PEOPLE) + rng.choice(("", "", _sample_digits(rng, 2))) + "@" + rng.choice(HOSTS)
+    )
 
 
 STRINGS: dict[str, Callable[[Random], str]] = {
     "time": lambda rng: f"{rng.randrange(24)}:{rng.randrange(60):02d}",
-    "number": _number,
-    "decimal": lambda rng: f"{rng.randrange(1000)},{_digits(rng, rng.choice((1, 2, 3)))}",
-    "date": _date,
-    "phone": _phone,
-    "mail": _mail,
+    "number": _sample_number,
+    "decimal": lambda rng: f"{rng.randrange(1000)},{_sample_digits(rng, rng.choice((1, 2, 3)))}",
+    "date": _sample_date,
+    "phone": _sample_phone,
+    "mail": _sample_mail,
     "web": lambda rng: rng.choice(("www.{}", "https://{}/hilfe", "{}")).format(rng.choice(HOSTS)),
     "surname": lambda rng: rng.choice(SURNAMES),
     "person": lambda rng: f"{rng.choice(FIRST_NAMES)} {rng.choice(SURNAMES)}",
@@ -156,13 +158,13 @@ load_evaluate_options = PROGRAM.load
 
 
 def join_lines(pairs: Sequence[Pair], n: int) -> list[Pair]:
-    """Join every n sentences to a line; an incomplete last line is dropped."""
+    """Join every n sentences into a line; an incomplete last line is dropped."""
     groups = zip(*[iter(pairs)] * n, strict=False)
     return [(" ".join(src for src, _ in g), " ".join(tgt for _, tgt in g)) for g in groups]
 
 
 def make_variants(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Return the variants of a test file, each after the unchanged lines that it was made from."""
+    """Return variants of a test file by name, with the unchanged lines before the variants."""
     few, many = pairs[:N_CHANGED], pairs[: 8 * N_JOINED]
     marks = ".!?"
     return {
@@ -179,9 +181,9 @@ def make_copy_tests(string_type: str, n: int, rng: Random) -> Iterator[Pair]:
     """Yield n (sentence, string that its translation must contain) pairs.
 
     Args:
-        string_type: key of STRINGS and SENTENCES.
-        n: number of pairs.
-        rng: source of randomness.
+        string_type: key of STRINGS and SENTENCES
+        n: number of pairs
+        rng: source of randomness
     """
     sentences = SENTENCES[string_type]
     for i in range(n):
@@ -231,16 +233,19 @@ def evaluate(options: EvaluateOptions) -> None:
 def translate_set(
     translator: Translator, pairs: Sequence[Pair], name: str, directory: str | None
 ) -> list[str]:
-    """Translate the sources of a test set and return the best hypotheses.
+    """Translate the sources of a test set.
 
     Args:
-        translator: the model.
-        pairs: sources and references.
-        name: name of the test set.
-        directory: directory for a file with sources, references and outputs, or None.
+        translator: the model
+        pairs: sources and references
+        name: name of the test set
+        directory: directory for a file with sources, references and outputs, or None
+
+    Returns:
+        The best hypothesis of each source.
 
     Raises:
-        FileError: the file cannot be written.
+        FileError: the file cannot be written
     """
     outputs = [t.hyps[0].text for t in translator.translate([src for src, _ in pairs])]
     if directory is not None:
@@ -255,6 +260,7 @@ def translate_set(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, evaluate)
 
 

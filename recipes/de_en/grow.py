@@ -1,7 +1,7 @@
 """Grow a trained model: `python -m recipes.de_en.grow -help`.
 
 New layers start as the identity (Net2Net, Chen et al. 2016), and a wider model computes the same
-function (`recipes.de_en.widen`).  A new subword starts as the sum of the subwords that spell it.
+function (`recipes.de_en.widen`).  A new subword starts as the sum of its parts.
 Training continues from the larger model with `-init_from`.
 """
 
@@ -42,7 +42,7 @@ from recipes.de_en.widen import widen
 USAGE = """\
 -model DIR -output DIR [options]
 
-Writes a copy of a model in onmt_lite format with more layers, more width or other subwords."""
+Writes a copy of an onmt_lite model with more layers, a larger width or new subwords."""
 
 SUBWORD_WEIGHTS = (
     "src_embedding.token.weight",
@@ -125,7 +125,7 @@ def grow(options: GrowOptions) -> None:
     """Grow a model and write it; on an error nothing is written.
 
     Raises:
-        OnmtLiteError: an input cannot be read, the model cannot be grown, or the output exists.
+        OnmtLiteError: an input cannot be read, the model cannot be grown, or the output exists
     """
     output = Path(options.output)
     check_new(output)
@@ -150,12 +150,12 @@ def add_layers(start: Transformer, enc_layers: int, dec_layers: int) -> Transfor
     """Return a copy of a model with new layers on top, whose output weights are zero.
 
     Args:
-        start: trained pre-norm model.
-        enc_layers: total number of encoder layers; smaller values change nothing.
-        dec_layers: total number of decoder layers; smaller values change nothing.
+        start: trained pre-norm model
+        enc_layers: total number of encoder layers; smaller values change nothing
+        dec_layers: total number of decoder layers; smaller values change nothing
 
     Raises:
-        OptionError: in a post-norm model a zero output is not the identity.
+        OptionError: the model is post-norm, where a layer with zero output is not the identity
     """
     cfg = replace(
         start.cfg,
@@ -178,18 +178,18 @@ def replace_subwords(
 ) -> Transformer:
     """Return a copy of a model with the embeddings and output rows for another vocabulary.
 
-    A subword of both vocabularies keeps its row.  A new subword that `old` spells with n subwords
-    starts as the sum of their rows over sqrt(n), to keep its norm.  Any other subword starts at
-    random near <unk>: equal rows would stay equal.
+    Subwords in both vocabularies keep their rows.  A new subword that `old` splits into n subwords
+    starts as the sum of their rows divided by sqrt(n), to keep the norm.  All other subwords start
+    at random near <unk>, because equal rows would stay equal.
 
     Args:
-        start: trained model.
-        old: subword model of `start`.
-        new: subword model of the result.
+        start: trained model
+        old: subword model of `start`
+        new: subword model of the result
     """
     n, unk = new.vocab_size(), old.unk_id()
     subwords = [new.id_to_piece(i) for i in range(n)]
-    # The name of a byte, such as <0xE6>, is not a text that could be spelled
+    # Byte tokens such as <0xE6> cannot be split into subwords
     spellings = [
         [old.piece_to_id(subword)] if new.is_byte(i) else spell(subword, old)
         for i, subword in enumerate(subwords)
@@ -212,11 +212,11 @@ def replace_subwords(
 
 
 def spell(piece: str, sp: spm.SentencePieceProcessor) -> list[int]:
-    """Return the IDs of the subwords of `sp` that spell `piece`, or the ID of <unk>."""
+    """Split `piece` into subwords of `sp` and return their IDs, or the ID of <unk>."""
     unk = sp.unk_id()
-    same = sp.piece_to_id(piece)
-    if same != unk or piece == sp.id_to_piece(unk):
-        return [same]
+    piece_id = sp.piece_to_id(piece)
+    if piece_id != unk or piece == sp.id_to_piece(unk):
+        return [piece_id]
     parts = sp.encode(piece.replace("▁", " "), out_type=str)
     if parts and not piece.startswith("▁"):  # encode() adds "▁" before any text
         parts[0] = parts[0].removeprefix("▁")
@@ -231,9 +231,9 @@ def add_all_characters(pieces: bytes) -> bytes:
     sp = spm.SentencePieceProcessor(model_proto=pieces)
     if any(sp.is_byte(i) for i in range(sp.vocab_size())):
         return pieces
-    absent = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
+    missing = [c for c in dict.fromkeys(COMMON_CHARACTERS) if sp.piece_to_id(c) == sp.unk_id()]
     lowest = min(sp.get_score(i) for i in range(sp.vocab_size()))
-    entries = [_encode_field(1, _encode_piece(c, lowest, NORMAL)) for c in absent]
+    entries = [_encode_field(1, _encode_piece(c, lowest, NORMAL)) for c in missing]
     entries += [_encode_field(1, _encode_piece(f"<0x{b:02X}>", 0.0, BYTE)) for b in range(256)]
     # Bytes appended to a protocol buffer are merged into the message: pieces (field 1) extend the
     # list of pieces, and BYTE_FALLBACK is merged into the trainer settings (field 2)
@@ -241,7 +241,13 @@ def add_all_characters(pieces: bytes) -> bytes:
 
 
 def _encode_piece(text: str, score: float, piece_type: int) -> bytes:
-    """Encode a SentencePiece message: field 1 text, 2 score (float), 3 type."""
+    """Encode a SentencePiece message.
+
+    Args:
+        text: the subword, field 1
+        score: its score, field 2 (float)
+        piece_type: its type, field 3
+    """
     type_field = bytes([3 << 3, piece_type])
     return _encode_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + type_field
 
@@ -252,6 +258,7 @@ def _encode_field(field: int, content: bytes) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, grow)
 
 

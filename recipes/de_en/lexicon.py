@@ -1,7 +1,7 @@
 """A bilingual lexicon from sentence pairs, by word alignment.
 
-A small model needs many sentences to learn a word; word pairs as training lines are a shortcut.
-Single words are also the first thing people try.
+A small model needs many sentences to learn a word, and far fewer word pairs.  Users also often try
+a new model with single words first.
 """
 
 import re
@@ -33,8 +33,8 @@ def find_word_pairs(pairs: list[Pair]) -> list[Pair]:
     src, tgt = keys.div(len(tgt_words), rounding_mode="floor"), keys % len(tgt_words)
     # Both directions have the same word pairs, in different orders
     backward = backward[torch.searchsorted(back_keys, tgt * len(src_words) + src)]
-    kept = (forward >= MIN_PROB) & (backward >= MIN_PROB) & (count >= MIN_COUNT)
-    ids = zip(src[kept].tolist(), tgt[kept].tolist())
+    is_kept = (forward >= MIN_PROB) & (backward >= MIN_PROB) & (count >= MIN_COUNT)
+    ids = zip(src[is_kept].tolist(), tgt[is_kept].tolist())
     return [(src_words[s], tgt_words[t]) for s, t in ids]
 
 
@@ -71,10 +71,10 @@ def _align(
     """Align words that share a line with expectation maximization.
 
     Args:
-        froms: word IDs of each source line.
-        tos: word IDs of each target line.
-        n_from: size of the source vocabulary.
-        n_to: size of the target vocabulary.
+        froms: word IDs of each source line
+        tos: word IDs of each target line
+        n_from: size of the source vocabulary
+        n_to: size of the target vocabulary
 
     Returns:
         Three tensors of shape (word pairs,): sorted keys `from * n_to + to`, the probability of

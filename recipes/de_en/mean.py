@@ -1,6 +1,6 @@
 """Average the weights of models: `python -m recipes.de_en.mean -models A B -output C`.
 
-The mean of models trained from the same initialization is often better than each of them (model
+The mean of models trained from the same initialization is often better than each model (model
 soups, Wortsman et al. 2022).
 """
 
@@ -25,8 +25,7 @@ from recipes.de_en.models import check_new, read_model, write_model
 USAGE = """\
 -models DIR DIR [DIR ...] -output DIR [options]
 
-Writes the weighted mean of several models in onmt_lite format. They must have the same sizes and
-the same subwords, as models trained from the same initialization do."""
+Writes the weighted mean of several onmt_lite models. Their sizes and subwords must be equal."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def write_mean(options: MeanOptions) -> None:
     """Average the models and write the result.
 
     Raises:
-        OnmtLiteError: a model cannot be read, the models differ in size, or the output exists.
+        OnmtLiteError: a model cannot be read, the models do not match, or the output exists
     """
     output = Path(options.output)
     check_new(output)
@@ -96,6 +95,7 @@ def write_mean(options: MeanOptions) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, write_mean)
 
 

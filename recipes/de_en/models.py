@@ -1,4 +1,4 @@
-"""Reading and writing models in onmt_lite format, for the programs of the recipe."""
+"""Reading and writing onmt_lite models, for the programs of the recipe."""
 
 import os
 from pathlib import Path
@@ -20,15 +20,17 @@ def read_model(path: Path, option: str) -> tuple[Transformer, bytes]:
     """Read a Transformer and its serialized sentencepiece model.
 
     Args:
-        path: model directory.
-        option: option that named the directory, for error messages.
+        path: model directory
+        option: option that named the directory, for error messages
 
     Raises:
-        OptionError: the model is in another format.
+        OptionError: the model is not an onmt_lite Transformer
     """
     model = load_checkpoint(path).model
     if not isinstance(model, Transformer) or not native.can_load(path):
-        raise OptionError(f"{option}: {path} is not a model in onmt_lite format")
+        raise OptionError(
+            f"{option}: {path} is not an onmt_lite model; use a Transformer trained by onmt_lite"
+        )
     return model, (path / native.SENTENCEPIECE).read_bytes()
 
 
@@ -36,13 +38,13 @@ def write_model(output: Path, model: Transformer, pieces: bytes, bits: int) -> N
     """Write a model to a new directory and print its path.
 
     Args:
-        output: directory to create.
-        model: model to write.
-        pieces: serialized sentencepiece model.
-        bits: 16 or 8 bits per weight.
+        output: directory to create
+        model: model to write
+        pieces: serialized sentencepiece model
+        bits: 16 or 8 bits per weight
 
     Raises:
-        FileError: the directory cannot be created.
+        FileError: the directory cannot be created
     """
     try:
         output.mkdir(parents=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 
 from onmt_lite.train.data import Pair
-from recipes.de_en.words import WORD, shared_words
+from recipes.de_en.words import WORD, find_shared_words
 
 # A German keyboard; each row is half a key to the right of the row above
 ROWS = ("qwertzuiopü", "asdfghjklöä", "yxcvbnm")
@@ -17,7 +17,7 @@ WITHOUT_DOTS = {umlaut: two[0] for umlaut, two in TWO_LETTERS.items()} | {"ß": 
 ADDRESS = re.compile(r"\S*(?:[@/\\_]|\w\.\w|\d)\S*")
 
 
-def adjacent_keys(letter: str) -> str:
+def list_adjacent_keys(letter: str) -> str:
     """Return the letters whose keys touch the key of a lowercase letter."""
     adjacent = ""
     for r, row in enumerate(ROWS):
@@ -29,7 +29,7 @@ def adjacent_keys(letter: str) -> str:
     return adjacent
 
 
-# Each of these makes a typing mistake at position i of a word
+# Each function returns the word with a typing mistake at position i
 
 
 def _swap(word: str, i: int, rng: Random) -> str:
@@ -46,7 +46,7 @@ def _double(word: str, i: int, rng: Random) -> str:
 
 
 def _hit_adjacent_key(word: str, i: int, rng: Random) -> str:
-    adjacent = adjacent_keys(word[i].lower())
+    adjacent = list_adjacent_keys(word[i].lower())
     if not adjacent:
         return word
     typed = rng.choice(adjacent)
@@ -72,7 +72,7 @@ def add_typos(pair: Pair, rng: Random) -> Pair:
 
 
 def replace_umlauts(pair: Pair, rng: Random) -> Pair:
-    """Spell umlauts with two letters or without dots, and ß as ss, in the source."""
+    """Replace umlauts in the source with two letters or the base letter, and ß with ss."""
     spelling = str.maketrans(rng.choice((TWO_LETTERS, TWO_LETTERS, WITHOUT_DOTS)))
     src, tgt = pair
     for match in reversed(_find_source_words(src, tgt)):
@@ -85,14 +85,14 @@ def drop_commas(pair: Pair) -> Pair:
     return re.sub(r",(?!\d)", "", pair[0]), pair[1]
 
 
-def drop_mark(sentence: str) -> str:
-    """Remove the final marks of a sentence that has other characters."""
+def drop_final_marks(sentence: str) -> str:
+    """Remove the final punctuation of a sentence, unless nothing would be left."""
     return sentence.rstrip(".!?").rstrip() or sentence
 
 
 def _find_source_words(src: str, tgt: str) -> list[re.Match[str]]:
-    """Return the words that occur only in the source and in no address."""
-    shared = shared_words(src, tgt)
+    """Return the words of the source that are neither in the target nor in an address."""
+    shared = find_shared_words(src, tgt)
     addresses = [m.span() for m in ADDRESS.finditer(src)]
     return [
         m

@@ -123,7 +123,7 @@ class ChangeOptions:
     )
     typos: float = opt(
         0.0,
-        help="Put one to three typing mistakes into this share of sources: letters swapped, "
+        help="Add one to three typing mistakes to this share of sources: letters swapped, "
         "dropped, doubled, or from an adjacent key",
         min=0,
         max=1,
@@ -184,9 +184,9 @@ class TextOptions:
 
 
 def find_malformed_pairs(v: Values) -> list[str]:
-    """Return an error for each conjunction or quotation pair that has another form."""
+    """Return an error for each malformed conjunction or quotation pair."""
     return [
-        f"{name}: {pair!r} is malformed; -help shows the form"
+        f"{name}: {pair!r} is malformed; see -help for the form"
         for name, marks in (("conjunctions", 0), ("quotes", 1))
         for pair in v[name]
         if [side.count("…") for side in pair.split("|")] != [marks, marks]
@@ -227,6 +227,6 @@ PROGRAM = Program(
     USAGE,
     OPTIONS,
     RULES,
-    build=lambda given: TextOptions(given.build(FileOptions), given.build(ChangeOptions)),
+    build=lambda values: TextOptions(values.build(FileOptions), values.build(ChangeOptions)),
 )
 load_text_options = PROGRAM.load

@@ -1,7 +1,7 @@
 """Execute a run of the recipe: `python -m recipes.de_en.run 7`; `--print` only prints it.
 
-runs.yaml has the steps of each run.  A step is a program of this directory, or another module by
-its full name, with options; or `shell` with a shell command.  `--resume` continues an interrupted
+runs.yaml lists the steps of each run.  A step is a program in this directory, or the full name of
+another module, with options; or `shell` with a shell command.  `--resume` continues an interrupted
 run: steps that are complete are skipped, and training continues from its last state.
 """
 

@@ -1,7 +1,7 @@
 """Random strings that a translation must copy: names, numbers, dates, addresses.
 
-A pair with slots, `{name} kommt am {date}.`, becomes a different pair each time its slots are
-filled.  A model cannot memorize these strings, so it has to learn to copy.
+Each time the slots of a pair such as `{name} kommt am {date}.` are filled, the values differ.  A
+model cannot memorize these strings, so it has to learn to copy.
 """
 
 import re
@@ -20,7 +20,7 @@ ENDINGS = (
 ska enko ov ova opoulos idis akis sson qvist lund gaard elli etti ardo eira inho eau ier ijk shvili
 yan ayan ali uddin moto mura wara nakis ewski anowski escu dóttir""".split()
 )
-# Last names made of German words: a translation must not translate them
+# Parts of German words for last names, which must not be translated
 STEMS = """Abend Acker Adler Ahorn Alt Amsel Anger Apfel Arm Asch Bach Bären Bauern Baum Bell Berg
 Biber Bier Birken Blau Blech Blei Blumen Bogen Bohnen Bohr Boden Brand Braun Breiten Brink Brot
 Brück Brunn Buch Buchen Burg Busch Dahl Dachs Dorn Dreh Drei Ebers Eichen Eil Einsied Eisen Elster
@@ -54,7 +54,7 @@ schön schuh seer segen singer sohn spieß stab stadt stadler stahl stamm stätt
 steiner stern stetter stiel stock stolz strasser sträßer strom stück tal thal thaler teufel tritt
 vater vogel voll wagen wald walder wandt wange wart wasser weber weg weiler wein werk wert wieser
 wig wind winkel wirt witz wolf wurst zahn zapf zweig""".split()
-# First names; before a last name they are copied
+# First names, which are also copied before a last name
 FIRST_NAMES = """Aisha Alexander Ali Amélie Andreas Angela Anja Anna Antonia Astrid Aylin Barbara
 Ben Bernd Björn Brigitte Carla Carlos Charlotte Chen Christa Christian Christine Clara Claudia
 Cornelia Daniel David Dennis Dieter Dirk Elena Elisabeth Elke Emil Emma Eva Fatima Felix Finn
@@ -76,9 +76,9 @@ SCRIPTS = ("αω", "ая", "ая", "את", "بي", "ぁん", "ァン", "一龥",
 
 
 def word(rng: Random, german: float = 0.2) -> str:
-    """Return an invented word: syllables, two German words, or random letters.
+    """Return an invented word: syllables, two German words, or random letters (0.2).
 
-    The probability of random letters is 0.2, of two German words `german`.
+    `german` is the probability of two German words.
     """
     draw = rng.random()
     if draw < 0.2:
@@ -91,14 +91,15 @@ def word(rng: Random, german: float = 0.2) -> str:
 
 
 def ascii_word(rng: Random) -> str:
-    """Return an invented word of the letters a to z, as used in addresses."""
+    """Return an invented word with the letters a to z only, for addresses."""
     return re.sub("[^a-z]", "", word(rng)) or "a"
 
 
-# -- one function per slot; its name is the name of the slot --------------------------------------
+# -- one function per slot, with the name of the slot ---------------------------------------------
 
 
 def name(rng: Random) -> str:
+    """Return a last name; one in twenty is hyphenated."""
     last_name = word(rng, german=0.4).capitalize()
     if rng.random() < 0.05:
         last_name += "-" + word(rng).capitalize()
@@ -116,21 +117,25 @@ def person(rng: Random) -> str:
 
 
 def number(rng: Random) -> str:
+    """Return an integer of 1 to 10 digits."""
     digits = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10))
     return rng.choice("123456789") + _digits(rng, digits - 1)
 
 
 def decimal(rng: Random) -> str:
+    """Return a number with 1 to 3 decimal places."""
     whole = str(rng.randrange(10 ** rng.choice((1, 1, 2, 2, 3, 4))))
     return whole + rng.choice(",,,.") + _digits(rng, rng.choice((1, 1, 2, 2, 2, 3)))
 
 
 def time(rng: Random) -> str:
+    """Return a time of day."""
     hour = str(rng.randrange(24))
     return hour.zfill(rng.choice((1, 2))) + rng.choice(":::.") + f"{rng.randrange(60):02d}"
 
 
 def date(rng: Random) -> str:
+    """Return a date, mostly as day.month.year."""
     month = rng.randrange(12)
     parts = [rng.randrange(MONTH_DAYS[month]) + 1, month + 1, rng.randrange(1900, 2060)]
     form = rng.choice(("{}.{}.{}", "{}.{}.{}", "{:02d}.{:02d}.{}", "{:02d}.{:02d}.{}", "{}.{}."))
@@ -140,6 +145,7 @@ def date(rng: Random) -> str:
 
 
 def phone(rng: Random) -> str:
+    """Return a phone number."""
     area, rest = _digits(rng, rng.randrange(2, 5)), _digits(rng, rng.randrange(4, 9))
     if rng.random() < 0.4:
         rest = rest[:3] + " " + rest[3:]
@@ -152,33 +158,38 @@ def phone(rng: Random) -> str:
 
 
 def host(rng: Random) -> str:
+    """Return a host name."""
     parts = [ascii_word(rng) for _ in range(rng.choice((1, 1, 1, 2)))]
     return rng.choice(("-", ".")).join(parts) + "." + rng.choice(DOMAINS)
 
 
 def mail(rng: Random) -> str:
+    """Return an email address."""
     parts = [ascii_word(rng) for _ in range(rng.choice((1, 2, 2)))]
     who = rng.choice((".", "_", "-", "")).join(parts) + rng.choice(("", "", "", number(rng)[:4]))
     return f"{who}@{host(rng)}"
 
 
 def url(rng: Random) -> str:
+    """Return a web address."""
     start = rng.choice(("www.", "www.", "https://", "http://", "https://www.", ""))
     parts = [ascii_word(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
     return start + "/".join([host(rng), *parts])
 
 
 def code(rng: Random) -> str:
-    """A product, flight or order number."""
+    """Return a product, flight or order number."""
     letters = "".join(rng.choices(LETTERS.upper(), k=rng.randrange(1, 4)))
     return letters + rng.choice(("", "-", " ")) + _digits(rng, rng.randrange(1, 7))
 
 
 def emoji(rng: Random) -> str:
+    """Return an emoji."""
     return rng.choice(EMOJI)
 
 
 def sign(rng: Random) -> str:
+    """Return a currency sign, arrow or similar character."""
     return rng.choice(SIGNS)
 
 
@@ -205,7 +216,7 @@ SLOTS = {filler.__name__: filler for filler in FILLERS}
 
 
 def fill(template: Pair, rng: Random) -> Pair:
-    """Fill the slots of a pair.  Equal slots get equal values; `{name2}` differs from `{name}`."""
+    """Fill the slots of a pair.  `{name}` has the same value everywhere; `{name2}` has another."""
     values: dict[str, str] = {}
 
     def replace(match: re.Match[str]) -> str:
@@ -243,7 +254,7 @@ def decorate(pair: Pair, rng: Random) -> Pair:
 
 
 def _digits(rng: Random, n: int) -> str:
-    """Return n digits; a fifth repeat the previous digit, because copies tend to lose repeats."""
+    """Return n digits; a fifth repeat the previous digit, because models tend to drop repeats."""
     digits = ""
     for _ in range(n):
         digits += digits[-1] if digits and rng.random() < 0.2 else rng.choice("0123456789")

@@ -26,7 +26,7 @@ from recipes.de_en.options import PROGRAM, TextOptions
 
 
 def normalize(side: str) -> str:
-    """Lowercase a sentence and remove its punctuation, to compare it with the held-out text."""
+    """Lowercase a sentence and remove punctuation, for comparison with held-out text."""
     return " ".join(re.findall(r"\w+", side.lower()))
 
 
@@ -34,7 +34,7 @@ def generate_epochs(options: TextOptions) -> Iterator[list[Pair]]:
     """Yield the training pairs of each epoch.
 
     Raises:
-        FileError, DataError: an input file does not contain pairs.
+        FileError, DataError: an input file does not contain pairs
     """
     files = options.files
     held_out = {
@@ -57,7 +57,7 @@ def generate_epochs(options: TextOptions) -> Iterator[list[Pair]]:
         pairs = repeat_by_weight(corpora, weights, rng)
         pairs += rng.sample(same, min(files.same_lines, len(same)))
         pairs += rng.sample(synthetic, min(files.made_lines, len(synthetic)))
-        # A line that consisted of a final mark may be empty now
+        # Lines that were only a punctuation mark may be empty now
         yield [(src, tgt) for src, tgt in augment(pairs, rng) if src and tgt]
 
 
@@ -65,24 +65,25 @@ def write_text(options: TextOptions) -> None:
     """Generate and write all epochs; on an error nothing is written.
 
     Raises:
-        OnmtLiteError: an input cannot be read, or the output exists or cannot be written.
+        OnmtLiteError: an input cannot be read, or the output exists or cannot be written
     """
     output = Path(os.path.abspath(options.files.output))
     if os.path.lexists(output):
         raise OptionError(f"output: {output} already exists; choose another path or remove it")
-    written = {}
+    files = {}
     for number, pairs in enumerate(generate_epochs(options), 1):
         name, text = f"{number:02d}.tsv.gz", "".join(map("%s\t%s\n".__mod__, pairs))
-        written[name] = gzip.compress(text.encode("utf-8"), mtime=0)
+        files[name] = gzip.compress(text.encode("utf-8"), mtime=0)
         print(f"{name}: {len(pairs):,} pairs", file=sys.stderr)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {output}: {error.strerror}") from None
-    write_files(written, output.parent, output.name)
+    write_files(files, output.parent, output.name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, write_text)
 
 

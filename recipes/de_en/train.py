@@ -26,7 +26,7 @@ from onmt_lite.train.run import train
 USAGE = """\
 -train EPOCH.tsv EPOCH.tsv ... -valid PAIRS.tsv -output DIR -train_minutes N [options]
 
-Like onmt_lite.train, but each epoch uses one training file, in turn. The subword model is trained
+Like onmt_lite.train, but each epoch uses the next training file. The subword model is trained
 on the first file."""
 
 
@@ -34,14 +34,16 @@ class InTurn(Text):
     """Training text with one file per epoch."""
 
     def select_subword_pairs(self) -> list[Pair]:
+        """Return the pairs of the first file."""
         return self.files[0]
 
     def sample_epoch(self, epoch: int, rng: Random) -> list[Pair]:
+        """Return the pairs of the epoch's file."""
         return list(self.files[epoch % len(self.files)])
 
 
 def build_options(resolved: Resolved) -> TrainOptions:
-    """Build the training options.  Raises OptionError with all problems."""
+    """Build the training options.  Raises OptionError if some are not supported."""
     options = training.build_options(resolved)
     problems = []
     if not options.data.valid:
@@ -58,6 +60,7 @@ load_in_turn_options = PROGRAM.load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.  Returns the exit code."""
     return run_program(argv, PROGRAM, partial(train, text=InTurn))
 
 

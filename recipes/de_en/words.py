@@ -10,7 +10,7 @@ WORD = re.compile(r"\w+")
 
 
 class Truecase:
-    """A truecaser for first words: lowercase if that is the usual form inside sentences."""
+    """Truecaser for first words; they are lowercased if that is their usual form in sentences."""
 
     def __init__(self, sentences: Iterable[str]):
         inside: Counter[str] = Counter()
@@ -36,12 +36,14 @@ def select_rare(pairs: list[Pair], max_count: int) -> list[Pair]:
 
 
 def find_names(pairs: list[Pair]) -> list[str]:
-    """Return the words on both sides of a pair that are capitalized inside sentences too."""
+    """Return words that occur on both sides of a pair and are usually capitalized in sentences."""
     inside = Counter(word for _, tgt in pairs for word in WORD.findall(tgt)[1:])
-    shared = {word for src, tgt in pairs for word in shared_words(src, tgt) if word[0].isupper()}
+    shared = {
+        word for src, tgt in pairs for word in find_shared_words(src, tgt) if word[0].isupper()
+    }
     return sorted(w for w in shared if w[1:].islower() and inside[w] > inside[w.lower()])
 
 
-def shared_words(src: str, tgt: str) -> set[str]:
+def find_shared_words(src: str, tgt: str) -> set[str]:
     """Return the words that occur on both sides."""
     return set(WORD.findall(src)) & set(WORD.findall(tgt))

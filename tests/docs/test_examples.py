@@ -60,7 +60,7 @@ def test_alternatives_prints_translations_with_different_next_words(
     assert len(texts) == 5 and scores == sorted(scores, reverse=True)
     (translation,) = translator.translate([sentence], [prefix])
     assert texts[0] == translation.text
-    starts = [variables["with_next_word"](text) for text in texts]
+    starts = [variables["extend_prefix"](text) for text in texts]
     next_words = {start.removeprefix(prefix).strip(" ,'") for start in starts}
     assert len(next_words) == 5 and expected_words <= next_words
     for start, (score, text) in zip(starts, rows):
@@ -116,13 +116,13 @@ def test_datasets_map_with_datasets_installed_prints_translations(run_example):
 
 def test_rerank_selects_hypotheses_with_fewer_violations(run_example):
     variables, out = run_example("rerank")
-    translations, penalty = variables["translations"], variables["penalty"]
+    translations, count = variables["translations"], variables["count_violations"]
     selected = re.findall(r"with rule +\S+  (.*)   \(rank (\d+)\)", out)
     n_changed = 0
     for t, (text, rank) in zip(translations, selected, strict=True):
         hyp = t.hyps[int(rank) - 1]
         assert hyp.text == text
-        assert penalty(t.src, hyp) <= penalty(t.src, t.hyps[0])
+        assert count(t.src, hyp) <= count(t.src, t.hyps[0])
         n_changed += rank != "1"
     assert n_changed
 

@@ -29,7 +29,7 @@ import yaml
 import onmt_lite
 import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
-from benchmarks.report import format_headline, format_tables, speedups, write_pages
+from benchmarks.report import compute_speedups, format_headline, format_tables, write_pages
 from benchmarks.systems import OURS
 from onmt_lite import OnmtLiteError, OptionError, Translator
 from onmt_lite.config import other_tools
@@ -441,7 +441,7 @@ def test_readme_claims_have_figures_of_docs():
     claims = dict(re.findall(r"^- \*\*(.*?)\.\*\* (.*?)(?=^- |^\n)", front, re.M | re.S))
     n_equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", between(searches, "exactness"))))
     assert f"{n_equal:,} of {n_equal:,}" in claims["Exact"]
-    base = median(speedups(SPEED["workloads"]["base"], OURS, "seconds"))
+    base = median(compute_speedups(SPEED["workloads"]["base"], OURS, "seconds"))
     assert f"{base:.2f} times" in claims["Fast on CPU"]
     trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", between(jobs, "kit"), re.M))
     n_jobs = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
@@ -660,7 +660,9 @@ def test_speed_chart_shows_recorded_ratios():
     svg = (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
     labels = re.findall(r"<text [^>]*>([^<]*)</text>", svg)
     for workload, work in SPEED["workloads"].items():
-        medians = [f"{median(speedups(work, name, 'seconds')):.2f}" for name in work["systems"]]
+        medians = [
+            f"{median(compute_speedups(work, name, 'seconds')):.2f}" for name in work["systems"]
+        ]
         assert {workload, *work["systems"], *medians} <= set(labels)
 
 

@@ -190,7 +190,7 @@ def test_signal_while_training_subwords_is_handled_immediately(folder, monkeypat
             3,
             r"wrong.tsv:2: the line is not `source<TAB>target`: 'no tab'; separate .*",
         ),
-        ("-init_from none", 4, r"init_from: there is no model at none: .*"),
+        ("-init_from none", 4, r"init_from: none does not exist: .*"),
         ("-vocab_size 99999", 2, r"vocab_size 99999: the text has too few subwords; .* \d+"),
         (
             "-device gpu",

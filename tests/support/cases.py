@@ -40,9 +40,9 @@ def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") ->
     """Return a translator with space-separated tokens.
 
     Args:
-        model: the model.
-        device: where it runs.
-        precision: its dtype.
+        model: the model
+        device: where it runs
+        precision: its dtype
     """
     if isinstance(model, TableModel):
         checkpoint = table_models.make_checkpoint(model.sources)
@@ -56,9 +56,9 @@ def translate(translator: Translator, lines: Sequence[str] = LINES, **options: A
     """Translate lines in small batches.
 
     Args:
-        translator: from `make_translator`.
-        lines: source lines; a table model uses its own.
-        options: options of the search.
+        translator: from `make_translator`
+        lines: source lines; a table model uses its own
+        options: options of the search
     """
     given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
     if isinstance(translator.model, TableModel):

@@ -96,10 +96,10 @@ def compute_model_logits(
     """Compute the logits of a stored model.
 
     Args:
-        path: the model.
-        src: source IDs (B, S).
-        lengths: source lengths (B,).
-        tgt: target IDs (B, T).
+        path: the model
+        src: source IDs (B, S)
+        lengths: source lengths (B,)
+        tgt: target IDs (B, T)
 
     Returns:
         Logits (B, T, V).

@@ -134,11 +134,11 @@ class LaunchOptions:
     """How to start a job.
 
     Attributes:
-        limits: limits of the module `resource`, by name.
-        streams: descriptors; None: the files stdout and stderr.
-        close: descriptors to close.
-        modes_count: whether file modes apply to root, too.
-        ignored: signals to ignore, as nohup ignores SIGHUP.
+        limits: limits of the module `resource`, by name
+        streams: descriptors; None: the files stdout and stderr
+        close: descriptors to close
+        modes_count: whether file modes apply to root, too
+        ignored: signals to ignore, as nohup ignores SIGHUP
     """
 
     argv: list[str]

@@ -26,9 +26,9 @@ def problems_of(name: str, load: Callable[[Sequence[str]], object], path: Path) 
     """Yield the error for a name on the command line and in a YAML file.
 
     Args:
-        name: Option name of another tool.
-        load: Function that loads a command line.
-        path: YAML file to write.
+        name: Option name of another tool
+        load: Function that loads a command line
+        path: YAML file to write
 
     Yields:
         The errors.

@@ -125,9 +125,9 @@ def repeats(tokens: tuple[int, ...], n: int, exempt: Iterable[int] = ()) -> bool
     """Return True if the last n tokens occur earlier, and none of them is exempt.
 
     Args:
-        tokens: tokens of a row.
-        n: length of the n-gram; 0: never.
-        exempt: tokens whose n-grams may repeat.
+        tokens: tokens of a row
+        n: length of the n-gram; 0: never
+        exempt: tokens whose n-grams may repeat
     """
     earlier = [tokens[i : i + n] for i in range(len(tokens) - n)]
     return n > 0 and tokens[-n:] in earlier and not set(tokens[-n:]) & set(exempt)
@@ -137,9 +137,9 @@ def penalize_repetition(values: list[float], tokens: Iterable[int], penalty: flo
     """Return logits or log-probabilities with a repetition penalty (Keskar et al. 2019).
 
     Args:
-        values: one per token of the vocabulary.
-        tokens: tokens of the row.
-        penalty: above 1: repetition is less likely.
+        values: one per token of the vocabulary
+        tokens: tokens of the row
+        penalty: above 1: repetition is less likely
     """
     penalized = [x * penalty if x < 0 else x / penalty for x in values]
     return [penalized[y] if y in tokens else x for y, x in enumerate(values)]
@@ -204,10 +204,10 @@ class Task:
         """Return values with -inf for masked tokens.
 
         Args:
-            row: the row to extend.
-            values: logits or log-probabilities.
-            min_words: EOS is masked before this number of tokens.
-            n: mask tokens that would repeat an n-gram.
+            row: the row to extend
+            values: logits or log-probabilities
+            min_words: EOS is masked before this number of tokens
+            n: mask tokens that would repeat an n-gram
         """
         step = len(row.tokens)
 
@@ -245,9 +245,9 @@ class Task:
         """Return the row extended by each possible token.
 
         Args:
-            row: the row to extend.
-            counts: processed log-probabilities; -inf: masked.
-            charged: True: rank by the score less the stepwise coverage penalty.
+            row: the row to extend
+            counts: processed log-probabilities; -inf: masked
+            charged: True: rank by the score less the stepwise coverage penalty
         """
         parent, log_probs = self.attend(row), self.compute_log_probs(row)
         found = []
@@ -273,9 +273,9 @@ class Task:
         """Return the finished hypothesis with its normalized score.
 
         Args:
-            row: the row that finished.
-            length: its length for the norm.
-            charged: False: ignore a stepwise coverage penalty.
+            row: the row that finished
+            length: its length for the norm
+            charged: False: ignore a stepwise coverage penalty
         """
         if self.stepwise:
             score = (row.total - (row.cost if charged else 0.0)) / self.compute_norm(length)
@@ -287,9 +287,9 @@ class Task:
         """Finish the best row without EOS, because no row has a possible continuation.
 
         Args:
-            rows: the open rows.
-            extra: added to the length.
-            since: first step with a stepwise coverage penalty.
+            rows: the open rows
+            extra: added to the length
+            since: first step with a stepwise coverage penalty
         """
         row = self.attend(max(rows, key=lambda row: row.total))
         if not row.tokens:
@@ -522,9 +522,9 @@ def process_transformers(task: Task, row: Row, chosen: Counter[int]) -> list[flo
     The repetition penalty applies to logits in 2.11, and in the greedy loop of later versions.
 
     Args:
-        task: the sentence.
-        row: the row to extend.
-        chosen: tokens of earlier groups at this step.
+        task: the sentence
+        row: the row to extend
+        chosen: tokens of earlier groups at this step
     """
     o = task.options
     if task.name == "transformers-2" or task.k == 1:
@@ -603,9 +603,9 @@ def process_fairseq(task: Task, row: Row, is_last: bool) -> list[float]:
     """Return log-probabilities after masks.
 
     Args:
-        task: the sentence.
-        row: the row to extend.
-        is_last: True at the limit, where EOS is forced.
+        task: the sentence
+        row: the row to extend
+        is_last: True at the limit, where EOS is forced
     """
     counts = task.compute_log_probs(row)
     if is_last:
@@ -693,12 +693,12 @@ def reference(
     """Return the n best hypotheses of a source.
 
     Args:
-        name: the search.
-        source: the table.
-        options: given command-line options.
-        words: the vocabulary.
-        prefix: target prefix.
-        unk: the unknown token, if there is one.
+        name: the search
+        source: the table
+        options: given command-line options
+        words: the vocabulary
+        prefix: target prefix
+        unk: the unknown token, if there is one
         round_differently: True: sums in float64, and each log-sum-exp slightly perturbed.  If the
             result differs, it depends on rounding.
     """

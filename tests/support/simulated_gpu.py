@@ -116,9 +116,9 @@ class SimulatedDevice(TorchDispatchMode):
         """Record an event.
 
         Args:
-            kind: launch, upload, download, wait, graph, read or begin.
-            name: the operation.
-            n_bytes: bytes written or copied.
+            kind: launch, upload, download, wait, graph, read or begin
+            name: the operation
+            n_bytes: bytes written or copied
         """
         if self.recording is not None and kind != "launch":
             raise RuntimeError(f"{kind} by {name} is not possible while a graph is captured")
@@ -167,9 +167,9 @@ class SimulatedDevice(TorchDispatchMode):
         """Run an operation on CPU tensors, and add it to a graph that is being captured.
 
         Args:
-            func: the operation.
-            args: positional arguments.
-            kwargs: keyword arguments.
+            func: the operation
+            args: positional arguments
+            kwargs: keyword arguments
         """
         if self.recording is None:
             return func(*args, **kwargs)
@@ -199,11 +199,11 @@ class SimulatedDevice(TorchDispatchMode):
         """Run an operation whose tensors are all on the device.
 
         Args:
-            func: the operation.
-            name: its name.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            inputs: all tensors among the arguments.
+            func: the operation
+            name: its name
+            args: positional arguments
+            kwargs: keyword arguments
+            inputs: all tensors among the arguments
         """
         self._check_devices(name, inputs)
         if name in READ_BY_HOST:
@@ -234,9 +234,9 @@ class SimulatedDevice(TorchDispatchMode):
         """Run `copy_` and record its cost.
 
         Args:
-            to: the target.
-            source: the values.
-            non_blocking: True: a download arrives when the host waits for it.
+            to: the target
+            source: the values
+            non_blocking: True: a download arrives when the host waits for it
         """
         self.run(torch.ops.aten.copy_.default, (_to_cpu(to), _to_cpu(source)), {})
         to_device, from_device = (isinstance(x, DeviceTensor) for x in (to, source))
@@ -257,9 +257,9 @@ class SimulatedDevice(TorchDispatchMode):
         """Record a copy between devices and return its result.
 
         Args:
-            source: the tensor that was copied.
-            out: the copy, on the CPU.
-            to_device: True if the copy belongs to the device.
+            source: the tensor that was copied
+            out: the copy, on the CPU
+            to_device: True if the copy belongs to the device
         """
         from_device = isinstance(source, DeviceTensor)
         if from_device and to_device:
@@ -273,9 +273,9 @@ class Operation:
     """A captured operation on CPU tensors.
 
     Args:
-        func: the operation.
-        args: positional arguments.
-        kwargs: keyword arguments.
+        func: the operation
+        args: positional arguments
+        kwargs: keyword arguments
     """
 
     def __init__(self, func: Any, args: Any, kwargs: Any):
@@ -378,8 +378,8 @@ def _counts_mask(name: str, args: Any) -> bool:
     """Return True if True entries must be counted (not for `x[mask] = 0`).
 
     Args:
-        name: the operation.
-        args: its arguments: tensor, indices and values.
+        name: the operation
+        args: its arguments: tensor, indices and values
     """
     has_mask = any(i is not None and i.dtype == torch.bool for i in args[1])
     return has_mask and (name == "index" or args[2].numel() > 1)
@@ -389,9 +389,9 @@ def _count_bytes(name: str, args: Any, out: Any) -> int:
     """Return the bytes that a launch writes; in-place writes count only the changed part.
 
     Args:
-        name: the operation.
-        args: its arguments.
-        out: its result.
+        name: the operation
+        args: its arguments
+        out: its result
     """
     if name == "index_put_":
         target, indices, *_ = _to_cpu(args)
@@ -438,9 +438,9 @@ def _with_phase(method: Any, phase: str, simulated: SimulatedDevice) -> Any:
     """Return a method that sets the phase of its events and records its start.
 
     Args:
-        method: the original method.
-        phase: name of the phase.
-        simulated: the device.
+        method: the original method
+        phase: name of the phase
+        simulated: the device
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,10 @@ def select(
     """Select rows of a state.
 
     Args:
-        state: the old state.
-        beam_size: rows per sentence in it.
-        rows: old rows by new sentence; numbers from R on are rows of new sentences.
-        fresh: state of new sentences.
+        state: the old state
+        beam_size: rows per sentence in it
+        rows: old rows by new sentence; numbers from R on are rows of new sentences
+        fresh: state of new sentences
     """
     n_sentences = len(state.positions)
     n_rows = n_sentences * beam_size

@@ -59,10 +59,10 @@ def make_source(rows: dict, default: list[float], attn: dict | None = None, leng
     """Return a table with uniform attention by default.
 
     Args:
-        rows: logits by prefix.
-        default: logits for other prefixes.
-        attn: attention by prefix.
-        length: source tokens.
+        rows: logits by prefix
+        default: logits for other prefixes
+        attn: attention by prefix
+        length: source tokens
     """
     return TableSource(length, rows, default, attn or {}, [1 / length] * length)
 
@@ -137,10 +137,10 @@ def normalize(settings: Settings, log_prob: float, cost: float, length: int) -> 
     """Return a normalized score.
 
     Args:
-        settings: options.
-        log_prob: sum of log-probabilities.
-        cost: coverage penalty.
-        length: tokens, EOS included.
+        settings: options
+        log_prob: sum of log-probabilities
+        cost: coverage penalty
+        length: tokens, EOS included
     """
     norms = {"none": 1.0, "avg": length, "wu": (5 + length) / 6}
     norm = norms[settings.length_penalty] ** settings.alpha
@@ -210,10 +210,10 @@ def extend(source: TableSource, settings: Settings, row: dict, length: int) -> l
     """Return the row extended by each possible token.
 
     Args:
-        source: the table.
-        settings: options.
-        row: an open hypothesis.
-        length: tokens of the extended rows.
+        source: the table
+        settings: options
+        row: an open hypothesis
+        length: tokens of the extended rows
     """
     attention = source.attention(row["tokens"])
     covered = [c + a for c, a in zip(row["covered"], attention, strict=True)]
@@ -270,11 +270,11 @@ def sources(draw, vocab_sizes=range(2, 6), tied=False, holes=True, depth=2):
     """Draw a random table with a row for every prefix up to `depth` tokens.
 
     Args:
-        draw: from hypothesis.
-        vocab_sizes: values of V.
-        tied: True: few different logits, so that scores tie.
-        holes: True: some logits are -inf, except that of token 1.
-        depth: length of the longest prefix with its own row.
+        draw: from hypothesis
+        vocab_sizes: values of V
+        tied: True: few different logits, so that scores tie
+        holes: True: some logits are -inf, except that of token 1
+        depth: length of the longest prefix with its own row
     """
     random = Random(draw(st.integers(0, 2**32)))
     vocab_size = draw(st.sampled_from(vocab_sizes))

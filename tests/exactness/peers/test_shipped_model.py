@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.systems import (
     count_tokens,
+    get_matching_search,
     load_ctranslate2,
     load_transformers,
-    matching_search,
     read_parts,
 )
 from benchmarks.workloads import make_workload, write_formats
@@ -69,7 +69,7 @@ def test_matching_preset_same_translations(package, load, beam_size, tmp_path):
     job = {"model": workload.model, "is_marian": False, "length": None, "directory": str(tmp_path)}
     job |= {"precision": "float32", "threads": 1, "beam_size": beam_size}
     translations, n_tokens = load(job)[0](workload.lines, "")
-    search = "opennmt-3" if package == "onmt" else matching_search(f"{NAMES[package]} float32")
+    search = "opennmt-3" if package == "onmt" else get_matching_search(f"{NAMES[package]} float32")
     translator = Translator.from_pretrained(workload.model, precision="fp32", threads=1)
     limits = {"beam_size": beam_size, "max_length": MAX_LENGTH}
     expected = translator.translate(workload.lines, search=search, **limits)

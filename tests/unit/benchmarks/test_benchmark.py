@@ -11,11 +11,11 @@ import pytest
 from benchmarks.__main__ import main, parse
 from benchmarks.compare import SystemProcess, list_process_tree
 from benchmarks.report import (
+    compute_speedups,
     format_headline,
     format_speed_table,
     format_table,
     format_tables,
-    speedups,
 )
 from benchmarks.workloads import SHAPES, Shape, make_random_workload
 from onmt_lite import Translator
@@ -130,9 +130,9 @@ RECORD = {
 
 
 def test_speedups_compare_times_of_the_same_round():
-    assert speedups(WORK, "onmt_lite", "seconds") == [2.0, 3.0, 1.0]
-    assert speedups(WORK, "onmt_lite", "processor_seconds") == [2.0, 3.0, 0.5]
-    assert speedups(WORK, "CTranslate2 int8", "seconds") == [1.0, 1.0, 1.0]
+    assert compute_speedups(WORK, "onmt_lite", "seconds") == [2.0, 3.0, 1.0]
+    assert compute_speedups(WORK, "onmt_lite", "processor_seconds") == [2.0, 3.0, 0.5]
+    assert compute_speedups(WORK, "CTranslate2 int8", "seconds") == [1.0, 1.0, 1.0]
 
 
 def test_tables_contain_medians_details_and_phases():
@@ -154,4 +154,4 @@ def test_tables_contain_medians_details_and_phases():
 def test_speed_table_without_cpu_time_or_other_systems():
     work = {**WORK, "systems": {"onmt_lite": make_system([2.0], [], memory=None)}}
     assert "–" in format_speed_table(work)
-    assert speedups(work, "onmt_lite", "seconds") == [1.0]
+    assert compute_speedups(work, "onmt_lite", "seconds") == [1.0]

@@ -28,7 +28,7 @@ from onmt_lite.train.calibrate import (
     Point,
     find_alignment_head,
     find_attended_tokens,
-    find_rare_marks,
+    find_rare_symbols,
     fit_confidence,
     format_reliability_table,
     load_calibrate_options,
@@ -136,9 +136,9 @@ def test_fit_ignores_length_that_separates_points():
     assert 0 < fit_confidence(points).per_log_token < 3
 
 
-def test_find_rare_marks():
+def test_find_rare_symbols():
     lines = ["Das ist gut."] * 20_000 + ["5 €"] * 3 + ["a (b)"] * 5
-    assert find_rare_marks("Dasgut.€()[a", lines) == "[€"
+    assert find_rare_symbols("Dasgut.€()[a", lines) == "[€"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ class TestCalibrate:
         with pytest.raises(OptionError) as caught:
             load_calibrate_options(["-words", "&"])
         assert len(caught.value.problems) == 3
-        with pytest.raises(CheckpointError, match="the model has another format"):
+        with pytest.raises(CheckpointError, match="only onmt_lite models can be calibrated"):
             run(load_calibrate_options(["-model", str(tmp_path), "-valid", "x"])[0])
 
     @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.de_en.augment import Augment
-from recipes.de_en.noise import MISTAKES, add_typos, adjacent_keys, drop_commas, replace_umlauts
+from recipes.de_en.noise import (
+    MISTAKES,
+    add_typos,
+    drop_commas,
+    list_adjacent_keys,
+    replace_umlauts,
+)
 from recipes.de_en.options import ChangeOptions
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyzäöüßABCDEFG", min_size=1, max_size=9)
@@ -59,10 +65,10 @@ def test_adjacent_keys_match_a_german_keyboard():
     positions = {c: (x + i, y) for y, (x, row) in enumerate(rows) for i, c in enumerate(row)}
     for letter, (x, y) in positions.items():
         near = {c for c, (a, b) in positions.items() if abs(a - x) <= 1 and abs(b - y) <= 1}
-        assert set(adjacent_keys(letter)) <= near - {letter}
-        assert all(letter in adjacent_keys(other) for other in adjacent_keys(letter))
-    assert set("qertsdwa") >= set(adjacent_keys("w")) >= set("qeas")
-    assert set(adjacent_keys("z")) == set("tugh") and adjacent_keys("ß") == ""
+        assert set(list_adjacent_keys(letter)) <= near - {letter}
+        assert all(letter in list_adjacent_keys(other) for other in list_adjacent_keys(letter))
+    assert set("qertsdwa") >= set(list_adjacent_keys("w")) >= set("qeas")
+    assert set(list_adjacent_keys("z")) == set("tugh") and list_adjacent_keys("ß") == ""
 
 
 def test_noise_leaves_words_shared_with_the_target_unchanged():

@@ -199,7 +199,7 @@ def test_mean_averages_the_weights_of_models(tiny_pieces, tmp_path, capfd):
         ("-models one one -save_bits 4 -output out", "save_bits: must be 8 or 16"),
         ("-models one one -output one", "already exists"),
         ("-models one wide -output out", "wide and one differ in sizes or subwords"),
-        ("-models one TOY -output out", "is not a model in onmt_lite format"),
+        ("-models one TOY -output out", "is not an onmt_lite model"),
         ("-models one out -output out", "no model at"),
         ("-models one one -output file/x", "cannot write"),
     ],
