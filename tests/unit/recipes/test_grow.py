@@ -144,7 +144,7 @@ def test_new_dimensions_units_and_heads_learn_different_weights(options, tmp_pat
         (dict(norm="rms"), 4, "pre-norm"),
         (dict(positions="none"), 4, "pre-norm"),
         (dict(tie_output=False), 4, "pre-norm"),
-        ({}, 8, "8 heads have 3 dimensions each"),
+        ({}, 8, "8 heads would have 3 dimensions each"),
         ({}, 5, "24 is odd or not divisible by heads"),
     ],
 )
@@ -233,7 +233,7 @@ def test_all_characters_adds_subwords_and_keeps_the_logits(start, options, tmp_p
         ("-model {start} -output {start}", "already exists"),
         ("-model {start} -output new -vocab_size 30", "vocab_size requires train"),
         ("-model {start} -output new -save_bits 4", "8 or 16"),
-        ("-model tests/data/checkpoints/fs12_tf -output new", "not a model in onmt_lite format"),
+        ("-model tests/data/checkpoints/fs12_tf -output new", "is not an onmt_lite model"),
     ],
 )
 def test_grow_rejects_invalid_options(start, capsys, words, message):
