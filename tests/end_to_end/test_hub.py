@@ -132,7 +132,7 @@ def test_download_every_format_needed_files_once(hub, run, tmp_path, name):
     directory = Path(first.removesuffix(path))
     needed = files.keys() - {*unneeded}
     assert {str(file.relative_to(directory)) for file in directory.rglob("*")} == needed
-    downloaded = hub.files_asked()
+    downloaded = hub.list_requested_files()
     assert {*downloaded} <= needed and len(downloaded) == len({*downloaded})
     (tmp_path / "local").mkdir()
     for name in needed:
@@ -140,7 +140,7 @@ def test_download_every_format_needed_files_once(hub, run, tmp_path, name):
     code, known, _ = run("-print_model", "-model", tmp_path / "local" / path)
     assert code == 0 and known.partition("\n")[2] == summary
     assert run("-print_model", "-model", "team/model") == done
-    assert hub.files_asked() == downloaded  # all files are cached
+    assert hub.list_requested_files() == downloaded  # all files are cached
 
 
 def test_model_existing_path_and_shipped_model_precede_hub(hub, run, src, tmp_path):
@@ -153,7 +153,7 @@ def test_model_existing_path_and_shipped_model_precede_hub(hub, run, src, tmp_pa
         code, out, err = run("-src", src, "-model", path)
         normalized = os.path.normpath(path)
         assert (code, out) == (4, "") and f"no model at {normalized}: {NONE}; -model takes" in err
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 ADDRESSES = """
@@ -263,7 +263,7 @@ def test_hub_model_defaults_apply_after_download(hub, run, src, t5):
 def test_print_config_sends_no_request_to_hub(hub, run, t5):
     hub.add("team/t5", t5)
     code, out, err = run("-print_config", "-search", "transformers", "-model", "team/t5")
-    assert (code, err) == (0, "") and hub.asked == []
+    assert (code, err) == (0, "") and hub.requests == []
     assert yaml.safe_load(out)["model"] == ["team/t5"]
     assert "# command line; its defaults are read when it is downloaded\n" in out
 
@@ -272,7 +272,7 @@ def test_wrong_options_and_inputs_fail_before_download(hub, run, src):
     hub.add("team/model", make_marian())
     assert run("-src", src, "-model", "team/model", "-n_best", 9)[0] == 2
     assert run("-src", "absent", "-model", "team/model")[0] == 5
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 # -- Failures -------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_failure_one_line_error(hub_with_models, run, src, env, name):
     assert (code, out) == (4, "")
     assert err.startswith("onmt_lite: error: ") and err.index("\n") == len(err) - 1
     assert expected.format(name=model, hub=hub_with_models.address, home=env["HF_HOME"]) in err
-    assert "model.safetensors" not in hub_with_models.files_asked()
+    assert "model.safetensors" not in hub_with_models.list_requested_files()
 
 
 @pytest.mark.parametrize("name", ["team/private", "team/gated"])
@@ -373,9 +373,9 @@ def test_download_interrupted_resumes_later(hub, run, src):
     assert err.endswith(" try again (downloaded files are kept)\n")
     code, _, err = run("-src", src, "-model", "team/model", HF_HUB_OFFLINE="1")
     assert code == 4 and "has no complete hub model of that name; unset" in err
-    hub.cut, before = None, hub.files_asked().count("vocab.json")
+    hub.cut, before = None, hub.list_requested_files().count("vocab.json")
     assert run("-src", src, "-model", "team/model")[0] == 0
-    assert hub.files_asked().count("vocab.json") == before
+    assert hub.list_requested_files().count("vocab.json") == before
 
 
 def test_disk_full_error_names_cache(hub, process, src, env):
@@ -407,7 +407,7 @@ def test_sigint_ends_download(hub, process, src, env, until, file):
     hub.add("team/model", make_marian())
     hub.stalls = file
     job = process("-src", src, "-output", "out", "-model", "team/model", env=env)
-    until(lambda: file in hub.files_asked())
+    until(lambda: file in hub.list_requested_files())
     job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=30)
     assert job.returncode == 130
@@ -423,10 +423,10 @@ def test_workers_use_download_of_parent(hub, run, src, tmp_path):
     hub.add("team/model", make_marian())
     argv = ["-src", src, "-output", "out", "-bucket_lines", 4, "-model", "team/model"]
     assert run(*argv, "-workers", 1, HF_HOME=str(tmp_path / "other"))[0] == 0
-    single, translated = list(hub.asked), (tmp_path / "out").read_bytes()
-    hub.asked.clear()
+    single, translated = list(hub.requests), (tmp_path / "out").read_bytes()
+    hub.requests.clear()
     assert run(*argv, "-workers", 2)[0] == 0
-    assert sorted(hub.asked) == sorted(single)
+    assert sorted(hub.requests) == sorted(single)
     assert (tmp_path / "out").read_bytes() == translated
 
 

@@ -31,8 +31,8 @@ from tests.support.cases import (
     CASES,
     FAMILIES,
     LINES,
-    lively_transformer,
     make_translator,
+    make_varied_transformer,
     translate,
 )
 
@@ -138,7 +138,7 @@ class TestSearches:
     @pytest.fixture(scope="class")
     @classmethod
     def pair(cls):
-        return tuple(make_translator(lively_transformer(), d) for d in ("cpu", DEVICE))
+        return tuple(make_translator(make_varied_transformer(), d) for d in ("cpu", DEVICE))
 
     @pytest.mark.parametrize("search, options", CASES.values(), ids=CASES)
     def test_search_in_fp32_equals_cpu(self, pair, search, options):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "data" / "checkpoints"
-IMPORTED = {
+ALLOWED = {
     ("collections", "OrderedDict"),
     ("argparse", "Namespace"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -43,7 +43,7 @@ class Unpickler(pickle.Unpickler):
     """An unpickler that replaces the classes of missing packages."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in IMPORTED or module == "torch":
+        if (module, name) in ALLOWED or module == "torch":
             return super().find_class(module.replace("__builtin__", "builtins"), name)
         if module.split(".")[0] not in INERT:
             raise pickle.UnpicklingError(f"{module}.{name}")

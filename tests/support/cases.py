@@ -20,8 +20,8 @@ LENGTHS = (3, 1, 6, 4, 5, 2)
 LINES = [" ".join(f"w{(7 * i + 3 * j) % 28}" for j in range(n)) for i, n in enumerate(LENGTHS)]
 
 
-def lively_transformer(**config: Any) -> Any:
-    """Return a model with diverse outputs: some end early, some reach the limit."""
+def make_varied_transformer(**config: Any) -> Any:
+    """Return a model with varied outputs: some end early, some reach the limit."""
     model = tiny.make_model(seed=10, **{"tie_output": False, **config})
     model.output.weight.mul_(2)
     if model.output.bias is not None:
@@ -29,7 +29,7 @@ def lively_transformer(**config: Any) -> Any:
     return model
 
 
-def endless_transformer(**config: Any) -> Any:
+def make_endless_transformer(**config: Any) -> Any:
     """Return a model that never predicts EOS, so that each sentence reaches its limit."""
     model = tiny.make_model(seed=3, **config)
     model.output.bias[tiny.EOS] -= 1000
@@ -41,7 +41,7 @@ def make_translator(model: Any, device: str = "cpu", precision: str = "fp32") ->
 
     Args:
         model: the model
-        device: where it runs
+        device: the device of the model
         precision: its dtype
     """
     if isinstance(model, TableModel):
@@ -60,11 +60,11 @@ def translate(translator: Translator, lines: Sequence[str] = LINES, **options: A
         lines: source lines; a table model uses its own
         options: options of the search
     """
-    given = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
+    all_options = dict(beam_size=BEAM, batch_size=BATCH, batch_type="sents", max_length=8) | options
     if isinstance(translator.model, TableModel):
         n = len(translator.model.sources)
         lines = [" ".join([f"s{i % n}"] * (1 + i % 3)) + " " * i for i in range(len(lines))]
-    return translator.translate(lines, **given)
+    return translator.translate(lines, **all_options)
 
 
 def list_cases() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -107,7 +107,7 @@ GROUPS = {name.removeprefix(search): name for name, (search, _) in reversed(CASE
 DAILY_CASES = {*PRESETS, *GROUPS.values()}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    **{f"transformer_{n}": partial(lively_transformer, **o) for n, o in TRANSFORMERS.items()},
+    **{f"transformer_{n}": partial(make_varied_transformer, **o) for n, o in TRANSFORMERS.items()},
     **{name: make for name, make in MODELS.items() if name != "transformer"},
 }
 # Each type of attention, position encoding and state once

@@ -16,20 +16,20 @@ from onmt_lite import Translator, load_checkpoint
 
 MODEL = str(Path(__file__).resolve().parents[2] / "data" / "de-en")
 TEXT = "Guten Morgen!"
-PATIENCE = 60  # seconds
-shared = []  # the parent's Translator, as a program with a multiprocessing Pool has it
+TIMEOUT = 60  # seconds
+shared = []  # the parent's Translator, as in a program with a multiprocessing Pool
 
 
-def calls(translator, folder):
-    """Return calls by name: some use the Translator of the parent."""
+def list_calls(translator, directory):
+    """Return calls by name; some use the parent's Translator."""
     stream = translator.translate_stream([TEXT, TEXT])
 
     def load(**options):
-        with Translator.from_pretrained(MODEL, **options) as other:
-            assert other.score(TEXT, "Good morning!") < 0
-            return other.translate(TEXT).text
+        with Translator.from_pretrained(MODEL, **options) as loaded:
+            assert loaded.score(TEXT, "Good morning!") < 0
+            return loaded.translate(TEXT).text
 
-    def leave():
+    def use_context_manager():
         with translator:
             return "left"
 
@@ -37,11 +37,11 @@ def calls(translator, folder):
         "translate": lambda: translator.translate(TEXT),
         "translate_stream": lambda: translator.translate_stream([TEXT]),
         "stream of the parent": lambda: next(stream),
-        "translate_file": lambda: translator.translate_file(f"{folder}/src", f"{folder}/out"),
+        "translate_file": lambda: translator.translate_file(f"{directory}/src", f"{directory}/out"),
         "score": lambda: translator.score(TEXT, "Good morning!"),
         "after close": lambda: translator.close() or translator.translate(TEXT),
         "repr": lambda: repr(translator),
-        "with": leave,
+        "with": use_context_manager,
         "load_checkpoint": lambda: load_checkpoint(MODEL).eos_id,
         "from_pretrained": load,
         "workers=2": lambda: load(workers=2),
@@ -62,15 +62,15 @@ def describe_outcome(call):
         return f"{type(error).__name__}: {error}"
 
 
-def in_fork(call):
-    """Return the result or the error of a call in a fork; "hangs" if it does not end."""
+def run_in_fork(call):
+    """Return the result or the error of a call in a fork; "hangs" if it times out."""
     here, there = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         there.send(describe_outcome(call))
         os._exit(0)
     there.close()
-    found = here.recv() if here.poll(PATIENCE) else "hangs"
+    found = here.recv() if here.poll(TIMEOUT) else "hangs"
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     return found
@@ -79,15 +79,15 @@ def in_fork(call):
 def main():
     """Print a JSON object with the result of each call."""
     warnings.simplefilter("ignore")  # from Python 3.12 about forks of a process with threads
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "src").write_text(TEXT, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "src").write_text(TEXT, encoding="utf-8")
         with Translator.from_pretrained(MODEL, **json.loads(sys.argv[1])) as translator:
-            found = {name: in_fork(call) for name, call in calls(translator, folder).items()}
+            found = {
+                name: run_in_fork(call) for name, call in list_calls(translator, directory).items()
+            }
             shared.append(translator)
             with multiprocessing.get_context("fork").Pool(1) as pool:
-                found["Pool"] = pool.apply_async(describe_outcome, (translate_shared,)).get(
-                    PATIENCE
-                )
+                found["Pool"] = pool.apply_async(describe_outcome, (translate_shared,)).get(TIMEOUT)
             found["here"] = translator.translate(TEXT).text
     print(json.dumps(found))
 

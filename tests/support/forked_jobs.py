@@ -1,7 +1,7 @@
-"""Jobs forked off a process that has loaded torch: the same program, but seconds faster to start.
+"""Jobs forked from a process that has loaded torch, which saves seconds per start.
 
-For kits with hundreds of trials and for command line tests.  Things that the interpreter sets up
-before `main` (the locale, closed descriptors) are not covered this way.
+For kits with hundreds of trials and for command line tests.  The interpreter's setup before `main`
+(locale, closed descriptors) is not covered this way.
 """
 
 import fcntl
@@ -40,20 +40,29 @@ class WarmStarter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.ours.close()  # at which it ends
+        self.ours.close()  # ends the process
         self.process.wait()
 
-    def ask(self, request: dict, fds: list[int] | None = None):
+    def request(self, request: dict, fds: list[int] | None = None):
         socket.send_fds(self.ours, [json.dumps(request).encode()], fds or [])
         return json.loads(self.ours.recv(1 << 16))
 
     def fork_job(self, start: LaunchOptions, fds: list[int], program: str = "onmt_lite") -> int:
-        """The pid of a job with these standard streams; `program` is what `python -m` would run."""
-        return self.ask({**asdict(start), "program": program}, fds)
+        """Fork a job.
+
+        Args:
+            start: how to start it
+            fds: its standard streams
+            program: module name, as for `python -m`
+
+        Returns:
+            Its pid.
+        """
+        return self.request({**asdict(start), "program": program}, fds)
 
     def reap(self, pid: int, seconds: float) -> tuple[int, float] | None:
-        """Exit code and peak memory of a job, None if it does not end within these seconds."""
-        found = self.ask({"pid": pid, "seconds": seconds})
+        """Return exit code and peak memory (MB) of a job, or None if it does not end in time."""
+        found = self.request({"pid": pid, "seconds": seconds})
         return None if found is None else tuple(found)
 
     def start(self, start: LaunchOptions, folder: Path) -> Job:
@@ -85,12 +94,18 @@ def serve(control: socket.socket) -> None:
 
 
 def run_as_program(start: LaunchOptions, fds: list[int], program: str) -> None:
-    """In the child: run the program, and exit as the interpreter would."""
+    """In the child: run the program, and exit like the interpreter.
+
+    Args:
+        start: how to start it
+        fds: its standard streams
+        program: module name, as for `python -m`
+    """
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    if os.isatty(2):  # its terminal, so that ^C reaches it
+    if os.isatty(2):  # make it the controlling terminal, for Ctrl-C
         fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     os.chdir(start.cwd)
     os.environ.clear()

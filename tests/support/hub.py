@@ -40,14 +40,14 @@ class Repository:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server; `asked` lists all requests."""
+    """The server; `requests` lists all requests."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), RequestHandler)
         self.repositories: dict[str, Repository] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.cut: str | None = None  # close the connection in the middle of this file
         self.stalls: str | None = None  # stop sending in the middle of this file
         self.ends = threading.Event()
@@ -55,6 +55,7 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
+        """Base URL of the hub."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def add(self, name: str, files: dict[str, bytes], **access: bool) -> Repository:
@@ -62,10 +63,10 @@ class Hub(ThreadingHTTPServer):
         repository.commit(files)
         return repository
 
-    def files_asked(self) -> list[str]:
+    def list_requested_files(self) -> list[str]:
         """Return the names of all files that were requested."""
         matches = (
-            re.fullmatch(r"GET /[^/]+/[^/]+/resolve/[^/]+/(.+)", line) for line in self.asked
+            re.fullmatch(r"GET /[^/]+/[^/]+/resolve/[^/]+/(.+)", line) for line in self.requests
         )
         return sorted(match[1] for match in matches if match)
 
@@ -82,7 +83,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.server.asked.append(f"{self.command} {path}")
+        self.server.requests.append(f"{self.command} {path}")
         if self.server.status is not None:
             return self.send(self.server.status, b"")
         for endpoint, pattern in ROUTES:

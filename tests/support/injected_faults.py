@@ -17,13 +17,24 @@ from onmt_lite.jobs.tasks import Task
 
 @dataclass(frozen=True)
 class FaultyTask(Task):
-    """A task that triggers its injected fault first."""
+    """A task that first triggers its injected fault."""
 
     def do(self, engine, progress):
         return run_with_fault(self, engine, progress, super().do)
 
 
 def run_with_fault(task, engine, progress, do):
+    """Trigger the fault of a task, then run it.
+
+    Args:
+        task: the task
+        engine: the engine that runs it
+        progress: the progress callback
+        do: runs the task
+
+    Returns:
+        The result of `do`.
+    """
     fault = take_fault(task.work.number)
     if fault.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, fault))
@@ -38,13 +49,14 @@ def run_with_fault(task, engine, progress, do):
         release = get_fault_directory() / "continue"
         while not release.exists():
             time.sleep(0.01)
-    done = do(engine, progress)
+    result = do(engine, progress)
     if fault == "late":  # after it has reported progress
         os.kill(os.getpid(), signal.SIGKILL)
-    return done
+    return result
 
 
 def take_fault(number: int) -> str:
+    """Remove and return the next fault of a bucket, or "" if there is no fault left."""
     path = get_fault_directory() / str(number)
     if not path.exists():
         return ""

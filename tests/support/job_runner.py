@@ -83,7 +83,7 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
 
     def list_other_processes(self) -> list[int]:
-        """Return the other running processes of the session."""
+        """Return all running processes of the session except the job."""
         return [
             pid for pid, _, session in list_processes() if session == self.pid and pid != self.pid
         ]
@@ -131,14 +131,14 @@ def list_processes() -> Iterator[tuple[int, int, int]]:
 
 @dataclass
 class LaunchOptions:
-    """How to start a job.
+    """Arguments, streams and limits of a job.
 
     Attributes:
         limits: limits of the module `resource`, by name
         streams: descriptors; None: the files stdout and stderr
         close: descriptors to close
-        modes_count: whether file modes apply to root, too
-        ignored: signals to ignore, as nohup ignores SIGHUP
+        modes_count: file modes apply to root, too
+        ignored: signals to ignore, for example SIGHUP as with nohup
     """
 
     argv: list[str]
@@ -159,7 +159,7 @@ class LaunchOptions:
         for number in self.ignored:
             signal.signal(number, signal.SIG_IGN)
         if self.modes_count and os.getuid() == 0:
-            # After the next exec, root is stopped by modes too
+            # After the next exec, file modes apply to root, too
             ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
@@ -207,7 +207,7 @@ class ColdStarter:
                 start_new_session=True,
                 preexec_fn=start.apply,
             )
-        process.returncode = 0  # it is waited for by its number
+        process.returncode = 0  # `reap` waits for it by its pid
         return Job(process.pid, folder, partial(reap, process.pid))
 
 
@@ -221,7 +221,15 @@ class Bench:
     def __init__(
         self, folder: Path, starter, n_lines: int = 3000, seed: int = 1, simple: bool = False
     ):
-        """`simple`: the program only supports the table model."""
+        """Write the model and the input.
+
+        Args:
+            folder: directory of the bench
+            starter: starts jobs
+            n_lines: number of input lines
+            seed: random seed
+            simple: the program only supports the table model
+        """
         self.folder, self.starter, self.simple = folder, starter, simple
         self.random = random.Random(seed)
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +247,7 @@ class Bench:
         bucket_lines = max(1, n_lines // 30)
         self.n_buckets = -(-n_lines // bucket_lines)
         self.base += ["-bucket_lines", str(bucket_lines)]
-        self.base += ["-batch_size", "8", "-batch_type", "sents"]  # slow enough to be met at work
+        self.base += ["-batch_size", "8", "-batch_type", "sents"]  # slow enough to be interrupted
         self.env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.n_started = 0
 
@@ -284,7 +292,7 @@ class Bench:
         row.lost, row.doubled = (expected - got).total(), (got - expected).total()
         pairs = zip(out.split(b"\n"), expected_output.split(b"\n"))
         row.moved = sum(a != b for a, b in pairs) if got == expected else 0
-        return fail(row, f"the output is another one ({len(out)} of {len(expected_output)} bytes)")
+        return fail(row, f"the output differs ({len(out)} of {len(expected_output)} bytes)")
 
 
 def fail(row: TrialResult, problem: str) -> TrialResult:
@@ -293,7 +301,7 @@ def fail(row: TrialResult, problem: str) -> TrialResult:
 
 
 def check_exit(row: TrialResult, ended: JobResult, *codes: int) -> TrialResult:
-    """Check the exit code, and that there is no traceback."""
+    """Check the exit code, and that stderr contains no traceback."""
     row.code, row.seconds, row.peak_mb = ended.code, round(ended.seconds, 2), ended.peak_mb
     row.stderr = ended.err[-400:]
     if ended.code not in codes:
@@ -304,7 +312,7 @@ def check_exit(row: TrialResult, ended: JobResult, *codes: int) -> TrialResult:
 
 
 def check_files(row: TrialResult, room: Path, *names: str) -> TrialResult:
-    """Check that a trial has left no other files."""
+    """Check that a trial has left no additional files."""
     if more := {path.name for path in room.iterdir()} - set(names):
         fail(row, f"files left: {sorted(more)}")
     return row

@@ -27,7 +27,7 @@ WITH_TORCH_MODULE = {
     "embedding_norm": dict(embedding_norm=True),
     "untied": dict(tie_output=False),
     "unshared": dict(share_embeddings=False, src_vocab_size=30),
-    "all_apart": dict(share_embeddings=False, tie_output=False),
+    "separate_weights": dict(share_embeddings=False, tie_output=False),
     "other_eps": dict(norm_eps=0.1),
     "uneven_depth": dict(enc_layers=3, dec_layers=1),
 }
@@ -42,7 +42,7 @@ WITHOUT_TORCH_MODULE = {
     "parallel": dict(parallel_residual=True),
     "shared_keys": dict(kv_heads=2),
     "one_key": dict(kv_heads=1, relative="rotary", positions="none"),
-    "decoder_of_its_own": dict(dec_heads=2, dec_d_ff=24),
+    "separate_decoder_sizes": dict(dec_heads=2, dec_d_ff=24),
     "shaw": dict(relative="shaw", relative_limit=2, positions="none"),
     "shaw_values": dict(relative="shaw", relative_values=True, relative_limit=2),
     "shaw_and_sinusoids": dict(relative="shaw", relative_limit=2),

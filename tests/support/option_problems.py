@@ -8,7 +8,7 @@ import pytest
 from onmt_lite.errors import OptionError
 
 
-def problem_of(load: Callable[[], object]) -> str:
+def catch_problem(load: Callable[[], object]) -> str:
     """Return the only problem that `load` raises."""
     with pytest.raises(OptionError) as caught:
         load()
@@ -22,7 +22,7 @@ def spellings(theirs: str, options: Container[str]) -> list[str]:
     return [name for name in names if name not in options]
 
 
-def problems_of(name: str, load: Callable[[Sequence[str]], object], path: Path) -> Iterator[str]:
+def catch_problems(name: str, load: Callable[[Sequence[str]], object], path: Path) -> Iterator[str]:
     """Yield the error for a name on the command line and in a YAML file.
 
     Args:
@@ -34,7 +34,7 @@ def problems_of(name: str, load: Callable[[Sequence[str]], object], path: Path) 
         The errors.
     """
     path.write_text(f"{name}: 2\n", encoding="utf-8")
-    yield problem_of(lambda: load([f"-{name}", "2"]))
-    yield problem_of(lambda: load([f"--{name}", "2"]))
-    yield problem_of(lambda: load([f"--{name}=2"]))
-    yield problem_of(lambda: load(["-config", str(path)]))
+    yield catch_problem(lambda: load([f"-{name}", "2"]))
+    yield catch_problem(lambda: load([f"--{name}", "2"]))
+    yield catch_problem(lambda: load([f"--{name}=2"]))
+    yield catch_problem(lambda: load(["-config", str(path)]))

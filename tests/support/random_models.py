@@ -73,7 +73,7 @@ class RandomTensors:
         return {**weight, f"{name}.bias": self(n_out)} if bias else weight
 
 
-def rnn_weights(
+def make_rnn_weights(
     cell: str = "LSTM",
     brnn: bool = False,
     bridge: bool = False,
@@ -144,8 +144,8 @@ def rnn_weights(
 
 
 def make_rnn(**options: Any) -> Rnn:
-    """Make an RNN; see `rnn_weights` for the options."""
-    return build(build_rnn, rnn_weights(**options), options)
+    """Make an RNN; see `make_rnn_weights` for the options."""
+    return build(build_rnn, make_rnn_weights(**options), options)
 
 
 RNNS: dict[str, dict[str, Any]] = {
@@ -172,7 +172,7 @@ RNNS: dict[str, dict[str, Any]] = {
 }
 
 
-def fconv_weights(
+def make_fconv_weights(
     encoder: list[tuple[int, int]],
     decoder: list[tuple[int, int]],
     attention: list[bool] | None = None,
@@ -227,8 +227,8 @@ def fconv_weights(
 
 
 def make_fconv(**options: Any) -> Convolution:
-    """Make a fairseq convolutional model; see `fconv_weights` for the options."""
-    return build(build_fconv, fconv_weights(**options), {})
+    """Make a fairseq convolutional model; see `make_fconv_weights` for the options."""
+    return build(build_fconv, make_fconv_weights(**options), {})
 
 
 FCONVS: dict[str, dict[str, Any]] = {
@@ -242,7 +242,7 @@ FCONVS: dict[str, dict[str, Any]] = {
 }
 
 
-def cnn_weights(
+def make_cnn_weights(
     layers: int = 2, kernel: int = 3, positions: bool = False, d: int = 8, e: int = 6, seed: int = 1
 ) -> Tensors:
     """Make the weights of an OpenNMT-py convolutional model.
@@ -279,8 +279,8 @@ def cnn_weights(
 
 
 def make_cnn(**options: Any) -> Convolution:
-    """Make an OpenNMT-py convolutional model; see `cnn_weights` for the options."""
-    return build(build_cnn, cnn_weights(**options), {})
+    """Make an OpenNMT-py convolutional model; see `make_cnn_weights` for the options."""
+    return build(build_cnn, make_cnn_weights(**options), {})
 
 
 CNNS: dict[str, dict[str, Any]] = {
@@ -302,7 +302,7 @@ TGT_VOCAB = Vocab(
 )
 
 
-def copy_weights(attention: str | None, d: int, seed: int = 2) -> Tensors:
+def make_copy_weights(attention: str | None, d: int, seed: int = 2) -> Tensors:
     """Make the weights of the copy mechanism of an OpenNMT-py model.
 
     Args:
@@ -323,18 +323,18 @@ def copy_weights(attention: str | None, d: int, seed: int = 2) -> Tensors:
     return weights
 
 
-def copying_rnn_weights(copying: str | None, **options: Any) -> Tensors:
+def make_copying_rnn_weights(copying: str | None, **options: Any) -> Tensors:
     """Make the weights of an OpenNMT-py RNN with a copy mechanism."""
-    plain = rnn_weights(**options)
+    plain = make_rnn_weights(**options)
     names = {name: name.replace("generator.0", "generator.linear") for name in plain}
-    return {names[name]: weight for name, weight in plain.items()} | copy_weights(copying, d=8)
+    return {names[name]: weight for name, weight in plain.items()} | make_copy_weights(copying, d=8)
 
 
 def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
-    """Make an RNN with a copy mechanism; see `copying_rnn_weights` for the options."""
+    """Make an RNN with a copy mechanism; see `make_copying_rnn_weights` for the options."""
     options = {"reuse_copy_attn": copying is None, **options}
     structure = {name: value for name, value in options.items() if name != "reuse_copy_attn"}
-    weights = Weights(copying_rnn_weights(copying, **structure), Path("weights"))
+    weights = Weights(make_copying_rnn_weights(copying, **structure), Path("weights"))
     copy_tensors = opennmt.split_copy_weights(weights).tensors
     inner = build(build_rnn, weights.tensors, options)
     return add_copying(inner, copy_tensors, options, SRC_VOCAB, TGT_VOCAB)
@@ -343,7 +343,7 @@ def make_copying_rnn(copying: str | None, **options: Any) -> Rnn:
 def make_copying_transformer() -> Transformer:
     """Make a Transformer with a copy mechanism."""
     inner = tiny.make_model()
-    return add_copying(inner, copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
+    return add_copying(inner, make_copy_weights(None, d=16), {}, SRC_VOCAB, TGT_VOCAB)
 
 
 COPYING_RNNS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ its `presets`.
 k is the beam size, t counts steps from 1, and T is the number of tokens of a hypothesis, EOS
 included.  Candidates that an original masks with a large negative number do not exist here.  Only
 rows that do not exist yet keep their score (-1e9, -1e7), because a beam wider than the vocabulary
-chooses them.  If no row has a possible continuation, the originals fail; here the best row is
+selects them.  If no row has a possible continuation, the originals fail; here the best row is
 finished without EOS.
 """
 
@@ -66,7 +66,7 @@ DEFAULTS = {
         beam_size=12, alpha=0.0, max_length=100_000, max_length_ratio=3.0, ban_unk_token=True
     ),
 }
-# A given max_length disables the limit by source length
+# If max_length is set, the limit by source length is disabled
 MAX_LENGTH_REPLACES_RATIO = ("tensor2tensor", "tensorflow", "marian")
 EXTRA_TOKENS = {
     "tensor2tensor": 50,
@@ -695,10 +695,10 @@ def reference(
     Args:
         name: the search
         source: the table
-        options: given command-line options
+        options: command-line options that are set
         words: the vocabulary
         prefix: target prefix
-        unk: the unknown token, if there is one
+        unk: the unknown token, or None
         round_differently: True: sums in float64, and each log-sum-exp slightly perturbed.  If the
             result differs, it depends on rounding.
     """

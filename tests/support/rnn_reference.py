@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.support.random_models import Tensors
 
 
-def logits(weights: Tensors, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
+def compute_logits(weights: Tensors, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
     """Compute the logits of one sentence.
 
     Args:
@@ -24,7 +24,7 @@ def logits(weights: Tensors, options: dict, src: Tensor, tgt: Tensor) -> Tensor:
     w = {name: weight.double() for name, weight in weights.items()}
     generator = "generator.0" if "generator.0.weight" in w else "generator"
     hidden, _, _ = decode(weights, options, src, tgt)
-    return torch.stack([linear(w, generator, h) for h in hidden])
+    return torch.stack([apply_linear(w, generator, h) for h in hidden])
 
 
 def decode(
@@ -49,22 +49,22 @@ def decode(
         x = w["decoder.embeddings.make_embedding.emb_luts.0.weight"][word]
         if options.get("input_feed", True):
             x = torch.cat([x, feed])
-        output, state = decoder_cells(w, options, x, state)
+        output, state = run_decoder_cells(w, options, x, state)
         score = options.get("attention", "general")
-        attn = attention(w, "decoder.attn", score, output, bank)
+        attn = compute_attention(w, "decoder.attn", score, output, bank)
         feed = output
         if score != "none":
-            feed = linear(w, "decoder.attn.linear_out", torch.cat([attn @ bank, output]))
+            feed = apply_linear(w, "decoder.attn.linear_out", torch.cat([attn @ bank, output]))
         if score in ("dot", "general"):
             feed = feed.tanh()
         if options.get("context_gate"):
-            feed = gate(w, options["context_gate"], x, output, feed)
+            feed = apply_gate(w, options["context_gate"], x, output, feed)
         hidden.append(feed)
         attentions.append(attn)
     return hidden, attentions, bank
 
 
-def linear(w: Tensors, name: str, x: Tensor) -> Tensor:
+def apply_linear(w: Tensors, name: str, x: Tensor) -> Tensor:
     """Apply a linear layer to x (D,).
 
     Args:
@@ -75,7 +75,7 @@ def linear(w: Tensors, name: str, x: Tensor) -> Tensor:
     return w[f"{name}.weight"] @ x + w.get(f"{name}.bias", torch.zeros(()))
 
 
-def cell(w: Tensors, prefix: str, suffix: str, x: Tensor, past: list[Tensor]):
+def run_cell(w: Tensors, prefix: str, suffix: str, x: Tensor, past: list[Tensor]):
     """Run an RNN cell.
 
     Args:
@@ -120,7 +120,7 @@ def encode(w: Tensors, options: dict, src: Tensor):
             past = [torch.zeros(w[f"encoder.rnn.weight_hh_l{layer}"].size(1)).double()] * n_states
             states = []
             for x in reversed(xs) if direction else xs:
-                past = cell(w, "encoder.rnn.", f"_l{layer}{direction}", x, past)
+                past = run_cell(w, "encoder.rnn.", f"_l{layer}{direction}", x, past)
                 states.append(past[0])
             outputs.append(states[::-1] if direction else states)
             final.append(past)
@@ -130,13 +130,13 @@ def encode(w: Tensors, options: dict, src: Tensor):
         state = torch.stack([states[i] for states in final])  # (layers * directions, d)
         if f"encoder.bridge.{i}.weight" in w:
             folded = state.reshape(len(directions), -1)
-            bridged = [linear(w, f"encoder.bridge.{i}", row).relu() for row in folded]
+            bridged = [apply_linear(w, f"encoder.bridge.{i}", row).relu() for row in folded]
             state = torch.stack(bridged).reshape(state.shape)
         hidden.append(state.reshape(len(state) // len(directions), -1))
     return torch.stack(xs), hidden
 
 
-def decoder_cells(w: Tensors, options: dict, x: Tensor, hidden: list[Tensor]):
+def run_decoder_cells(w: Tensors, options: dict, x: Tensor, hidden: list[Tensor]):
     """Run all decoder cells.
 
     Args:
@@ -152,12 +152,12 @@ def decoder_cells(w: Tensors, options: dict, x: Tensor, hidden: list[Tensor]):
     for i in range(len(hidden[0])):
         has_input_feed = options.get("input_feed", True)
         names = (f"decoder.rnn.layers.{i}.", "") if has_input_feed else ("decoder.rnn.", f"_l{i}")
-        new.append(cell(w, *names, x, [states[i] for states in hidden]))
+        new.append(run_cell(w, *names, x, [states[i] for states in hidden]))
         x = new[-1][0]
     return x, [torch.stack(states) for states in zip(*new)]
 
 
-def attention(w: Tensors, name: str, score: str, output: Tensor, bank: Tensor) -> Tensor:
+def compute_attention(w: Tensors, name: str, score: str, output: Tensor, bank: Tensor) -> Tensor:
     """Compute attention weights (S,).
 
     Args:
@@ -168,16 +168,16 @@ def attention(w: Tensors, name: str, score: str, output: Tensor, bank: Tensor) -
         bank: encoder states (S, D)
     """
     if score == "mlp":
-        query = linear(w, f"{name}.linear_query", output)
-        keys = [linear(w, f"{name}.linear_context", h) for h in bank]
-        scores = [linear(w, f"{name}.v", (query + key).tanh())[0] for key in keys]
+        query = apply_linear(w, f"{name}.linear_query", output)
+        keys = [apply_linear(w, f"{name}.linear_context", h) for h in bank]
+        scores = [apply_linear(w, f"{name}.v", (query + key).tanh())[0] for key in keys]
     else:
-        query = linear(w, f"{name}.linear_in", output) if score == "general" else output
+        query = apply_linear(w, f"{name}.linear_in", output) if score == "general" else output
         scores = [query @ h for h in bank]
     return torch.stack(scores).softmax(0)
 
 
-def gate(w: Tensors, gate_type: str, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
+def apply_gate(w: Tensors, gate_type: str, x: Tensor, output: Tensor, attended: Tensor) -> Tensor:
     """Apply the context gate.
 
     Args:
@@ -191,8 +191,8 @@ def gate(w: Tensors, gate_type: str, x: Tensor, output: Tensor, attended: Tensor
         The gated vector (D,).
     """
     name = "decoder.context_gate.context_gate"
-    z = linear(w, f"{name}.gate", torch.cat([x, output, attended])).sigmoid()
-    s = linear(w, f"{name}.source_proj", attended)
-    t = linear(w, f"{name}.target_proj", torch.cat([x, output]))
+    z = apply_linear(w, f"{name}.gate", torch.cat([x, output, attended])).sigmoid()
+    s = apply_linear(w, f"{name}.source_proj", attended)
+    t = apply_linear(w, f"{name}.target_proj", torch.cat([x, output]))
     mixed = {"source": t + z * s, "target": z * t + s, "both": (1 - z) * t + z * s}
     return mixed[gate_type].tanh()

@@ -1,6 +1,6 @@
-"""A simulated GPU: tensors on the device `meta` with real values.
+"""A simulated GPU: tensors that appear on the device `meta` but have values.
 
-Inside `SimulatedDevice`, values are computed on the CPU, and everything that costs time on a GPU is
+Inside `SimulatedDevice`, values are computed on the CPU, and operations that take time on a GPU are
 recorded:
 
     launch    one kernel; views and empty tensors need none
@@ -10,8 +10,8 @@ recorded:
               nonzero(), x[mask]
     graph     captured kernels, launched at once; each also counts as a launch
 
-An operation on tensors of two devices is an error, as on a GPU.  Kernel times are not simulated,
-and neither is the lack of a kernel.
+An operation on tensors of two devices raises an error, as on a GPU.  Kernel times and missing
+kernels are not simulated.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from onmt_lite.models.cuda_graphs import use_cuda_graphs
 
 DEVICE = torch.device("meta")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-SMALL = 64 * 1024  # bytes; a smaller upload costs no more than its launch
+SMALL = 64 * 1024  # bytes; smaller uploads cost no more than a launch
 
 # Operations without a kernel: views and uninitialized memory
 FREE = set(
@@ -342,7 +342,7 @@ def _name(func: Any) -> str:
 
 
 def _find_tensors(values: Any) -> list[Tensor]:
-    """Return all tensors in the arguments of an operation, including those in lists."""
+    """Return all tensors in the arguments of an operation, also inside lists."""
     found = []
     for x in values:
         if isinstance(x, Tensor):
@@ -363,7 +363,7 @@ def _to_cpu(x: Any) -> Any:
 
 
 def _wrap(out: Any, inputs: list[Tensor]) -> Any:
-    """Wrap results as device tensors; an input changed in place is returned itself."""
+    """Wrap results as device tensors; for in-place operations, return the input."""
     if isinstance(out, list | tuple):
         return type(out)(_wrap(x, inputs) for x in out)
     if not isinstance(out, Tensor):

@@ -1,4 +1,4 @@
-"""A decoder state with its expected rows, kept in step through selections."""
+"""A decoder state with its expected rows; both are updated by selections."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -43,7 +43,7 @@ class Rows:
         self.sentences = list(range(N_FIRST))  # sentence of each row
         self.state = self.encode(self.sentences)
         self.beam_size = 1
-        self.replayed: dict[tuple[int, ...], State] = {}
+        self.cached_states: dict[tuple[int, ...], State] = {}
         self.prefixes: list[list[int]] = [[] for _ in self.sentences]  # decoder input of each row
 
     def encode(self, sentences: Sequence[int]) -> State:
@@ -79,7 +79,7 @@ class Rows:
     def replay(self, sentence: int, prefix: list[int]):
         """Decode one row from its start, with a cache of states."""
         *before, token = prefix
-        cached = self.replayed.get((sentence, *before))
+        cached = self.cached_states.get((sentence, *before))
         if cached is None:
             state = self.encode([sentence])
             for earlier in before:
@@ -87,5 +87,5 @@ class Rows:
         else:
             state = deepcopy(cached)
         logits, attn = self.model.step(torch.tensor([token]), state)
-        self.replayed[(sentence, *prefix)] = state
+        self.cached_states[(sentence, *prefix)] = state
         return logits[0], attn[0]

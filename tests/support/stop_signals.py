@@ -10,7 +10,7 @@ from onmt_lite.system.terminal import SIGNALS, Interrupted
 
 
 def restore_default_signals():
-    """Restore default handlers: a process that inherits ignored signals would not end."""
+    """Restore default handlers, because ignored signals are inherited."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
 
@@ -20,12 +20,12 @@ def stop_before_part(n, error=None):
     """Stop a job of this process when it has written n partial files."""
     write, written = ResultParts.write, []
 
-    def until(self, *given):
+    def write_or_stop(self, *args):
         if len(written) == n:
             raise error or Interrupted(signal.SIGTERM)
-        write(self, *given)
-        written.append(given)
+        write(self, *args)
+        written.append(args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResultParts, "write", until)
+        patch.setattr(ResultParts, "write", write_or_stop)
         yield

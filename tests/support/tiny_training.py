@@ -18,7 +18,7 @@ def write_pairs(path):
     return path
 
 
-def tiny_run(corpus, output, *more) -> TrainOptions:
+def make_tiny_options(corpus, output, *more) -> TrainOptions:
     """Return the options of a run of eight steps, trained and validated on the same pairs.
 
     Args:
@@ -32,7 +32,7 @@ def tiny_run(corpus, output, *more) -> TrainOptions:
     return load_train_options(list(map(str, argv)))[0]
 
 
-def loss_of(trainer) -> float:
-    """Return the loss that selects the saved model."""
+def compute_valid_loss(trainer) -> float:
+    """Return the validation loss, by which the saved model is selected."""
     losses = trainer.compute_held_out_losses()
     return sum(losses) / len(losses)

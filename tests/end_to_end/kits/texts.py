@@ -289,7 +289,7 @@ def k15(bench: Bench, random: Random, n: int) -> Iterator[TrialResult]:
         check_exit(row, ended, 0)
         peaks.append(ended.peak_mb)
         if not same_blocks(room / "out", bench.expected_output, times):
-            fail(row, "the output is another one")
+            fail(row, "the output differs")
         if peaks[-1] > 1.05 * peaks[0]:
             fail(row, f"{peaks[-1]:.0f} MB instead of {peaks[0]:.0f}")
         if not row.problem:

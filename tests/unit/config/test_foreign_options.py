@@ -14,7 +14,7 @@ from onmt_lite.config.other_tools import (
     parse_option_name,
 )
 from onmt_lite.ray.options import load_ray_options
-from tests.support.option_problems import problem_of, problems_of, spellings
+from tests.support.option_problems import catch_problem, catch_problems, spellings
 
 # Name of another tool and the equivalent option, from the documentation of the tools
 EQUIVALENTS = """
@@ -156,8 +156,8 @@ TOOLS, OTHERS = load_peers()["tools"], load_peers()["others"]
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_foreign_name_suggests_equivalent_from_every_source(theirs, ours, tmp_path):
     for name in spellings(theirs, OPTIONS):
-        by_keyword = problem_of(lambda name=name: TranslateOptions.of(**{name: 2}))
-        for problem in (*problems_of(name, load_options, tmp_path / "a.yaml"), by_keyword):
+        by_keyword = catch_problem(lambda name=name: TranslateOptions.of(**{name: 2}))
+        for problem in (*catch_problems(name, load_options, tmp_path / "a.yaml"), by_keyword):
             assert re.match(rf"unknown option {name}; use {ours}\b", problem), problem
     tables = [*TOOLS.values(), {name.replace("_", "-"): ours for name, ours in OTHERS.items()}]
     spelt = (theirs, theirs.replace("_", "-"))
@@ -189,7 +189,7 @@ def test_foreign_names_of_tool_all_have_hint(tool):
 @pytest.mark.parametrize("name", [name for name in sorted(OPTIONS) if "_" in name])
 def test_option_with_hyphens_suggests_underscores(name):
     spelt = name.replace("_", "-")
-    problem = problem_of(lambda: load_options([f"--{spelt}", "1"]))
+    problem = catch_problem(lambda: load_options([f"--{spelt}", "1"]))
     assert problem == f"unknown option {spelt}; use {name} instead (command line)"
 
 
@@ -215,7 +215,7 @@ def load_ray(words):
     ],
 )
 def test_foreign_name_without_equivalent_gets_matching_hint(load, name, said):
-    problem = problem_of(lambda: load([f"--{name}", "1"]))
+    problem = catch_problem(lambda: load([f"--{name}", "1"]))
     assert problem == f"unknown option {name}; {said} (command line)"
 
 

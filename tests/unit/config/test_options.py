@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 META = META_NAMES  # never part of a configuration
 
 
-def problems_of(*argv):
+def catch_problems(*argv):
     with pytest.raises(OptionError) as caught:
         load_options(list(argv))
     return caught.value.problems
@@ -140,7 +140,7 @@ REMEDY = re.compile(r"; |: must be |did you mean|takes one value|needs at least 
     ],
 )
 def test_error_has_remedy(line, words):
-    problems = problems_of(*shlex.split(line))
+    problems = catch_problems(*shlex.split(line))
     assert words in "\n".join(problems)
     for problem in problems:
         assert REMEDY.search(problem) or "cannot be read" in problem, problem
@@ -156,7 +156,7 @@ def test_compatible_options_are_accepted():
 def test_errors_of_all_sources_are_reported_together(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("beam_size: 2\nn_best: 3\nbeam_siez: 4\nalpha: x\nconfig: b.yaml\n")
-    found = problems_of("-config", str(config), str(tmp_path / "no.yaml"), "-batch_size", "0")
+    found = catch_problems("-config", str(config), str(tmp_path / "no.yaml"), "-batch_size", "0")
     text = "\n".join(found)
     assert len(found) == 6
     for word in ("beam_siez", "alpha", "config", "no.yaml", "batch_size", "n_best 3"):
@@ -169,7 +169,7 @@ def test_errors_of_all_sources_are_reported_together(tmp_path):
 def test_config_option_in_yaml_is_rejected(tmp_path, line):
     config = tmp_path / "a.yaml"
     config.write_text(line)
-    (problem,) = problems_of("-config", str(config))
+    (problem,) = catch_problems("-config", str(config))
     assert problem.startswith(line.split(":")[0])
     assert "command line" in problem
     assert f"{config}:1" in problem
@@ -197,7 +197,7 @@ def test_keyword_errors_equal_command_line_errors():
         with pytest.raises(OptionError) as caught:
             TranslateOptions.of(**wrong)
         ((name, value),) = wrong.items()
-        (said,) = problems_of(f"-{name}", str(value))
+        (said,) = catch_problems(f"-{name}", str(value))
         said = said.replace(repr(str(value)), repr(value))
         said = said.replace("n_best 9", "n_best=9").replace("beam_size 5", "beam_size=5")
         assert caught.value.problems == (said.replace("command line", "keyword argument"),)
@@ -282,7 +282,7 @@ def test_command_line_and_keywords_give_same_options(values):
     try:
         expected = TranslateOptions.of(**values)
     except OptionError as error:
-        assert len(problems_of(*argv)) == len(error.problems)
+        assert len(catch_problems(*argv)) == len(error.problems)
     else:
         assert load_options(argv)[0] == expected
 

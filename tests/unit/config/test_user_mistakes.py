@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def problem_of(load, *words):
+def catch_problem(load, *words):
     """Return the only error of a program."""
     with pytest.raises(OnmtLiteError) as caught:
         load(*words)
@@ -77,22 +77,22 @@ EXTRA_WORDS = [
 
 @pytest.mark.parametrize(("line", "start", "remedy"), EXTRA_WORDS)
 def test_extra_words_suggest_option(line, start, remedy):
-    problem = problem_of(load_options, shlex.split(line))
+    problem = catch_problem(load_options, shlex.split(line))
     assert problem.startswith(start) and remedy in problem
 
 
 def test_extra_words_of_other_programs_suggest_option():
     argv = "-train in.de -output r extra -train_steps 1".split()
-    problem = problem_of(load_train_options, argv)
+    problem = catch_problem(load_train_options, argv)
     assert problem.endswith("remove 'extra', or put the name of its option before it")
-    problem = problem_of(load_export_options, "-model de-en to marian -output x".split())
+    problem = catch_problem(load_export_options, "-model de-en to marian -output x".split())
     assert problem.startswith("model: takes one value") and problem.endswith("-to marian")
 
 
 @pytest.mark.parametrize("dash", "‐ ‑ ‒ – — ― − --- -–".split())
 def test_option_with_other_dash_suggests_hyphen(dash):
     for argv in ([f"{dash}beam_size", "5"], ["-src", "in.de", f"{dash}beam_size=5"]):
-        problem = problem_of(load_options, argv)
+        problem = catch_problem(load_options, argv)
         assert "; start options with a hyphen: -beam_size" in problem
 
 
@@ -110,7 +110,7 @@ def test_dash_in_value_is_kept():
     ],
 )
 def test_stray_words_suggest_command(line, remedy):
-    problem = problem_of(load_options, line.split())
+    problem = catch_problem(load_options, line.split())
     assert problem.startswith(f"{line!r} does not belong to any option; ") and problem.endswith(
         remedy
     )
@@ -138,10 +138,10 @@ NAMES = [
 def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
     (folder / "a.yaml").write_text(f"{name}: 1\n")
     problems = [
-        problem_of(lambda: describe_options([name], OPTIONS, 80, PROGRAM.common_options)),
-        problem_of(load_options, [f"-{name}", "1"]),
-        problem_of(load_options, ["-config", "a.yaml"]),
-        problem_of(lambda: TranslateOptions.of(**{name: 1})),
+        catch_problem(lambda: describe_options([name], OPTIONS, 80, PROGRAM.common_options)),
+        catch_problem(load_options, [f"-{name}", "1"]),
+        catch_problem(load_options, ["-config", "a.yaml"]),
+        catch_problem(lambda: TranslateOptions.of(**{name: 1})),
     ]
     for problem in problems:
         is_fairseq = "use beam_size instead" in problem and name == "beam"  # a fairseq option
@@ -149,15 +149,15 @@ def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
 
 
 def test_help_of_foreign_name_suggests_equivalent():
-    problem = problem_of(
+    problem = catch_problem(
         lambda: describe_options(["num-beams"], OPTIONS, 80, PROGRAM.common_options, PROGRAM.hint)
     )
     assert problem.endswith("; use beam_size instead")
-    problem = problem_of(
+    problem = catch_problem(
         lambda: describe_options(["layers"], TRAIN.options, 80, TRAIN.common_options)
     )
     assert problem.endswith("did you mean enc_layers or dec_layers?")
-    problem = problem_of(lambda: describe_options(["mod"], EXPORT.options))
+    problem = catch_problem(lambda: describe_options(["mod"], EXPORT.options))
     assert problem.endswith("did you mean model?")
     for load in (load_train_options, load_export_options):
         with pytest.raises(OptionError, match="unknown option beam_size; it is a translation"):
@@ -170,7 +170,7 @@ def test_help_of_foreign_name_suggests_equivalent():
 )
 def test_unknown_training_option_suggests_similar(name, near):
     argv = f"-train in.de -output r -train_steps 1 -{name} 1".split()
-    problem = problem_of(load_train_options, argv)
+    problem = catch_problem(load_train_options, argv)
     assert problem.startswith(f"unknown option {name}; did you mean ") and near in problem
 
 
@@ -188,7 +188,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("name", "word", "meant"), VALUES)
 def test_invalid_value_suggests_similar_choice(name, word, meant):
-    problem = problem_of(load_options, [f"-{name}", word])
+    problem = catch_problem(load_options, [f"-{name}", word])
     assert problem.startswith(f"{name}: must be ")
     assert problem.endswith(f"; did you mean {meant}? (command line)")
     parse_words(OPTIONS[name], meant.split())  # must be valid
@@ -206,7 +206,7 @@ def test_invalid_value_suggests_similar_choice(name, word, meant):
     ],
 )
 def test_invalid_value_lists_valid_values(name, word, expected):
-    problem = problem_of(load_options, [f"-{name}", word])
+    problem = catch_problem(load_options, [f"-{name}", word])
     assert re.match(rf"{name}: must be {expected}.*, got '{word}' ", problem)
 
 
@@ -230,13 +230,13 @@ def test_invalid_value_without_similar_choice_has_no_suggestion(value):
     ],
 )
 def test_limits_are_formatted_as_digits(line, limit):
-    assert limit in problem_of(load_options, line.split())
+    assert limit in catch_problem(load_options, line.split())
 
 
 @pytest.mark.parametrize("name", "d_model heads d_ff enc_layers dec_layers batch_tokens".split())
 def test_excessive_sizes_are_rejected(name):
     argv = f"-train in.de -output r -train_steps 1 -{name} 9999999999".split()
-    assert problem_of(load_train_options, argv).startswith(f"{name}: must be an integer ")
+    assert catch_problem(load_train_options, argv).startswith(f"{name}: must be an integer ")
 
 
 # -- YAML ------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ CONFIGS = [  # file, line of the error, remedy
 @pytest.mark.parametrize(("text", "line", "remedy"), CONFIGS)
 def test_invalid_yaml_has_cause_line_and_remedy(folder, text, line, remedy):
     (folder / "a.yaml").write_text(text)
-    problem = problem_of(load_options, ["-config", "a.yaml"])
+    problem = catch_problem(load_options, ["-config", "a.yaml"])
     assert f"(a.yaml:{line})" in problem and remedy in problem
 
 
@@ -293,7 +293,7 @@ def test_empty_configuration_causes_notice(folder, text):
 
 def test_invalid_option_is_not_reported_as_missing():
     argv = "-model de-en -to onnx -output x".split()
-    assert problem_of(load_export_options, argv).startswith("to: must be one of ")
+    assert catch_problem(load_export_options, argv).startswith("to: must be one of ")
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_progress_counts_duplicate_lines(translator, score_only):
 
 
 def test_sampling_decodes_duplicate_lines_separately(decoded):
-    translator = cases.make_translator(cases.lively_transformer())
+    translator = cases.make_translator(cases.make_varied_transformer())
     found = translator.translate(["w1 w2"] * 20, do_sample=True, beam_size=1)
     assert sum(decoded) == 20
     assert len({t.text for t in found}) > 5
@@ -102,7 +102,7 @@ def test_sampling_decodes_duplicate_lines_separately(decoded):
 @pytest.mark.parametrize("search", cases.PRESETS)
 def test_only_opennmt_2018_decodes_duplicate_lines_separately(search, decoded):
     """With this preset, the other lines of a batch can change a translation."""
-    translator = cases.make_translator(cases.lively_transformer())
+    translator = cases.make_translator(cases.make_varied_transformer())
     if search == "opennmt-2018":
         translator.translate(["w1 w2"] * 20, search=search)
         assert sum(decoded) == 20

@@ -1,6 +1,6 @@
 """Properties of all architectures: cached steps, batch independence, half precision.
 
-The tests of each architecture compare its numbers with formulas and changed systems.
+The tests of each architecture compare its outputs with formulas and with the original systems.
 """
 
 from functools import partial

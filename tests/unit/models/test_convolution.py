@@ -17,10 +17,10 @@ from tests.support.random_models import (
     FCONVS,
     Tensors,
     build,
-    cnn_weights,
-    fconv_weights,
     make_cnn,
+    make_cnn_weights,
     make_fconv,
+    make_fconv_weights,
 )
 
 ATOL = 1e-5
@@ -55,12 +55,12 @@ def assert_matches(model, reference, weights):
 
 @pytest.mark.parametrize("options", FCONVS.values(), ids=FCONVS)
 def test_fconv_matches_the_formulas(options):
-    assert_matches(make_fconv(**options), compute_fconv, fconv_weights(**options))
+    assert_matches(make_fconv(**options), compute_fconv, make_fconv_weights(**options))
 
 
 @pytest.mark.parametrize("options", CNNS.values(), ids=CNNS)
 def test_cnn_matches_the_formulas(options):
-    assert_matches(make_cnn(**options), compute_cnn, cnn_weights(**options))
+    assert_matches(make_cnn(**options), compute_cnn, make_cnn_weights(**options))
 
 
 def test_opennmt_py_checkpoint_matches_the_formulas():
@@ -69,7 +69,7 @@ def test_opennmt_py_checkpoint_matches_the_formulas():
 
 
 def test_cnn_uses_averaged_weights_only():
-    weights = cnn_weights()
+    weights = make_cnn_weights()
     plain = {name: w for name, w in weights.items()}
     for name in weights:
         if name.endswith(".conv.V") or name.endswith((".conv.g", ".conv.weight", ".conv.bias")):
@@ -78,7 +78,7 @@ def test_cnn_uses_averaged_weights_only():
     assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in same))
 
 
-FCONV, CNN = fconv_weights(**FCONVS["plain"]), cnn_weights(positions=True)
+FCONV, CNN = make_fconv_weights(**FCONVS["plain"]), make_cnn_weights(positions=True)
 MORE = ["encoder.more.weight", "decoder.adaptive_softmax.head.weight"]
 LAYER = "encoder.cnn.layers.0.conv"
 

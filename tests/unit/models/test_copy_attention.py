@@ -23,9 +23,9 @@ from tests.support.random_models import (
     TGT_VOCAB,
     add_copying,
     build,
-    copy_weights,
-    copying_rnn_weights,
+    make_copy_weights,
     make_copying_rnn,
+    make_copying_rnn_weights,
     make_copying_transformer,
 )
 from tests.support.state_rows import select
@@ -84,7 +84,7 @@ def test_copy_rnn_matches_the_formula(options):
     model = make_copying_rnn(**options)
     assert model.has_attention and not make_copying_rnn("general", attention="none").has_attention
     structure = {**options, "global_attention": options.get("attention", "general")}
-    check_rnn(model, copying_rnn_weights(**options), structure, LINES, SRC_VOCAB, TGT_VOCAB)
+    check_rnn(model, make_copying_rnn_weights(**options), structure, LINES, SRC_VOCAB, TGT_VOCAB)
 
 
 @pytest.mark.parametrize("name", ["m12_copyrnn_step_2.pt", "m35_lstm_step_2.pt"])
@@ -115,16 +115,18 @@ def check_rnn(model, weights, options, lines, src_vocab, tgt_vocab):
         )
         for t, (h, attn) in enumerate(zip(hidden, attentions, strict=True)):
             if options["copying"]:
-                attn = rnn_reference.attention(w, "decoder.copy_attn", options["copying"], h, bank)
-            z = rnn_reference.linear(w, "generator.linear_copy", h).sigmoid()
-            logits = rnn_reference.linear(w, "generator.linear", h)
+                attn = rnn_reference.compute_attention(
+                    w, "decoder.copy_attn", options["copying"], h, bank
+                )
+            z = rnn_reference.apply_linear(w, "generator.linear_copy", h).sigmoid()
+            logits = rnn_reference.apply_linear(w, "generator.linear", h)
             expected = compute_mixture(line.split(), tgt_vocab, logits, attn, z)
             assert_same(log_probs[b, t], tgt_vocab, encoded[b][1], expected)
 
 
 def test_copy_transformer_copies_by_its_alignment_attention():
     model = make_copying_transformer()
-    inner, copy_tensors = tiny.make_model(), copy_weights(None, d=16)
+    inner, copy_tensors = tiny.make_model(), make_copy_weights(None, d=16)
     seen = []
     inner.output.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     log_probs = model.forward(model.encode(SRC, SRC_LENGTHS, IDS), TGT)
@@ -211,7 +213,7 @@ def add_mlp_copying(copying, tgt_vocab=TGT_VOCAB, **options):
     return add_copying(random_models.make_rnn(), copying, options, SRC_VOCAB, tgt_vocab)
 
 
-MLP = copy_weights("mlp", d=8)
+MLP = make_copy_weights("mlp", d=8)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ MLP = copy_weights("mlp", d=8)
     [
         *(({k: w for k, w in MLP.items() if k != name}, {}, "") for name in sorted(MLP)),
         ({**MLP, "decoder.copy_attn.more": torch.ones(1)}, {}, "copy_attn.more"),
-        (copy_weights(None, d=8), {}, "missing"),
+        (make_copy_weights(None, d=8), {}, "missing"),
         (MLP, dict(reuse_copy_attn=True), "unexpected"),
         (MLP, dict(copy_attn_type=["x"]), "copy_attn_type is a list"),
         (MLP, dict(tgt_vocab=Vocab(["a"])), "padding"),
@@ -233,7 +235,7 @@ def test_missing_or_unexpected_copy_weight_is_rejected(copying, options, message
         add_mlp_copying(copying, **options)
 
 
-def checkpoint_of(model) -> Checkpoint:
+def make_checkpoint(model) -> Checkpoint:
     return Checkpoint(model, SRC_VOCAB, TGT_VOCAB, {"space": SpaceTokenizer()}, start_id=BOS)
 
 
@@ -242,7 +244,7 @@ def translator():
     model = make_copying_rnn("general")
     with torch.no_grad():
         model.output.gate.bias.fill_(3.0)  # mostly copies
-    return Translator(checkpoint_of(model), TranslateOptions.of(max_length=6, n_best=3))
+    return Translator(make_checkpoint(model), TranslateOptions.of(max_length=6, n_best=3))
 
 
 class TestTranslating:
@@ -294,7 +296,7 @@ class TestTranslating:
 
     def test_copy_models_in_ensembles(self, translator):
         """Two copies equal one model; with a model that cannot copy, avg_raw_probs is needed."""
-        copying, plain = translator.checkpoint, checkpoint_of(random_models.make_rnn())
+        copying, plain = translator.checkpoint, make_checkpoint(random_models.make_rnn())
         double = Translator(combine([copying, copying], ["a", "b"]), translator.options)
         pairs = zip(translator.translate(self.LINES), double.translate(self.LINES))
         for expected, found in pairs:

@@ -17,9 +17,9 @@ from onmt_lite.system.log import LOG
 from tests.support import random_models, tiny
 from tests.support.cases import (
     LINES,
-    endless_transformer,
-    lively_transformer,
+    make_endless_transformer,
     make_translator,
+    make_varied_transformer,
     translate,
 )
 from tests.support.model_variants import STATE_TRANSFORMERS as TRANSFORMERS
@@ -29,8 +29,8 @@ from tests.support.table_models import Settings, make_spec
 from tests.unit.search.test_simulated_gpu import assert_same, move_to_gpu, simulate
 
 MODELS = {
-    **{name: lambda o=o: lively_transformer(**o) for name, o in TRANSFORMERS.items()},
-    "plain": lively_transformer,
+    **{name: lambda o=o: make_varied_transformer(**o) for name, o in TRANSFORMERS.items()},
+    "plain": make_varied_transformer,
     "copying": random_models.make_copying_transformer,
 }
 
@@ -77,7 +77,7 @@ def test_replay_with_new_sentences_and_cache_compaction(config):
     """Sentences with different limits, longer than the first capacity, in eight slots."""
 
     def make():
-        return endless_transformer(**{"max_positions": 60, "relative_limit": 4, **config})
+        return make_endless_transformer(**{"max_positions": 60, "relative_limit": 4, **config})
 
     lines = [line for i in range(5) for line in LINES[i % 3 :]]
     expected, moved, (_, second) = run_on_both(
@@ -92,20 +92,20 @@ def test_replay_with_new_sentences_and_cache_compaction(config):
 
 
 def test_positions_of_empty_slots_stay_within_the_position_table():
-    """The last of 18 slots becomes empty at position 10; the others run for eight more steps."""
+    """The last of 18 slots empties at position 10; the other slots run for eight more steps."""
     limits = [6] * 17 + [10] + [12] * 17
     waiting = [Sentence([5, 6, 7], SentenceLimits(n)) for n in limits]
     spec = replace(make_spec(Settings(beam_size=2, max_length=0)), bos_id=tiny.BOS)
-    model, simulated = endless_transformer(max_positions=12), SimulatedDevice()
+    model, simulated = make_endless_transformer(max_positions=12), SimulatedDevice()
     move(model)
     with simulated.running():
         found = dict(decode(use_cuda_graphs(model, simulated.capture), waiting, spec, 18))
     assert [len(found[i].backtrack(found[i].rank_finished()[0])[0]) for i in range(35)] == limits
 
 
-def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
-    expected = translate(make_translator(lively_transformer()))
-    moved, notes = move_to_gpu(make_translator(lively_transformer())), []
+def test_capture_failure_runs_steps_without_graphs_and_logs_a_warning():
+    expected = translate(make_translator(make_varied_transformer()))
+    moved, notes = move_to_gpu(make_translator(make_varied_transformer())), []
 
     def fail(step: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -126,8 +126,8 @@ def test_capture_failure_runs_steps_without_graphs_and_logs_a_note():
 
 
 def test_out_of_memory_during_capture_frees_idle_graphs():
-    expected = translate(make_translator(lively_transformer()))
-    moved = move_to_gpu(make_translator(lively_transformer()))
+    expected = translate(make_translator(make_varied_transformer()))
+    moved = move_to_gpu(make_translator(make_varied_transformer()))
     graphs, buffers = moved.pipeline.runner.search_model.graphs, []
     capture = graphs.capture
 

@@ -106,7 +106,7 @@ def test_word_that_one_member_can_copy():
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, tiny_checkpoint, tiny_pieces):
     """Two different models with one vocabulary."""
-    directory = tmp_path_factory.mktemp("other")
+    directory = tmp_path_factory.mktemp("second")
     model = tiny.make_model(seed=7, tie_output=False)
     model.output.weight.mul_(2)
     tiny.native.save(directory, model, tiny_pieces)
@@ -193,7 +193,7 @@ class TestTranslating:
         assert classes == ["Rnn", "Rnn", "Convolution"]
 
 
-def checkpoint_of(model, src_tokens: list[str]) -> Checkpoint:
+def make_checkpoint(model, src_tokens: list[str]) -> Checkpoint:
     special = dict(unk_id=0, pad_id=1, bos_id=2, eos_id=3)
     tgt_tokens = [f"t{i}" for i in range(random_models.VOCAB_SIZE)]
     return Checkpoint(
@@ -222,8 +222,13 @@ class TestSourceVocabularies:
         first, second, permuted, words = self.make_permuted(Random(1))
         options = TranslateOptions.of(device="cpu", n_best=3)
         found, expected = (
-            Translator(combine([checkpoint_of(first, self.WORDS), checkpoint], ["x", "y"]), options)
-            for checkpoint in (checkpoint_of(permuted, words), checkpoint_of(second, self.WORDS))
+            Translator(
+                combine([make_checkpoint(first, self.WORDS), checkpoint], ["x", "y"]), options
+            )
+            for checkpoint in (
+                make_checkpoint(permuted, words),
+                make_checkpoint(second, self.WORDS),
+            )
         )
         assert found.translate(self.LINES) == expected.translate(self.LINES)
 
@@ -231,7 +236,7 @@ class TestSourceVocabularies:
         first, second, *_ = self.make_permuted(Random(1))
         second_words = [*self.WORDS[:-1], "new"]
         both = combine(
-            [checkpoint_of(first, self.WORDS), checkpoint_of(second, second_words)], ["x", "y"]
+            [make_checkpoint(first, self.WORDS), make_checkpoint(second, second_words)], ["x", "y"]
         )
         src = torch.tensor([both.src_vocab.encode(["s39", "new", "s8"])])
         memory = both.model.encode(src, torch.tensor([3]))
@@ -244,11 +249,11 @@ class TestSourceVocabularies:
         """A line is tokenized once, so the subwords of another model would be unknown."""
         first, second, *_ = self.make_permuted(Random(1))
         subword = dataclasses.replace(
-            checkpoint_of(second, [*self.WORDS[:-1], "new"]),
+            make_checkpoint(second, [*self.WORDS[:-1], "new"]),
             tokenizers={"sentencepiece": SpaceTokenizer(), "space": SpaceTokenizer()},
         )
         with pytest.raises(CheckpointError, match="source vocabularies: ID 39"):
-            combine([checkpoint_of(first, self.WORDS), subword], ["x", "y"])
+            combine([make_checkpoint(first, self.WORDS), subword], ["x", "y"])
 
 
 class TestCompatibility:

@@ -83,7 +83,7 @@ class TestInt8:
 @pytest.mark.parametrize("activation", [*linear.ACTIVATIONS][1:])
 @pytest.mark.parametrize("gated", [False, True])
 def test_feed_forward_with_kernel_is_close_to_torch(kernel, activation, gated):
-    """Norm and residual included, whether or not the kernel computes them."""
+    """With norm and residual, which not all kernels compute."""
     switches = dict(d_model=64, d_ff=136, activation=activation, gated_ffn=gated)
     layer = tiny.make_model(**switches).decoder[0].requires_grad_(False)
     x, ffn, norm = torch.randn(6, 5, 64), layer.ffn, layer.ffn_residual.norm

@@ -11,7 +11,7 @@ from onmt_lite.errors import CheckpointError
 from onmt_lite.models.seq2seq import sparsemax
 from tests.support import archives, rnn_reference
 from tests.support.files import assert_gold
-from tests.support.random_models import RNNS, build, make_rnn, rnn_weights
+from tests.support.random_models import RNNS, build, make_rnn, make_rnn_weights
 
 ATOL = 1e-5
 RTOL = 5e-6  # logits are up to 10, in float32
@@ -33,13 +33,13 @@ def test_scores_equal_opennmt_py():
 def assert_matches(model, weights, options):
     logits = model.forward(model.encode(SRC, SRC_LENGTHS), TGT)
     for b, n in enumerate(SRC_LENGTHS.tolist()):
-        expected = rnn_reference.logits(weights, options, SRC[b, :n], TGT[b])
+        expected = rnn_reference.compute_logits(weights, options, SRC[b, :n], TGT[b])
         torch.testing.assert_close(logits[b], expected.float(), atol=ATOL, rtol=RTOL)
 
 
 @pytest.mark.parametrize("options", RNNS.values(), ids=RNNS)
 def test_logits_match_the_formulas(options):
-    assert_matches(make_rnn(**options), rnn_weights(**options), options)
+    assert_matches(make_rnn(**options), make_rnn_weights(**options), options)
 
 
 @pytest.mark.parametrize("name", FILES.values(), ids=FILES)
@@ -78,9 +78,9 @@ TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 
 
 class TestStrictness:
-    @pytest.mark.parametrize("name", rnn_weights(context_gate="both", bridge=True, brnn=True))
+    @pytest.mark.parametrize("name", make_rnn_weights(context_gate="both", bridge=True, brnn=True))
     def test_missing_weight_is_rejected(self, name):
-        weights = rnn_weights(context_gate="both", bridge=True, brnn=True)
+        weights = make_rnn_weights(context_gate="both", bridge=True, brnn=True)
         del weights[name]
         with pytest.raises(CheckpointError):
             build(build_rnn, weights, {"context_gate": "both", "global_attention": "general"})
@@ -100,10 +100,10 @@ class TestStrictness:
     )
     def test_invalid_weight_is_rejected(self, name, weight, words):
         with pytest.raises(CheckpointError, match=re.escape(words)):
-            build(build_rnn, {**rnn_weights(), name: weight}, {})
+            build(build_rnn, {**make_rnn_weights(), name: weight}, {})
 
     def test_encoder_and_decoder_must_have_equally_many_layers(self):
-        weights, more = rnn_weights(layers=1), rnn_weights(layers=2)
+        weights, more = make_rnn_weights(layers=1), make_rnn_weights(layers=2)
         weights |= {name: more[name] for name in more if name.startswith("decoder.rnn.layers.1")}
         with pytest.raises(CheckpointError, match="2 decoder layers"):
             build(build_rnn, weights, {})
@@ -118,9 +118,9 @@ class TestStrictness:
     )
     def test_invalid_option_is_rejected(self, options, words):
         with pytest.raises(CheckpointError, match=words):
-            build(build_rnn, rnn_weights(context_gate="source"), options)
+            build(build_rnn, make_rnn_weights(context_gate="source"), options)
 
     def test_coverage_weights_have_no_effect(self):
-        covering = {**rnn_weights(), "decoder.attn.linear_cover.weight": torch.ones(8, 1)}
-        models = [build(build_rnn, weights, {}) for weights in (rnn_weights(), covering)]
+        covering = {**make_rnn_weights(), "decoder.attn.linear_cover.weight": torch.ones(8, 1)}
+        models = [build(build_rnn, weights, {}) for weights in (make_rnn_weights(), covering)]
         assert torch.equal(*(m.forward(m.encode(SRC, SRC_LENGTHS), TGT) for m in models))

@@ -132,7 +132,7 @@ def test_select_adds_sentences_with_beam_size_one(rows):
 
 @pytest.mark.parametrize("seed", mark_sweeps(range(3), [2]))
 def test_select_random_sequence_of_selections(rows, seed):
-    """As in a search: finished sentences leave, and others move into their slots."""
+    """As in a search, new and moved sentences take the slots of finished sentences."""
     random, width = Random(seed), 1 + seed
     rows.select([[b] * width for b in range(3)])
     for _ in range(9):
@@ -148,7 +148,7 @@ def test_select_random_sequence_of_selections(rows, seed):
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_shaw", "transformer_rotary"])
-def test_cache_without_sync_keeps_entries_since_oldest_sentence_joined(name, monkeypatch):
+def test_cache_without_sync_keeps_entries_since_oldest_sentence_was_added(name, monkeypatch):
     """On a GPU, the cache is compacted by the ages of sentences only."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
     monkeypatch.setattr(cache, "SYNC_FREE_DEVICES", ())

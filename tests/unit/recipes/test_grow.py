@@ -20,7 +20,7 @@ from recipes.de_en import train as in_turn
 from recipes.de_en.grow import add_all_characters, add_layers, replace_subwords, spell
 from recipes.de_en.widen import widen
 from tests.support import tiny
-from tests.support.tiny_training import loss_of, tiny_run
+from tests.support.tiny_training import compute_valid_loss, make_tiny_options
 
 
 def train_subwords(corpus, *given):
@@ -32,14 +32,14 @@ def train_subwords(corpus, *given):
 def options(corpus, tmp_path):
     """Return a function (name, *args) -> TrainOptions of a run that writes to tmp_path/name."""
 
-    return lambda name, *more: tiny_run(corpus, tmp_path / name, *more)
+    return lambda name, *more: make_tiny_options(corpus, tmp_path / name, *more)
 
 
 @pytest.fixture(scope="module")
 def start(corpus, tmp_path_factory):
     """A briefly trained model with 26 subwords."""
     path = tmp_path_factory.mktemp("start") / "model"
-    train(tiny_run(corpus, path, "-vocab_size", 26, "-train_steps", 300))
+    train(make_tiny_options(corpus, path, "-vocab_size", 26, "-train_steps", 300))
     return path
 
 
@@ -59,11 +59,11 @@ def test_added_layers_start_as_the_identity_and_learn(options, tmp_path, capfd):
     more = Trainer(options("more", "-init_from", deep, "-train_steps", 200))
     same = Trainer(options("same", "-init_from", start))
     assert (more.model.cfg.enc_layers, more.model.cfg.dec_layers) == (3, 2)
-    before = loss_of(more)
-    assert before == pytest.approx(loss_of(same), rel=1e-5)
+    before = compute_valid_loss(more)
+    assert before == pytest.approx(compute_valid_loss(same), rel=1e-5)
     for batch in more.valid[0] * 10:
         more.step(batch)
-    assert loss_of(more) < before
+    assert compute_valid_loss(more) < before
 
 
 def test_add_layers_rejects_post_norm_models():
@@ -120,13 +120,13 @@ def test_new_dimensions_units_and_heads_learn_different_weights(options, tmp_pat
     train(options("start", "-train_steps", 40))
     wide = run_grow(tmp_path / "start", tmp_path / "wide", "-d_model", 48, "-heads", 3, "-d_ff", 40)
     more = Trainer(options("more", "-init_from", wide, "-train_steps", 200))
-    before = loss_of(more)
+    before = compute_valid_loss(more)
     assert before == pytest.approx(
-        loss_of(Trainer(options("same", "-init_from", tmp_path / "start"))), rel=1e-3
+        compute_valid_loss(Trainer(options("same", "-init_from", tmp_path / "start"))), rel=1e-3
     )
     for batch in more.valid[0] * 10:
         more.step(batch)
-    assert loss_of(more) < before
+    assert compute_valid_loss(more) < before
     layer = more.model.encoder[0]
     for learned in (
         more.model.output.weight[:, 32:].T,  # (16, V)
@@ -174,7 +174,7 @@ def test_new_subwords_start_as_the_sum_of_their_parts(start, corpus, options, tm
         mean = same.model.output.weight[parts].sum(0) / len(parts) ** 0.5
         torch.testing.assert_close(became[piece], mean, atol=1e-3, rtol=1e-3)  # half precision
     # It is far better than a new model, and training continues from it
-    assert loss_of(more) < loss_of(Trainer(options("none"))) - 0.5
+    assert compute_valid_loss(more) < compute_valid_loss(Trainer(options("none"))) - 0.5
     more.run()
     written = Translator.from_pretrained(tmp_path / "more", device="cpu").model
     assert (written.cfg.enc_layers, written.cfg.tgt_vocab_size) == (2, 33)

@@ -22,16 +22,16 @@ WORDS = st.text("abcdefghijklmnopqrstuvwxyzäöüßABCDEFG", min_size=1, max_siz
 LINES = st.lists(WORDS, min_size=1, max_size=14).map(" ".join)
 
 
-def edit_distance(one, other):
+def compute_edit_distance(a, b):
     """Return the Damerau-Levenshtein distance (optimal string alignment) of two words."""
-    table = {(i, 0): i for i in range(len(one) + 1)} | {(0, j): j for j in range(len(other) + 1)}
-    for i, a in enumerate(one, 1):
-        for j, b in enumerate(other, 1):
-            costs = [table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (a != b)]
-            if i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b):
+    table = {(i, 0): i for i in range(len(a) + 1)} | {(0, j): j for j in range(len(b) + 1)}
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            costs = [table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (x != y)]
+            if i > 1 and j > 1 and (x, a[i - 2]) == (b[j - 2], y):
                 costs.append(table[i - 2, j - 2] + 1)
             table[i, j] = min(costs)
-    return table[len(one), len(other)]
+    return table[len(a), len(b)]
 
 
 @given(LINES, st.integers(0, 999))
@@ -45,7 +45,7 @@ def test_add_typos_makes_one_edit_in_each_of_one_to_three_words(src, seed):
     long = sum(len(word) >= 3 for word in words)
     assert len(changed) <= min(3, long // 3)
     for old, new in changed:
-        assert edit_distance(old, new) == 1 and len(old) >= 3
+        assert compute_edit_distance(old, new) == 1 and len(old) >= 3
 
 
 def test_add_typos_makes_every_type_of_mistake():
@@ -97,15 +97,17 @@ def test_mistakes_accept_letters_without_adjacent_keys():
 def test_noise_options_change_the_configured_share_of_lines(share):
     pairs = [(f"Schöner Satz, Nummer {i}, über alle Flüsse.", f"No. {i}.") for i in range(1000)]
 
-    def changed(**on):
+    def measure_share(**on):
         noisy = Augment(pairs, ChangeOptions(**on))(pairs, Random(3))
         assert noisy == Augment(pairs, ChangeOptions(**on))(pairs, Random(3))
         assert {tgt for _, tgt in noisy} == {tgt for _, tgt in pairs}
         return sum(pair not in set(pairs) for pair in noisy) / len(pairs)
 
     for name in ("plain_letters", "no_commas"):
-        assert changed(**{name: share}) == pytest.approx(share, abs=0.06)
-    assert 0.8 * share - 0.06 < changed(typos=share) <= share + 0.06  # equal letters may be swapped
+        assert measure_share(**{name: share}) == pytest.approx(share, abs=0.06)
+    assert (
+        0.8 * share - 0.06 < measure_share(typos=share) <= share + 0.06
+    )  # equal letters may be swapped
 
 
 def test_join_bare_removes_marks_between_source_sentences():

@@ -32,7 +32,7 @@ from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
 from recipes.de_en.words import Truecase, find_names, select_rare
 from tests.support import tiny
-from tests.support.tiny_training import WORDS, tiny_run
+from tests.support.tiny_training import WORDS, make_tiny_options
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "de_en"
@@ -49,8 +49,8 @@ def write(path, *lines):
     return path
 
 
-def written(corpus, tmp_path, *more):
-    """Return the pairs of each file that `recipes.de_en.text` writes."""
+def generate_text(corpus, tmp_path, *more):
+    """Run `recipes.de_en.text` and return the pairs of each file."""
     words = ["-train", corpus, "-output", tmp_path / "text", "-epochs", 2, *more]
     write_text(load_text_options([str(word) for word in words])[0])
     return [read_pairs(path) for path in sorted((tmp_path / "text").iterdir())]
@@ -61,14 +61,14 @@ def written(corpus, tmp_path, *more):
 
 def test_epochs_differ_and_are_reproducible(corpus, tmp_path):
     names = "-join 0.3 -no_final 0.2 -lower_src 0.2 -upper 0.1".split()
-    first, second = written(corpus, tmp_path, *names)
+    first, second = generate_text(corpus, tmp_path, *names)
     assert first != second
     plain = Counter(word for src, _ in read_pairs(corpus) for word in re.findall(r"\w+", src))
     for pairs in (first, second):  # no word is lost
         assert Counter(w for src, _ in pairs for w in re.findall(r"\w+", src.lower())) == plain
     for seed in "12":
         (tmp_path / seed).mkdir()
-        again = written(corpus, tmp_path / seed, *names, "-seed", seed)
+        again = generate_text(corpus, tmp_path / seed, *names, "-seed", seed)
         assert (again == [first, second]) == (seed == "1")
     files = [path.name for path in sorted((tmp_path / "text").iterdir())]
     assert files == ["01.tsv.gz", "02.tsv.gz"]
@@ -78,7 +78,7 @@ def test_train_weights_and_train_same_apply_to_each_epoch(corpus, tmp_path):
     more = ["-train", corpus, write(tmp_path / "other.tsv", "neun\tnine")]
     more += ["-train_weights", "0.5", "7", "-same_lines", "2"]
     more += ["-train_same", write(tmp_path / "same.txt", "Oslo", "Bern", "Rom")]
-    for pairs in written(corpus, tmp_path, *more):
+    for pairs in generate_text(corpus, tmp_path, *more):
         assert len(pairs) == 150 + 7 + 2
         assert pairs.count(("neun", "nine")) == 7
         assert len({src for src, tgt in pairs if src == tgt}) == 2
@@ -88,10 +88,10 @@ def test_made_pairs_are_added_unchanged(corpus, tmp_path):
     made = [(f"Udo hat {n} Wale", f"Udo has {n} whales") for n in range(20)]
     path = write(tmp_path / "made.tsv", *map("\t".join, made))
     changes = ["-words", "1", "-numbers", "1", "-rare", "30"]
-    plain = written(corpus, tmp_path, *changes)
+    plain = generate_text(corpus, tmp_path, *changes)
     (tmp_path / "more").mkdir()
     more, drawn = ["-made", path, "-made_lines", "7", "-seed", "1"], []
-    for pairs in written(corpus, tmp_path / "more", *changes, *more):
+    for pairs in generate_text(corpus, tmp_path / "more", *changes, *more):
         mine = {pair for pair in pairs if pair[0].startswith("Udo")}
         assert len(mine) == 7 and mine <= set(made)
         assert not any("Wale" in src or "Udo" in src for src, _ in set(pairs) - mine)
@@ -105,13 +105,13 @@ def test_held_out_excludes_pairs_that_share_a_side(tmp_path):
     made = ["er, kam\tHe did come", "Es kam!\tIt came", "Tja.\t«she» came", "ja\tyes"]
     more = ["-made", write(tmp_path / "made.tsv", *made), "-made_lines", "4"]
     more += ["-held_out", write(tmp_path / "test.tsv", "Er kam.\tShe came.")]
-    for pairs in written(mine, tmp_path, *more):
+    for pairs in generate_text(mine, tmp_path, *more):
         assert set(pairs) == {("Es kam!", "It came"), ("ja", "yes")}
 
 
 def test_pairs_with_an_empty_side_are_dropped(tmp_path):
     mine = write(tmp_path / "my.tsv", "!\tHey!", "Ja!\tYes!")
-    assert written(mine, tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
+    assert generate_text(mine, tmp_path, "-no_final", "1") == [[("Ja", "Yes")]] * 2
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_help_example_of_every_option_loads(name):
 def test_nothing_is_written_after_an_error(corpus, tmp_path):
     (tmp_path / "text").mkdir()
     with pytest.raises(OptionError, match="already exists"):
-        written(corpus, tmp_path)
+        generate_text(corpus, tmp_path)
     (tmp_path / "text").rmdir()
     with pytest.raises(FileError, match="none.tsv"):
-        written(tmp_path / "none.tsv", tmp_path)
+        generate_text(tmp_path / "none.tsv", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot write"):
-        written(corpus, tmp_path, "-output", tmp_path / "file" / "text")
+        generate_text(corpus, tmp_path, "-output", tmp_path / "file" / "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
     assert main(["-train", "none", "-output", str(tmp_path / "text")]) == 5
 
@@ -260,14 +260,14 @@ def test_evaluation_accepts_few_lines_and_equal_file_names(tmp_path, capfd):
 
 def test_strings_to_copy_are_new_to_the_model():
     frames = {re.sub(r"\{\w+\}", "{}", src) for src, _ in read_pairs(RECIPE / "slots.tsv")}
-    assert not frames & {sentence for kind in evaluate.SENTENCES.values() for sentence in kind}
+    assert not frames & {s for sentences in evaluate.SENTENCES.values() for s in sentences}
     known = {stem + tail for stem in slots.STEMS for tail in slots.TAILS}
     for name in (*LISTS, *SENTENCES, "slots.tsv"):
         known |= split_words((RECIPE / name).read_text(encoding="utf-8"))
     assert not known & set(evaluate.SURNAMES)
 
 
-def test_what_counts_as_copied_and_as_a_loop():
+def test_is_copied_accepts_decimal_point_and_repetition_finds_loops():
     for string, output, same in (
         ("1,5", "It is 1.5 m.", True),
         ("1,5", "It is 1,5 m.", True),
@@ -360,7 +360,7 @@ def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monk
     """The GPU run in one call, with a tiny teacher and few steps."""
     (tmp_path / "runs").mkdir()
     start = tmp_path / "runs" / "de-en-23"
-    train(tiny_run(corpus, start, "-train_steps", 2))
+    train(make_tiny_options(corpus, start, "-train_steps", 2))
     small = dict(d_model=16, heads=2, d_ff=16, enc_layers=1, dec_layers=1, batch_tokens=200)
     usual = "vocab_size train_minutes slots slot_lines held_out train_same same_lines".split()
     steps = json.loads(json.dumps(RUNS["teacher"]).replace("runs/", f"{tmp_path}/runs/"))
@@ -565,7 +565,7 @@ def test_recipe_sentences_do_not_contain_the_evaluation_lines():
 
 def test_slot_lines_adds_filled_templates_to_each_epoch(corpus, tmp_path):
     path = write(tmp_path / "slots.tsv", "Um {time}.\tAt {time}.")
-    pairs = written(corpus, tmp_path, "-slots", path, "-slot_lines", 40)[0]
+    pairs = generate_text(corpus, tmp_path, "-slots", path, "-slot_lines", 40)[0]
     times = [pair for pair in pairs if re.match(r"Um \d", pair[0])]
     assert len(times) == 40 and len(set(times)) > 30
     assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)

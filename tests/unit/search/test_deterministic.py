@@ -65,7 +65,7 @@ def test_output_without_deterministic_depends_on_batch(run, batch_dependent_sums
 @pytest.mark.parametrize("name", PRESETS)
 def test_deterministic_runs_one_sentence_per_batch_in_every_search(name, monkeypatch):
     """Even if waiting sentences could fill free slots."""
-    translator = cases.make_translator(cases.lively_transformer())
+    translator = cases.make_translator(cases.make_varied_transformer())
     translator.pipeline.runner.refills = True
     n_running, original = [], BeamBatch.step
 
@@ -81,7 +81,7 @@ def test_deterministic_runs_one_sentence_per_batch_in_every_search(name, monkeyp
 
 
 def test_deterministic_scores_references_one_by_one():
-    model, targets = cases.lively_transformer(), [f"w20 w{21 + i}" for i in range(6)]
+    model, targets = cases.make_varied_transformer(), [f"w20 w{21 + i}" for i in range(6)]
     translator = cases.make_translator(model)
     one_by_one = [translator.score([line], [tgt])[0] for line, tgt in zip(cases.LINES, targets)]
     deterministic = Translator(
@@ -92,7 +92,7 @@ def test_deterministic_scores_references_one_by_one():
 
 def test_deterministic_restores_threads_and_algorithms(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    options = cases.make_translator(cases.lively_transformer()).options.updated(
+    options = cases.make_translator(cases.make_varied_transformer()).options.updated(
         deterministic=True, threads=2
     )
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

@@ -169,14 +169,14 @@ def encode_with_nan(encode, src, *args):
 
 
 def make_model_with_nan():
-    model = cases.lively_transformer(share_embeddings=False)
+    model = cases.make_varied_transformer(share_embeddings=False)
     model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = math.nan
     return model
 
 
 def make_overflowing_model(dtype: torch.dtype):
     """Return a model that overflows in float16 for the line `w27`."""
-    model = cases.lively_transformer(share_embeddings=False)
+    model = cases.make_varied_transformer(share_embeddings=False)
     model.src_embedding.token.weight[cases.SRC_VOCAB.ids["w27"]] = 60000.0
     return model.to(dtype)
 

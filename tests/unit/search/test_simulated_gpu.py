@@ -24,9 +24,9 @@ from tests.support.cases import (
     DAILY_FAMILIES,
     FAMILIES,
     LINES,
-    endless_transformer,
-    lively_transformer,
+    make_endless_transformer,
     make_translator,
+    make_varied_transformer,
     translate,
 )
 from tests.support.simulated_gpu import (
@@ -178,7 +178,7 @@ class TestEverySearch:
     @pytest.fixture(scope="class")
     @classmethod
     def pair(cls):
-        plain, moved = (make_translator(lively_transformer()) for _ in range(2))
+        plain, moved = (make_translator(make_varied_transformer()) for _ in range(2))
         return plain, move_to_gpu(moved)
 
     @pytest.mark.parametrize("case", mark_sweeps(CASES, DAILY_CASES))
@@ -249,8 +249,8 @@ def test_start_tokens_of_several_languages_need_no_extra_transfer(search):
 def test_host_reads_one_batch_while_device_runs_another(monkeypatch):
     """Two batches take turns, with the same number of steps; only the last read has no overlap."""
     lines = ["w5 w6" + " " * i for i in range(6)]  # different lines, so that all are searched
-    expected = translate(make_translator(endless_transformer()), lines, max_length_ratio=0)
-    moved = move_to_gpu(make_translator(endless_transformer()))
+    expected = translate(make_translator(make_endless_transformer()), lines, max_length_ratio=0)
+    moved = move_to_gpu(make_translator(make_endless_transformer()))
     monkeypatch.setattr(step_log, "record_copy", moved.simulated.record_copy)
     found, events = simulate(moved, lines, max_length_ratio=0)
     assert_same(found, expected)
@@ -275,7 +275,7 @@ def run_endless(
         lines: the lines.
         config: settings of the model.
     """
-    moved = move_to_gpu(make_translator(endless_transformer(**config)))
+    moved = move_to_gpu(make_translator(make_endless_transformer(**config)))
     moved.pipeline.runner.refills = False  # one batch, no turns
     found, events = simulate(moved, lines, max_length=length, max_length_ratio=0)
     assert {len(t.hyps[0].tokens) for t in found} == {length}
@@ -326,7 +326,7 @@ class TestCosts:
 
     def test_finished_sentence_moves_at_most_one_other(self):
         """Each sentence reaches its own limit; extra bytes written at these steps are counted."""
-        moved = move_to_gpu(make_translator(endless_transformer(d_model=WIDTH, heads=HEADS)))
+        moved = move_to_gpu(make_translator(make_endless_transformer(d_model=WIDTH, heads=HEADS)))
         found, events = simulate(moved, batch_size=6, max_length=60, max_length_ratio=8)
         lengths = [len(t.hyps[0].tokens) for t in found]
         assert len(set(lengths)) == 6

@@ -18,7 +18,7 @@ from onmt_lite.train.forecast import (
 from onmt_lite.train.options import LearningOptions
 from onmt_lite.train.run import train
 from onmt_lite.train.trainer import Trainer
-from tests.support.tiny_training import tiny_run
+from tests.support.tiny_training import make_tiny_options
 
 # 150,000 pairs of eleven tokens, the default model, two cores
 TATOEBA = RunSpeed(150_000, 2_200_000, 1500, 1100.0, 4000.0)
@@ -143,7 +143,7 @@ def log_before_training(corpus, tmp_path):
     """log_before_training(*words) -> the log between the sizes and the first step of a run."""
 
     def log(*words):
-        trainer = Trainer(tiny_run(corpus, tmp_path / "run", *words))
+        trainer = Trainer(make_tiny_options(corpus, tmp_path / "run", *words))
         trainer.step = lambda batch: 1 / 0
         with pytest.raises(ZeroDivisionError):
             trainer.run()
@@ -163,14 +163,14 @@ def test_forecast_is_logged_before_the_first_step(
     )
     monkeypatch.setattr(module, "MIN_PAIRS", 100)
     assert "-train_steps 1000\n" in log_before_training()
-    train(tiny_run(corpus, tmp_path / "start"))
+    train(make_tiny_options(corpus, tmp_path / "start"))
     log = log_before_training("-init_from", tmp_path / "start")
     assert "for 8 steps" in log and "far too" not in log
 
 
 def test_measure_speed_does_not_change_the_run(corpus, tmp_path, monkeypatch):
-    train(tiny_run(corpus, tmp_path / "measured"))
-    trainer = Trainer(tiny_run(corpus, tmp_path / "kept"))
+    train(make_tiny_options(corpus, tmp_path / "measured"))
+    trainer = Trainer(make_tiny_options(corpus, tmp_path / "kept"))
     epoch, state = trainer.epochs(0), torch.get_rng_state()
     before = trainer.model, trainer.optimizers, trainer.compute_held_out_losses()
     assert trainer.measure_speed(epoch) > 0
@@ -179,14 +179,14 @@ def test_measure_speed_does_not_change_the_run(corpus, tmp_path, monkeypatch):
     assert not any(o.state for o in trainer.optimizers)
     torch.set_rng_state(state)
     monkeypatch.setattr(Trainer, "measure_speed", lambda trainer, epoch: 1.0)
-    train(tiny_run(corpus, tmp_path / "plain"))
+    train(make_tiny_options(corpus, tmp_path / "plain"))
     measured, plain = (tmp_path / n / "weights.safetensors" for n in ("measured", "plain"))
     assert measured.read_bytes() == plain.read_bytes()
 
 
 def test_log_gives_wall_clock_and_cpu_minutes(corpus, tmp_path, monkeypatch):
     """With a minute per step and CPU time twice as long."""
-    trainer = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 3))
+    trainer = Trainer(make_tiny_options(corpus, tmp_path / "run", "-train_steps", 3))
     step, steps = trainer.step, []
     monkeypatch.setattr(
         "onmt_lite.train.trainer.read_clocks", lambda: (60 * len(steps), 120 * len(steps))
@@ -202,13 +202,13 @@ def test_log_gives_wall_clock_and_cpu_minutes(corpus, tmp_path, monkeypatch):
             state = torch.load(path, weights_only=True)
             del state["counters"]["processor_seconds"]
             torch.save(state, path)
-        resumed = Trainer(tiny_run(corpus, tmp_path / "run", "-train_steps", 9, "-resume"))
+        resumed = Trainer(make_tiny_options(corpus, tmp_path / "run", "-train_steps", 9, "-resume"))
         assert resumed.seconds == 180
         assert resumed.processor_seconds == (360 if known else 0)
 
 
 def test_log_ends_with_wall_clock_and_cpu_minutes(corpus, tmp_path):
-    train(tiny_run(corpus, tmp_path / "run"))
+    train(make_tiny_options(corpus, tmp_path / "run"))
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
     assert re.search(
         r"8 steps took \d+\.\d minutes wall-clock, without validations, and \d+\.\d minutes of "

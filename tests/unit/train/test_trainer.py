@@ -31,8 +31,8 @@ from onmt_lite.train.run import train
 from onmt_lite.train.trainer import Trainer
 from tests.support import tiny
 from tests.support.files import DATA
-from tests.support.tiny_training import WORDS, loss_of
-from tests.support.tiny_training import tiny_run as options
+from tests.support.tiny_training import WORDS, compute_valid_loss
+from tests.support.tiny_training import make_tiny_options as options
 
 
 def read_weights(output):
@@ -101,7 +101,7 @@ def test_init_from_starts_with_the_weights_of_the_model(corpus, tmp_path):
 @pytest.mark.sweep
 def test_norm_after_model_trains_and_exports_to_marian(corpus, tmp_path):
     run = options(corpus, tmp_path / "run", *"-norm after -train_steps 200".split())
-    start = loss_of(Trainer(run))
+    start = compute_valid_loss(Trainer(run))
     train(run)
     export(ExportOptions(str(tmp_path / "run"), "marian", str(tmp_path / "marian")))
     ours, theirs = (
@@ -153,7 +153,7 @@ def test_save_bits_8_model_is_trained_further_and_exported(corpus, tmp_path):
     assert len(read_weights(tmp_path / "small")) < 0.75 * len(read_weights(tmp_path / "run"))
     again = Trainer(options(corpus, tmp_path / "again", "-init_from", str(tmp_path / "small")))
     whole = Trainer(options(corpus, tmp_path / "whole", "-init_from", str(tmp_path / "run")))
-    assert loss_of(again) == pytest.approx(loss_of(whole), abs=0.01)
+    assert compute_valid_loss(again) == pytest.approx(compute_valid_loss(whole), abs=0.01)
     export(ExportOptions(str(tmp_path / "small"), "opennmt-py", str(tmp_path / "small.pt")))
     ours, theirs = (load_checkpoint(tmp_path / name).model for name in ("small", "small.pt"))
     assert torch.equal(ours.output.weight, theirs.output.weight)
@@ -321,10 +321,10 @@ def test_valid_with_several_files_selects_by_mean_loss(corpus, tmp_path):
     def trainer(name, *valid):
         return Trainer(options(corpus, tmp_path / name, "-valid", *valid))
 
-    separate = [loss_of(trainer(path.stem, path)) for path in (corpus, second)]
+    separate = [compute_valid_loss(trainer(path.stem, path)) for path in (corpus, second)]
     both = trainer("both", corpus, second)
     assert both.compute_held_out_losses() == pytest.approx(separate, rel=1e-5)
-    assert loss_of(both) == pytest.approx(sum(separate) / 2, rel=1e-5)
+    assert compute_valid_loss(both) == pytest.approx(sum(separate) / 2, rel=1e-5)
     losses = iter([[1.0, 5.0], [2.0, 3.0], [0.5, 9.0]])
     both.compute_held_out_losses = lambda: next(losses)
     written = []
@@ -382,7 +382,7 @@ def test_mean_steps_saves_the_running_mean_of_the_weights(corpus, tmp_path):
         for weights in seen[3:]:
             mean = mean * 2 / 3 + weights[name].double() / 3
         torch.testing.assert_close(kept.double(), mean, rtol=0, atol=1e-6)
-    assert loss_of(trainer) == pytest.approx(trainer.best, rel=1e-6)
+    assert compute_valid_loss(trainer) == pytest.approx(trainer.best, rel=1e-6)
     written = load_checkpoint(tmp_path / "run").model.state_dict()
     torch.testing.assert_close(written, trainer.mean_model.state_dict(), rtol=1e-3, atol=1e-3)
 

@@ -45,14 +45,14 @@ from onmt_lite.train.run_directory import (
     lock_directory,
 )
 from onmt_lite.train.trainer import Trainer
-from tests.support.tiny_training import tiny_run
+from tests.support.tiny_training import make_tiny_options
 
 
 @pytest.fixture
 def options(corpus, tmp_path):
     """options(*more) -> TrainOptions of a tiny run into tmp_path/run."""
 
-    return partial(tiny_run, corpus, tmp_path / "run")
+    return partial(make_tiny_options, corpus, tmp_path / "run")
 
 
 @pytest.fixture
