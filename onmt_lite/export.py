@@ -26,7 +26,7 @@ USAGE = """\
 -model PATH -to {opennmt-py,marian} -output PATH
 
 Exports a Transformer to the format of another toolkit, with the same translations.  A model that
-the format does not support is an error, and nothing is written."""
+the format does not support is rejected before anything is written."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ CTRANSLATE2 = (
 )
 RULES = (
     require_paths("model", "output"),
-    reject_if(lambda v: v.to is None, "to is missing; give opennmt-py or marian"),
+    reject_if(lambda v: v.to is None, "to is missing; set it to opennmt-py or marian"),
     reject_if(
         lambda v: v.to == "opennmt-py" and v.output and Path(v.output).suffix != ".pt",
         "{output} must end in .pt for opennmt-py",
@@ -66,12 +66,12 @@ load_export_options = PROGRAM.load
 
 
 def export(options: ExportOptions) -> None:
-    """Load the model, export it and write its files.
+    """Load a model and write it in another format.
 
     Raises:
         OnmtLiteError: if the model cannot be loaded, exported or written.
     """
-    # Imported here, so that wrong options fail before torch is imported
+    # Imported here so that invalid options fail before the slow import of torch
     from onmt_lite.checkpoints.loading import load_checkpoint
     from onmt_lite.checkpoints.writing import export_marian, export_opennmt
 
@@ -99,12 +99,12 @@ def _refuse_existing(path: Path) -> None:
 
 
 def write_files(files: dict[str, bytes], parent: Path, directory: str | None = None) -> None:
-    """Write either all files or none.
+    """Write all files or, on failure, none.
 
     Args:
         files: contents by file name.
-        parent: where to write them.
-        directory: a new subdirectory of `parent` to write them to instead.
+        parent: the directory.
+        directory: name of a new subdirectory of `parent` for the files.
 
     Raises:
         FileError: if writing fails.

@@ -27,7 +27,7 @@ from onmt_lite.errors import CheckpointError
 ZIP = b"PK\x03\x04"
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # pickled 0x1950a86a20f9469cfc6c
 BIG_ENDIAN = re.compile(rb"little_endian(q.)?\x89")  # in the third pickle of a legacy file
-MAX_PICKLE = 64 << 20  # without tensor data; a large vocabulary takes a tenth of it
+MAX_PICKLE = 64 << 20  # bytes without tensor data; a large vocabulary takes a tenth of this
 MAX_REASON = 200  # characters of a quoted error
 MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.\w+|\.data/\w+)")
 # Errors that reading a damaged file can raise
@@ -63,7 +63,7 @@ def convert_read_errors(path: Path, expected: str = "PyTorch model file") -> Ite
 
 
 def load(path: Path) -> Any:
-    """Load the saved object. Objects of other packages become `InertObject`.
+    """Load the saved object; replace objects of other packages with `InertObject`.
 
     Raises:
         CheckpointError: if the file is damaged or not a torch.save file.

@@ -26,17 +26,18 @@ class LanguagePair(NamedTuple):
 
 @dataclass(frozen=True)
 class Languages:
-    """Languages of a multilingual model, one special token each, and where these tokens go.
+    """Language tokens of a multilingual model and their positions.
 
-    ids      language code -> token ID, the same for source and target
-    source   position of the source language token: `before` the line, `after` the line and its EOS,
-             or `none`
-    target   position of the target language token: forced as the first output token, at no cost and
-             removed from the output (`forced`), in place of the start token (`start`), or as text
-             before the source line (`text`)
-    default  languages to use if the user names none
-    optional_in_tokens  tokenized lines may already contain language tokens, so none is added by
-             default
+    Attributes:
+        ids: token ID of each language code, the same for source and target.
+        source: position of the source language token: `before` the line, `after` the line and its
+            EOS, or `none`.
+        target: position of the target language token: `forced` as the first output token (not
+            scored, removed from the output), in place of the start token (`start`), or as `text`
+            before the source line.
+        default: languages to use if the user does not set them.
+        optional_in_tokens: tokenized lines may already contain language tokens, so no token is
+            added by default.
     """
 
     ids: Mapping[str, int]
@@ -47,17 +48,18 @@ class Languages:
 
 
 def for_raw_text(languages: Languages | None) -> Languages | None:
-    """Return the languages for raw text: it never contains language tokens."""
+    """Return the languages for raw text, which never contains language tokens."""
     return languages and replace(languages, optional_in_tokens=False)
 
 
 class SpecialTokens(NamedTuple):
     """Special tokens around a line and its translation.
 
-    src_start  IDs before the source tokens
-    src_end    IDs after the source tokens
-    start      decoder input before the first token of the translation
-    text       prefix of the raw source text
+    Attributes:
+        src_start: IDs before the source tokens.
+        src_end: IDs after the source tokens.
+        start: decoder input before the first token of the translation.
+        text: prefix of the raw source text.
     """
 
     src_start: tuple[int, ...]
@@ -72,10 +74,11 @@ class Confidence:
 
     A logistic curve that `onmt_lite.train.calibrate` fits to translations of held-out text.
 
-    at_zero        log-odds of a single token whose log-probability is 0
-    per_nat        growth of the log-odds per nat of the mean log-probability; positive
-    per_log_token  growth of the log-odds when the length grows e times: the same mean is better
-                   evidence in a long translation than in a short one
+    Attributes:
+        at_zero: log-odds of a single token with log-probability 0.
+        per_nat: increase of the log-odds per nat of the mean log-probability; positive.
+        per_log_token: increase of the log-odds when the length grows by a factor of e, because the
+            same mean is stronger evidence in a long translation.
     """
 
     at_zero: float
@@ -83,22 +86,30 @@ class Confidence:
     per_log_token: float = 0.0
 
     def estimate(self, hyps: Sequence[Any]) -> float | None:
-        """Return the confidence, 0 to 1, in the text that the hypotheses make up together.
+        """Return the confidence in the concatenation of the hypotheses.
+
+        Args:
+            hyps: hypotheses with `log_prob` and `token_log_probs`.
 
         Returns:
-            None if the model predicted no token of them.
+            A probability, or None if the model predicted no tokens.
         """
         n_tokens = sum(len(hyp.token_log_probs) for hyp in hyps)
         if not n_tokens:
             return None
-        return self.probability(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
+        return self.compute_probability(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
 
-    def probability(self, mean: float, n_tokens: int) -> float:
-        """Return the confidence, 0 to 1, for a mean in nats per token over `n_tokens` with EOS."""
+    def compute_probability(self, mean: float, n_tokens: int) -> float:
+        """Return the confidence, 0 to 1.
+
+        Args:
+            mean: mean token log-probability in nats.
+            n_tokens: number of tokens, including EOS.
+        """
         odds = self.at_zero + self.per_nat * mean + self.per_log_token * math.log(n_tokens)
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
-    def threshold(self, n_tokens: int) -> float:
+    def compute_threshold(self, n_tokens: int) -> float:
         """Return the mean log-probability at which the confidence is 0.5."""
         return -(self.at_zero + self.per_log_token * math.log(n_tokens)) / self.per_nat
 
@@ -115,8 +126,8 @@ class Checkpoint:
     tgt_vocab: Vocab
     tokenizers: dict[str, Tokenizer]  # by -tokenizer name; the first one is `auto`
     start_id: int  # first decoder input
-    # Around each source line; `raw_text_end` comes before `src_end`, for raw text only, because a
-    # tokenized line already has its own end token
+    # Around each source line; `raw_text_end` precedes `src_end`, for raw text only, because
+    # tokenized lines already contain EOS
     src_start: tuple[int, ...] = ()
     raw_text_end: tuple[int, ...] = ()
     src_end: tuple[int, ...] = ()
@@ -129,13 +140,13 @@ class Checkpoint:
     unknown: UnknownPolicy = UnknownPolicy()  # how to handle characters without a token
     confidence: Confidence | None = None
     split_longer: int = 0  # default of -split_longer
-    # A hypothesis at the length limit ends with EOS at no cost (transformers' forced_eos_token_id)
+    # Force EOS at the length limit, unscored (transformers' forced_eos_token_id)
     forced_eos: bool = False
-    rules: Mapping[str, TokenRules] = field(default_factory=dict)  # by the preset's version
+    rules: Mapping[str, TokenRules] = field(default_factory=dict)  # by toolkit version
     needs_log_softmax: bool = True  # False: model output is a score that is used as it is
     languages: Languages | None = None  # of a multilingual model
-    language_pair: LanguagePair = LanguagePair()  # of a bilingual model, if its files name it
-    missing_files: tuple[str, ...] = ()  # tokenizer files that raw text needs
+    language_pair: LanguagePair = LanguagePair()  # of a bilingual model, if known
+    missing_files: tuple[str, ...] = ()  # tokenizer files required for raw text
     notices: tuple[str, ...] = ()  # settings in the model files that have no effect here
     toolkit: str = "onmt_lite"  # key of TOOLKITS
     version: str = ""  # of the toolkit or file format, if the files contain it
@@ -146,7 +157,7 @@ class Checkpoint:
         return self.rules.get(version or "", default)
 
     def get_special_tokens(self, pair: LanguagePair) -> SpecialTokens:
-        """Return the special tokens around a line in these languages and around its translation."""
+        """Return the special tokens around a line and its translation in a language pair."""
         before, after, text = self.src_start, self.src_end, ""
         start: tuple[int, ...] = (self.start_id,)
         languages = self.languages
@@ -199,6 +210,7 @@ class Checkpoint:
 
     @property
     def eos_id(self) -> int:
+        """ID of EOS in the target vocabulary."""
         assert self.tgt_vocab.eos_id is not None
         return self.tgt_vocab.eos_id
 

@@ -19,13 +19,21 @@ MAX_SHOWN, MAX_DIGITS = 50, 40  # characters of a string and digits of an intege
 class ConfigReader:
     """Typed access to the options of a model.
 
-    A missing or null option has its default.  All getters raise CheckpointError for a value of the
-    wrong type, for a missing option without a default, and for an unknown option whose name differs
-    by one letter: a misspelled option must not silently become the default.
+    Getters return the default for a missing or null option.  They raise CheckpointError for a value
+    of the wrong type, for a missing option without a default, and if the file has an option whose
+    name differs by one letter: a misspelled option must not silently become the default.
     """
 
     def __init__(self, values: Any, path: Path):
-        """Wrap the options in `values`, a dict or an unpickled namespace, read from `path`."""
+        """Wrap the options of a model.
+
+        Args:
+            values: a dict or an unpickled namespace.
+            path: file of the options, for error messages.
+
+        Raises:
+            CheckpointError: if `values` has another type.
+        """
         if isinstance(values, InertObject):
             values = values.state
         if not isinstance(values, dict):
@@ -38,13 +46,13 @@ class ConfigReader:
         return self.paths.get(name, self.path)
 
     def get(self, name: str) -> Any:
-        """Return a value of any type, None if it is missing."""
+        """Return a value of any type; None if it is missing."""
         if name in self.values:
             return self.values[name]
-        for other in self.values:
-            if isinstance(other, str) and is_one_letter_apart(name, other):
+        for key in self.values:
+            if isinstance(key, str) and is_one_letter_apart(name, key):
                 raise CheckpointError(
-                    f"{self.get_file(other)}: unknown option {other[:50]!r}; did you mean {name}?"
+                    f"{self.get_file(key)}: unknown option {key[:50]!r}; did you mean {name}?"
                 )
         return None
 
@@ -87,9 +95,9 @@ class ConfigReader:
         """Look up a string option in a table of supported values.
 
         Args:
-            name: the option.
+            name: name of the option.
             choices: return value for each supported value.
-            default: the value of a missing option.
+            default: value of a missing option.
         """
         value = self.get_str(name, default)
         if value not in choices:
@@ -118,7 +126,7 @@ class ConfigReader:
 
 
 def refuse_unsupported_options(options: ConfigReader, toolkit: str) -> None:
-    """Raise CheckpointError if an option has a value that unsupported.yaml does not list."""
+    """Raise CheckpointError if an option has a value that is not listed in unsupported.yaml."""
     for name, supported in load_yaml("unsupported.yaml")["options"][toolkit].items():
         value = options.get(name)
         is_plain = isinstance(value, (str, int, float, list, type(None)))  # no tensor
@@ -130,24 +138,24 @@ def refuse_unsupported_options(options: ConfigReader, toolkit: str) -> None:
             )
 
 
-def is_one_letter_apart(one: str, other: str) -> bool:
-    """Return True if one inserted, deleted or replaced letter separates two names.
+def is_one_letter_apart(a: str, b: str) -> bool:
+    """Return True if two names differ by one inserted, deleted or replaced letter.
 
-    Names that differ only by eos and bos are different options.
+    Exception: names that differ only by eos and bos are different options.
     """
-    if abs(len(one) - len(other)) > 1 or one.replace("eos", "bos") == other.replace("eos", "bos"):
+    if abs(len(a) - len(b)) > 1 or a.replace("eos", "bos") == b.replace("eos", "bos"):
         return False
-    start = len(os.path.commonprefix([one, other]))
-    one, other = one[start:], other[start:]
-    return one[1:] in (other, other[1:]) or one == other[1:]
+    start = len(os.path.commonprefix([a, b]))
+    a, b = a[start:], b[start:]
+    return a[1:] in (b, b[1:]) or a == b[1:]
 
 
 def format_value(value: Any) -> str:
-    """Format a value from a model file for a message, in a few words whatever its size.
+    """Format a value from a model file for a message; the result is short for any value.
 
-    Containers are named by type only, because a few bytes can encode endlessly nested lists.
+    Containers are named by type only, because a few bytes can encode an exponentially large list.
     """
-    if type(value) is int and abs(value) >= 10**MAX_DIGITS:  # Python refuses to print the longest
+    if type(value) is int and abs(value) >= 10**MAX_DIGITS:  # Python limits conversion to decimal
         return f"an integer of more than {MAX_DIGITS} digits"
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN])
@@ -171,25 +179,25 @@ def load_yaml(name: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ConfigReader:
-    """Read the options in a JSON file; a missing file has none."""
+    """Read the options in a JSON file; no options if the file does not exist."""
     return ConfigReader(read_json(path) if path.is_file() else {}, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise CheckpointError if the file has anything else or is missing."""
+    """Read a JSON object; raise CheckpointError if the file is missing or not a JSON object."""
     try:
-        table = parse_json(read_limited(path, MAX_JSON))
+        values = parse_json(read_limited(path, MAX_JSON))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; the model is incomplete") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if not isinstance(table, dict):
+    if not isinstance(values, dict):
         raise CheckpointError(f"{path}: the file must contain a JSON object")
-    return table
+    return values
 
 
 def check_tokens(tokens: Any, path: Path) -> list[str]:
-    """Return the tokens of a vocabulary if they are a non-empty list of valid strings.
+    """Check that the tokens of a vocabulary are a non-empty list of strings, and return them.
 
     Raises:
         CheckpointError: for any other value and for lone surrogates.
@@ -207,7 +215,7 @@ def check_tokens(tokens: Any, path: Path) -> list[str]:
 
 
 def identify_by_name(path: Path) -> str:
-    """Describe an unsupported file, or the contents of a directory, by its name; "" if unknown."""
+    """Describe an unsupported file or directory by its file names; "" if unknown."""
     for pattern, model_format in load_yaml("unsupported.yaml")["names"].items():
         if any(path.glob(pattern)) if path.is_dir() else path.match(pattern):
             has_remedy = ";" in model_format

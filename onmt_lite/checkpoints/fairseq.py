@@ -41,7 +41,7 @@ BOS, PAD, EOS, UNK = range(4)
 OVERWRITE = b"#fairseq:overwrite"
 MAX_DICTIONARY = 256 << 20
 DICTIONARIES = "dict.*.txt"
-# Related architectures have the same weights but compute something else
+# Related architectures have the same weight names but a different forward pass
 ARCHITECTURES = re.compile("transformer(?!_lm)|m?bart")
 LAYER_0 = "encoder.layers.0.fc1.weight"
 LANGUAGES = ("source_lang", "target_lang")
@@ -81,7 +81,7 @@ def load_from_state(state: Any, file: Path) -> Checkpoint:
     """Build the model from the loaded content of a checkpoint file.
 
     Args:
-        state: the loaded object; its large entries are removed to free memory.
+        state: the loaded object; large entries are removed from it to free memory.
         file: the checkpoint file; the dictionaries are in the same directory.
 
     Raises:
@@ -112,7 +112,7 @@ def load_from_state(state: Any, file: Path) -> Checkpoint:
         src_vocab=src,
         tgt_vocab=tgt,
         tokenizers={"space": SpaceTokenizer()},
-        start_id=EOS,  # fairseq starts the decoder with the end token
+        start_id=EOS,  # fairseq starts the decoder with EOS
         src_end=(EOS,),
         banned_ids=(PAD,),
         language_pair=LanguagePair(*(options.get_str(name, "") for name in LANGUAGES)),
@@ -136,7 +136,7 @@ def _read_options(state: dict[str, Any], path: Path) -> ConfigReader:
 
 
 def _unwrap_dict(value: Any, path: Path) -> dict[str, Any]:
-    """Unwrap options to a dict of plain values; empty for None."""
+    """Unwrap options to a dict of plain values; an empty dict for None."""
     values = ConfigReader(_unwrap({} if value is None else value), path).values
     return {name: _unwrap(item) for name, item in values.items()}
 
@@ -166,14 +166,16 @@ def _read_dictionaries(path: Path, options: ConfigReader) -> tuple[Vocab, Vocab]
 
 
 def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
-    """Return source and target language by the dictionary names, in any order if they are equal.
+    """Guess source and target language from the names of the dictionaries.
+
+    Equal dictionaries may be in any order.
 
     Args:
         path: the directory, for messages.
         files: the dictionaries by language.
 
     Raises:
-        CheckpointError: if there are not two dictionaries or the direction is not clear.
+        CheckpointError: if there are not exactly two dictionaries or the direction is ambiguous.
     """
     if len(files) == 2:
         src, tgt = files
@@ -189,7 +191,7 @@ def _guess_languages(path: Path, files: dict[str, Path]) -> tuple[str, str]:
 
 
 def read_dictionary(path: Path) -> Vocab:
-    """Read a dictionary: ids 0 to 3 are special tokens, then one token per line.
+    """Read a dictionary: IDs 0 to 3 are special tokens, then one token per line.
 
     Raises:
         CheckpointError: if a line is malformed or a token is duplicate.
@@ -212,7 +214,7 @@ def read_dictionary(path: Path) -> Vocab:
             ) from None
         if token in ids and not overwrites:
             raise CheckpointError(f"{path}, line {number}: duplicate token {token[:50]!r}")
-        if token in ids:  # from now on, the token has the new id
+        if token in ids:  # the token moves to the new ID
             tokens[ids[token]] = f"<overwritten {ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
@@ -223,7 +225,7 @@ def read_dictionary(path: Path) -> Vocab:
 
 OFFSET = PAD + 1  # position of the first token
 POSITIONS = [f"{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-# Computed tables, format versions, and weight copies for the encoder's fast path
+# Format versions, computed tables, and copies of weights for the encoder's fast path
 NOT_WEIGHTS = (
     r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
@@ -282,7 +284,7 @@ def _split_qkv(weights: Weights) -> None:
 
 
 def _read_positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
-    """Return the position settings: computed, none, or learned on at least one side."""
+    """Return the position settings; learned tables stay in the weights."""
     limits = [options.get_int(f"max_{side}_positions", 1024) for side in ("source", "target")]
     n = min(*limits, MAX_POSITIONS)
     stored = [weights.get_shape(name) for name in POSITIONS if name in weights]
@@ -297,7 +299,7 @@ def _read_positions(weights: Weights, options: ConfigReader) -> dict[str, Any]:
 
 # -- Convolutional models (`fconv`) ----------------------------------------------------------------
 
-LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, reach of the residual
+LAYER = r"\(\s*\d+\s*,\s*\d+\s*(,\s*1\s*)?\)"  # width, kernel, optional residual distance
 
 
 def build_fconv(weights: Weights, options: ConfigReader) -> Convolution:
@@ -323,4 +325,4 @@ def build_fconv(weights: Weights, options: ConfigReader) -> Convolution:
     for name, weight in weights.tensors.items():
         if weight.dim() == 3:  # convolution: (kernel, in, out) -> (out, kernel, in)
             weights.tensors[name] = weight.permute(2, 0, 1)
-    return assemble_convolution(weights, positions=True, position_offset=OFFSET)
+    return assemble_convolution(weights, has_positions=True, position_offset=OFFSET)

@@ -16,14 +16,14 @@ from onmt_lite.system.safe_parse import parse_json, parse_yaml
 # The families of `onmt_lite.checkpoints.huggingface.reader`; importing it would import torch
 FAMILIES = ("marian", "m2m_100", "mbart", "t5", "mt5")
 CONFIG, GENERATION = "config.json", "generation_config.json"
-VERSIONS = ("transformers-4", "transformers-5")  # which read these files differently
+VERSIONS = ("transformers-4", "transformers-5")  # they read these files differently
 MAX_BYTES = 1 << 20
 MAX_LENGTH = 1 << 30  # longer than any output
 MAX_FLOAT = 3.4028234663852886e38  # the largest float32
 
 # Conversions to the values of our options
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    # These do not count the start token
+    # The length in new tokens does not include the start token
     "max_new_tokens": lambda n: n + 1,
     "min_new_tokens": lambda n: n + 1,
     "early_stopping": lambda value: {True: "true", False: "false"}.get(value, value),
@@ -61,7 +61,7 @@ def _is_decay(value: Any, n: int) -> bool:
     return is_pair and all(0 <= x <= MAX_FLOAT for x in value)
 
 
-# Token rules: a check of the value for a vocabulary of n tokens, and a description of valid values
+# By token rule: check of the value for a vocabulary of n tokens, description of valid values
 TOKENS = "a list of token IDs of the model"
 RULES: dict[str, tuple[Callable[[Any, int], bool], str]] = {
     "bad_words_ids": (_is_phrase_list, "a list of lists of token IDs of the model"),
@@ -94,7 +94,7 @@ def parse_token_rules(
     Args:
         settings: the settings by name.
         get_file: returns the file that contains a setting, for error messages.
-        eos: ID of the end token.
+        eos: ID of the EOS token.
         vocab_size: size of the target vocabulary.
 
     Raises:
@@ -111,15 +111,15 @@ def parse_token_rules(
         (forced,) = forced
     if forced is not None and forced not in ends:
         raise CheckpointError(
-            f"{get_file('forced_eos_token_id')}: forced_eos_token_id must be the end token ({eos})"
+            f"{get_file('forced_eos_token_id')}: forced_eos_token_id must be the EOS token ({eos})"
         )
     forced = forced if forced is None else ends[ends.index(forced)]  # 2 for 2.0
     if forced is not None and [forced] in banned:
         raise CheckpointError(
-            f"{get_file('suppress_tokens')}: suppress_tokens must not contain the end token "
+            f"{get_file('suppress_tokens')}: suppress_tokens must not contain the EOS token "
             f"({eos}) because forced_eos_token_id is set"
         )
-    # `generate` ignores a lone end token among the bad words; a bias of -inf is a ban
+    # `generate` ignores a bad word that consists of EOS only; a bias of -inf is a ban
     words = [word for word in values["bad_words_ids"] or [] if word not in [[i] for i in ends]]
     biases = {tuple(tokens): float(bias) for tokens, bias in values["sequence_bias"] or []}
     banned += [[*tokens] for tokens, bias in biases.items() if bias == -math.inf]
@@ -148,7 +148,7 @@ def select_settings(
 ) -> tuple[dict[str, Any], str]:
     """Return the settings that `generate` uses, and the name of their file.
 
-    generation_config.json replaces config.json entirely.  Exception: transformers 4 prefers a
+    If generation_config.json exists, config.json is ignored.  Exception: transformers 4 prefers a
     config.json with search settings to a generation_config.json that was derived from it.
 
     Args:
@@ -176,17 +176,17 @@ def read_defaults(
     models: tuple[str, ...],
     search: str,
     preset: Preset,
-    given: Mapping[str, Any],
+    user_options: Mapping[str, Any],
     check: Callable[[str, Any], Any],
 ) -> list[tuple[Mapping[str, Any], str]]:
     """Return the default options that a transformers model defines.
 
     Args:
-        models: the models; only the first one is read.
+        models: model paths; only the first model is read.
         search: name of the preset.
         preset: the preset.
-        given: options that the user has set.
-        check: returns the value of an option, or raises ValueError.
+        user_options: options set by the user, by name.
+        check: validates and returns the value of an option; raises ValueError.
 
     Returns:
         Pairs of options by name and their origin: first the defaults of `generate`, then the
@@ -196,7 +196,7 @@ def read_defaults(
         CheckpointError: if a value is invalid or a setting is not supported.
         OptionError: if the model samples by default and do_sample is not set.
     """
-    directory, do_sample = Path(models[0] if models else ""), given.get("do_sample")
+    directory, do_sample = Path(models[0] if models else ""), user_options.get("do_sample")
     config = _read_object(directory / CONFIG) or {}
     if not models or config.get("model_type") not in FAMILIES:
         return []
@@ -210,24 +210,25 @@ def read_defaults(
         )
     names = load_table("generation_config") | (load_table("sampling") if do_sample else {})
     unavailable = [n for n, o in names.items() if o in SWITCHES and o not in preset.options]
-    _refuse_unsupported(path, settings, search, _list_neutral(preset, bool(do_sample), unavailable))
+    neutral = _list_neutral_values(preset, bool(do_sample), unavailable)
+    _refuse_unsupported(path, settings, search, neutral)
     names = {n: option for n, option in names.items() if n not in unavailable}
     options = _convert_options(path, settings, names, check)
-    fixed = {n: settings.get(n) for n, o in load_table("tokens").items() if o not in given}
+    fixed = {n: settings.get(n) for n, o in load_table("tokens").items() if o not in user_options}
     options |= {n: value for n, value in fixed.items() if n in in_file and _is_plain(value)}
     implied = {n: value for n, value in fixed.items() if n not in in_file and value is not None}
     return [({**preset.model_fallbacks, **implied}, f"of {search}"), (options, f"of {path}")]
 
 
-def _list_neutral(
+def _list_neutral_values(
     preset: Preset, do_sample: bool, unavailable: Iterable[str]
 ) -> dict[str, list[Any]]:
-    """Return the values without effect of all settings that a preset does not support.
+    """List the values without effect of each setting that a preset does not support.
 
     Args:
         preset: the preset.
         do_sample: whether tokens are sampled.
-        unavailable: further settings, for which the preset has no option.
+        unavailable: further settings that the preset does not support.
     """
     neutral = load_table("unsupported") | (load_table("unsupported_sampling") if do_sample else {})
     neutral |= {} if preset.has_token_rules else load_table("unsupported_rules")
@@ -258,11 +259,11 @@ def read_decoder_yml(
 ) -> list[tuple[Mapping[str, Any], str]]:
     """Return the default options in the decoder.yml of a Marian model.
 
-    The file is used if it is in the directory of the model and, for a model file, lists that file.
+    The file must be in the directory of the model; for a model file, it must list that file.
 
     Args:
-        models: the models; only the first one is read.
-        check: returns the value of an option, or raises ValueError.
+        models: model paths; only the first model is read.
+        check: validates and returns the value of an option; raises ValueError.
 
     Returns:
         One pair of options by name and their origin, or nothing.
@@ -287,12 +288,12 @@ def get_file_names(listed: Any, key: str, path: Path) -> list[str]:
     """Return the names of the files in a list in decoder.yml, without their directories.
 
     Args:
-        listed: the list.
-        key: its key, for error messages.
+        listed: value of the key.
+        key: key in decoder.yml, for error messages.
         path: path of decoder.yml.
 
     Raises:
-        CheckpointError: if it is not a list of strings.
+        CheckpointError: if the value is not a list of strings.
     """
     listed = listed or []
     if not isinstance(listed, list) or not all(type(name) is str and name for name in listed):
@@ -309,7 +310,7 @@ def _convert_options(
         path: the file, for error messages.
         settings: settings by name.
         names: our option for each setting.
-        check: returns the value of an option, or raises ValueError.
+        check: validates and returns the value of an option; raises ValueError.
 
     Raises:
         CheckpointError: if a value is invalid.

@@ -71,7 +71,7 @@ def download_config_files(name: str) -> str:
     """Download the configuration files of a model, without its weights.
 
     Returns:
-        The directory in the cache; any path that does not name a hub model, unchanged.
+        The directory in the cache; a path that does not name a hub model is unchanged.
 
     Raises:
         CheckpointError: if the download fails.
@@ -88,7 +88,7 @@ def download_model(name: str, quiet: bool = False) -> str:
         quiet: hide progress bars.
 
     Returns:
-        The model in the cache; any path that does not name a hub model, unchanged.
+        The model in the cache; a path that does not name a hub model is unchanged.
 
     Raises:
         CheckpointError: if the download fails, or if the repository has no supported model.
@@ -98,7 +98,7 @@ def download_model(name: str, quiet: bool = False) -> str:
     # Progress bars for the weights only: all other files are small
     with _use_library(name, bars=not quiet) as hub:
         needed = select_weight_files(snapshot.files, snapshot.directory)
-        if not needed:  # the files of the cache do not include the weights
+        if not needed:  # the list is that of the cache, without weights
             files = hub.list_repo_files(snapshot.repository, revision=snapshot.directory.name)
             needed = select_weight_files(files, snapshot.directory)
         _check_weight_files(snapshot, needed)
@@ -168,10 +168,10 @@ def select_weight_files(names: Iterable[str], directory: Path) -> list[str]:
 
 
 def _list_shards(directory: Path, names: Iterable[str]) -> list[str]:
-    """Return the weight files that the index files among `names` list."""
+    """Return the shards listed in the index files among `names`."""
     maps = [read_json(directory / name).get("weight_map") for name in names if name.endswith(INDEX)]
     listed = {file for shards in maps if isinstance(shards, dict) for file in shards.values()}
-    return sorted(file for file in listed if isinstance(file, str))  # the reader reports others
+    return sorted(file for file in listed if isinstance(file, str))  # the reader reports errors
 
 
 def _check_weight_files(snapshot: Snapshot, files: list[str]) -> None:
@@ -222,7 +222,7 @@ def _use_library(name: str, bars: bool = False) -> Iterator[Any]:
     Exceptions inside the context become CheckpointError.
 
     Args:
-        name: the model, for error messages.
+        name: name of the model, for error messages.
         bars: show progress bars.
     """
     try:
@@ -261,8 +261,8 @@ def _explain(hub: Any, name: str, error: BaseException) -> str:
     """Return an error message with a remedy for an exception of huggingface_hub.
 
     Args:
-        hub: the package.
-        name: the model.
+        hub: the imported package.
+        name: name of the model.
         error: the exception.
     """
     if isinstance(error, hub.errors.LocalEntryNotFoundError):  # caused by a failed request

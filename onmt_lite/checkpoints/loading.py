@@ -33,7 +33,7 @@ READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)
 
 
 def accept_languages(languages: Languages | None) -> None:
-    """Accept any languages: the default language check."""
+    """Default language check: accept any languages."""
 
 
 def load_checkpoints(
@@ -49,6 +49,9 @@ def load_checkpoints(
         weights: ensemble weights, one per model; equal weights by default.
         avg_raw_probs: average probabilities instead of log-probabilities.
         check: language check, see `load_checkpoint`.
+
+    Returns:
+        The checkpoint; the model of an ensemble is an `Ensemble`.
 
     Raises:
         CheckpointError: if a model cannot be loaded, or if the models cannot form an ensemble.
@@ -119,8 +122,8 @@ def _describe_unsupported(path: Path) -> str:
     if not path.exists():
         return describe_missing_path(path) + _suggest_ensemble(str(path))
     if path.is_dir():
-        if other := identify_by_name(path):
-            return f"the directory contains {other}"
+        if model_format := identify_by_name(path):
+            return f"the directory contains {model_format}"
         models = [entry.name for entry in sorted(path.iterdir()) if looks_like_model(entry)]
         hint = f" (did you mean {path / models[0]}?)" if models else ""
         return f"the directory has no model.json, no config.json and no dict.*.txt{hint}"
@@ -137,7 +140,7 @@ def _describe_unsupported(path: Path) -> str:
 
 
 def _suggest_ensemble(path: str) -> str:
-    """Return a remedy if the path looks like several paths in the syntax of fairseq."""
+    """Return a remedy if the path looks like several paths joined as in fairseq."""
     for separator in ":,":
         parts = path.split(separator)
         is_list = all(map(os.path.exists, parts)) or separator == ":"
@@ -163,16 +166,16 @@ def combine(
     weights: Sequence[float] = (),
     avg_raw_probs: bool = False,
 ) -> Checkpoint:
-    """Combine several checkpoints into one whose model is their ensemble.
+    """Combine several checkpoints into the checkpoint of an ensemble.
 
-    All members decode the same tokens, so they need the same target vocabulary and start token.
-    With space-separated tokens the source vocabularies may differ; a word that a member lacks maps
-    to its unknown token.  The first model determines tokenizers and preprocessing.  A token that
-    is banned for one member is banned for all.
+    The members must have the same target vocabulary and start token.  For space-separated tokens,
+    the source vocabularies may differ: a word that is missing from a member's vocabulary becomes
+    its unknown token.  Tokenizers and preprocessing are those of the first model.  A token that is
+    banned for one member is banned for all.
 
     Args:
         checkpoints: the members.
-        names: their paths, for error messages.
+        names: paths of the members, for error messages.
         weights: ensemble weights, see `onmt_lite.models.ensemble.Ensemble`.
         avg_raw_probs: average probabilities instead of log-probabilities.
 
@@ -225,7 +228,7 @@ def _find_difference(a: Checkpoint, b: Checkpoint) -> str:
     if a.languages != b.languages:
         return "have different languages, language tokens or default languages"
     if a.src_end != b.src_end:
-        return f"have different source end tokens: IDs {list(a.src_end)} and {list(b.src_end)}"
+        return f"have different source EOS tokens: IDs {list(a.src_end)} and {list(b.src_end)}"
     return ""
 
 
@@ -236,22 +239,25 @@ def _compare_vocabs(side: str, a: Vocab, b: Vocab) -> str:
         side: "source" or "target", for the description.
         a, b: the vocabularies.
     """
-    for i, (token, other) in enumerate(zip(a.tokens, b.tokens)):
-        if token != other:
-            return (
-                f"differ in their {side} vocabularies: ID {i} is {token[:50]!r} and {other[:50]!r}"
-            )
+    for i, (token_a, token_b) in enumerate(zip(a.tokens, b.tokens)):
+        if token_a != token_b:
+            tokens = f"{token_a[:50]!r} and {token_b[:50]!r}"
+            return f"differ in their {side} vocabularies: ID {i} is {tokens}"
     if len(a) != len(b):
         return f"differ in their {side} vocabularies: {len(a)} and {len(b)} tokens"
     for name in SPECIAL_IDS:
-        one, two = getattr(a, name), getattr(b, name)
-        if one != two:
-            return f"differ in the {name} of their {side} vocabularies: {one} and {two}"
+        id_a, id_b = getattr(a, name), getattr(b, name)
+        if id_a != id_b:
+            return f"differ in the {name} of their {side} vocabularies: {id_a} and {id_b}"
     return ""
 
 
 def _map_ids(union: Vocab, vocab: Vocab) -> list[int] | None:
-    """Return the ID in `vocab` for each ID of the union; None if all IDs are equal."""
+    """Map the IDs of a union of vocabularies to a member's vocabulary.
+
+    Returns:
+        The ID in `vocab` for each ID of the union; None if the vocabularies are equal.
+    """
     if vocab.tokens == union.tokens:
         return None
     ids = [vocab.ids.get(token, vocab.unk_id) for token in union.tokens]

@@ -45,15 +45,15 @@ DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # array with the model options as YAML text
 EOS, UNK = "</s>", "<unk>"
 START = "<start>"  # our token for Marian's all-zero start embedding
-MAX_POSITIONS = 2048  # as CTranslate2 for computed position encodings
+MAX_POSITIONS = 2048  # for computed position encodings, as in CTranslate2
 MAX_YAML = 64 << 20
-LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # in C if available
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the C loader if available
 # The YAML events of a file with one mapping, except its scalars
 MAPPING_EVENTS = (
     *(yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent),
     *(yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent),
 )
-NO_VOCABULARY = re.compile(r"npz\.|decoder|config")  # names of other YAML files
+NOT_VOCABULARY = re.compile(r"npz\.|decoder|config")  # names of other YAML files
 TARGET = re.compile(r"(?<![a-z])(trg|tgt|target)(?![a-z])")
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu_sigmoid"}
 # Marian weight names to Hugging Face names; Marian counts layers from 1
@@ -72,7 +72,7 @@ RULES = (
 )
 EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 OUTPUTS = ("output.weight", "decoder_ff_logit_out_Wt")
-SHORTLIST = "shortlist in decoder.yml has no effect; the search considers all tokens"
+SHORTLIST_NOTICE = "shortlist in decoder.yml has no effect; the search considers all tokens"
 SUFFIXES = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 
 
@@ -109,7 +109,7 @@ def load(path: Path) -> Checkpoint:
             )
         src = _read_tokens(source, cfg.src_vocab_size - cfg.share_embeddings, sizes[0])
         src_vocab = _make_vocab([*src, START][: cfg.src_vocab_size], source)
-    if source.suffix == target.suffix == ".spm":  # also tokenize text
+    if source.suffix == target.suffix == ".spm":  # these vocabularies are also tokenizers
         tokenizer = MarianTokenizer(
             read_sentencepiece(str(source)), read_sentencepiece(str(target))
         )
@@ -127,7 +127,7 @@ def load(path: Path) -> Checkpoint:
         src_end=(src_vocab.eos_id,),
         banned_ids=(len(tgt),),
         missing_files=missing,
-        notices=(SHORTLIST,) if decoder.get("shortlist") else (),
+        notices=(SHORTLIST_NOTICE,) if decoder.get("shortlist") else (),
         languages=find_marian_languages(dict(enumerate(src_vocab.tokens))),
         toolkit="marian-npz",
         version=options.get_label("version"),
@@ -145,7 +145,7 @@ def _find_files(path: Path) -> tuple[Path, Path, Path, ConfigReader]:
         list this model).
 
     Raises:
-        CheckpointError: if a file is missing or there is a choice between several.
+        CheckpointError: if a file is missing or ambiguous.
     """
     directory = path if path.is_dir() else path.parent
     decoder_path = directory / DECODER
@@ -163,7 +163,7 @@ def _find_files(path: Path) -> tuple[Path, Path, Path, ConfigReader]:
         decoder = ConfigReader({}, decoder_path)
         npz_files = [path] if path.is_file() else sorted(path.glob("*.npz"))
         vocab_files = [
-            f for f in sorted(directory.glob("*.yml")) if not NO_VOCABULARY.search(f.name)
+            f for f in sorted(directory.glob("*.yml")) if not NOT_VOCABULARY.search(f.name)
         ]
         vocab_files = vocab_files or sorted(directory.glob("*.spm"))
         targets = sources = vocab_files
@@ -203,15 +203,15 @@ def _parse_yaml(data: bytes, path: Path) -> Any:
 
 
 def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
-    """Read a vocabulary. Unused rows of the embedding table get placeholder names.
+    """Read a vocabulary; unused rows of the embedding table get placeholder names.
 
     Args:
-        path: a .spm file, or a YAML file of tokens and ids.
+        path: a .spm file, or a YAML file of tokens and IDs.
         rows: number of rows of the embedding table.
         n: expected number of tokens in a YAML file; 0 for any.
 
     Returns:
-        The tokens by id, one per row.
+        One token per row.
 
     Raises:
         CheckpointError: if the file is damaged or does not match the model.
@@ -230,7 +230,7 @@ def _read_tokens(path: Path, rows: int, n: int) -> list[str]:
 
 
 def _read_ids(path: Path) -> dict[int, str]:
-    """Read a YAML mapping from tokens to ids; return the tokens by id.
+    """Read a YAML mapping from tokens to IDs; return the tokens by ID.
 
     Every key is a string, even if YAML would parse it as a number, a boolean or null. The file is
     parsed as events because the C loader overflows the stack on deeply nested nodes.
@@ -246,10 +246,10 @@ def _read_ids(path: Path) -> dict[int, str]:
                 raise ValueError("not a mapping of scalars")
         tokens, ids = scalars[::2], [*map(int, scalars[1::2])]
         if len(set(ids)) < len(ids) or len(set(tokens)) < len(tokens):
-            raise ValueError("duplicate id or token")
+            raise ValueError("duplicate ID or token")
     except (yaml.YAMLError, ValueError):
         raise CheckpointError(
-            f"{path}: not a Marian vocabulary; it must have unique `token: id` lines"
+            f"{path}: not a Marian vocabulary; it must have unique `token: ID` lines"
         ) from None
     return dict(zip(ids, tokens))
 
@@ -257,7 +257,7 @@ def _read_ids(path: Path) -> dict[int, str]:
 def _make_vocab(tokens: list[str], path: Path) -> Vocab:
     vocab = Vocab.from_tokens(tokens, eos=EOS, bos=START, unk=UNK)
     if vocab.eos_id is None:
-        raise CheckpointError(f"{path}: the vocabulary lacks the end token {EOS}")
+        raise CheckpointError(f"{path}: the vocabulary lacks the EOS token {EOS}")
     return vocab
 
 
@@ -278,7 +278,7 @@ def _check_model_type(options: ConfigReader) -> None:
 
 
 def _rename_arrays(arrays: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Rename arrays to Hugging Face's names and transpose weight matrices to (out, in)."""
+    """Rename arrays to Hugging Face names, and transpose weight matrices to (out, in)."""
     renamed: dict[str, Tensor] = {}
     for name, array in arrays.items():
         plain = name.removesuffix("_pre")
@@ -325,7 +325,7 @@ def _build(options: ConfigReader, weights: Weights) -> Transformer:
 
 
 def _read_align_layer(options: ConfigReader) -> int:
-    """Return the layer of guided alignment, counted from 1; 0 for the last layer."""
+    """Return the layer trained with guided alignment, counted from 1; 0 for the last layer."""
     name = "transformer-guided-alignment-layer"
     value = options.get(name)
     if value in (None, "last"):
@@ -336,7 +336,7 @@ def _read_align_layer(options: ConfigReader) -> int:
 
 
 def _pop_tables(weights: Weights) -> dict[str, Tensor]:
-    """Remove and return embeddings and output layer; shared tables are stored only once."""
+    """Remove and return embeddings and output layer under our names; tied tables are shared."""
     for name in (*EMBEDDINGS, *OUTPUTS, "Wpos"):
         if name in weights:
             weights.get_shape(name)

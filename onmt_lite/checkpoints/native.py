@@ -2,11 +2,15 @@
 
 A model directory has `model.json` (the manifest), `weights.safetensors` and `sentencepiece.model`.
 The manifest contains the configuration and the SHA-256 of all files including itself, so any change
-to the directory is detected. Four entries are optional: "unknown", the handling of unknown
-characters (`onmt_lite.text.placeholders.UnknownPolicy`), "confidence", the calibration curve
-(`onmt_lite.checkpoints.checkpoint`), "split_longer", the default of the option, and "languages",
-the source and target codes. Other entries (from older versions) are ignored.
-`onmt_lite.models.table_model` describes the file of a table model.
+to the directory is detected. It has four optional entries:
+
+    unknown       handling of unknown characters (`onmt_lite.text.placeholders.UnknownPolicy`)
+    confidence    calibration curve (`onmt_lite.checkpoints.checkpoint.Confidence`)
+    split_longer  default of the option
+    languages     source and target codes
+
+Further entries (from older versions) are ignored. `onmt_lite.models.table_model` describes the file
+of a table model.
 """
 
 import dataclasses
@@ -35,7 +39,7 @@ from onmt_lite.text.placeholders import UnknownPolicy, UnknownRule, is_one_word
 from onmt_lite.text.tokenizers import SentencePieceTokenizer, SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-# By bits per weight of a matrix; `quantize` describes the 8-bit format
+# By bits per weight of a matrix; see `quantize` for the 8-bit format
 FORMATS = {16: "onmt_lite-model-1", 8: "onmt_lite-model-2"}
 MALFORMED = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for malformed JSON
 MANIFEST, WEIGHTS, SENTENCEPIECE = "model.json", "weights.safetensors", "sentencepiece.model"
@@ -50,12 +54,12 @@ def can_load(path: Path) -> bool:
 
 
 def save(path: Path, model: Transformer, subword_model: bytes, bits: int = 16) -> None:
-    """Write a model to a directory. If that fails, an older model there is unchanged.
+    """Write a model to a directory; on failure, an older model in it is unchanged.
 
     Args:
         path: the directory.
         model: the model.
-        subword_model: the serialized sentencepiece model.
+        subword_model: serialized sentencepiece model.
         bits: 16 or 8 bits per weight of a matrix.
 
     Raises:
@@ -151,7 +155,7 @@ def make_checkpoint(
     Args:
         model: the model.
         sp: the sentencepiece model.
-        version: version to report in the model summary.
+        version: version for the model summary.
     """
     vocab = Vocab(
         [sp.id_to_piece(i) for i in range(sp.vocab_size())],
@@ -169,7 +173,7 @@ def make_checkpoint(
         src_end=(sp.eos_id(),),
         banned_ids=(sp.pad_id(), sp.bos_id()),
         version=version,
-        lowercase_all_caps=True,  # cased subwords: uppercase words fall apart into letters
+        lowercase_all_caps=True,  # subwords are cased: uppercase words would be split into letters
     )
 
 
@@ -244,12 +248,15 @@ def _checksum(manifest: dict[str, Any]) -> str:
 
 MAX_INTEGER = 127
 SCALE = ".scale"  # suffix to the name of the matrix
-# Clipping ratios to try, relative to the largest weight of a row
+# Clipping thresholds to try, relative to the largest absolute weight of a row
 CLIPPING_RATIOS = torch.linspace(1.0, 0.6, 9)
 
 
 def quantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Quantize matrices to int8 (rows, columns) and float16 scales (rows,), the rest to float16."""
+    """Quantize matrices to int8 (rows, columns) with float16 scales (rows,).
+
+    Tensors of other ranks become float16.
+    """
     quantized = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
@@ -260,7 +267,7 @@ def quantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize each row with the clipping ratio that has the least squared error.
+    """Quantize each row with the clipping ratio that minimizes the squared error.
 
     Args:
         matrix: float (rows, columns).
@@ -268,7 +275,7 @@ def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         int8 (rows, columns) and float16 scales (rows,).
     """
-    largest = matrix.abs().amax(1)
+    largest = matrix.abs().amax(1)  # (rows,)
     best_error = torch.full_like(largest, torch.inf)
     integers, scales = torch.zeros_like(matrix), torch.ones_like(largest)
     for ratio in CLIPPING_RATIOS:

@@ -1,10 +1,10 @@
 """Checks a pickle before torch loads it with `weights_only=True`.
 
 torch's loader only calls a few safe constructors and the inert classes that replace the classes of
-other packages. In other respects it trusts the file: it hashes and prints values that a few bytes
-can nest arbitrarily deep, and attributes of a dict can hide its methods. `check_pickle` rejects
-such files, and every class or function that no model needs. It simulates the stack of the pickle
-machine (see `pickletools` for the opcodes) without creating any object.
+other packages. In all other respects it trusts the file: it hashes and prints values that a few
+bytes can nest arbitrarily deep, and attributes set on a dict can shadow its methods. `check_pickle`
+rejects such files, and every class or function that no model needs. It simulates the stack of the
+pickle machine (see `pickletools` for the opcodes) without creating any object.
 """
 
 import pickletools
@@ -64,17 +64,18 @@ class InertObject:
         return inert
 
     def __setstate__(self, state: Any) -> None:
-        for part in state if isinstance(state, tuple) else (state,):  # __dict__ and __slots__
-            self.state.update(part if isinstance(part, dict) else {})
+        for attributes in state if isinstance(state, tuple) else (state,):  # __dict__, __slots__
+            self.state.update(attributes if isinstance(attributes, dict) else {})
 
     def get(self, attribute: str, default: Any = None) -> Any:
+        """Return an attribute of the original object."""
         return self.state.get(attribute, default)
 
 
 def make_inert_classes(
     names: set[str],
 ) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return an inert class for each name, as `torch.serialization.safe_globals` takes them."""
+    """Make an inert class for each name, in the format of `torch.serialization.safe_globals`."""
     classes: dict[str, Callable[..., Any]] = {
         name: type("InertObject", (InertObject,), {"name": name}) for name in names
     }
@@ -119,7 +120,7 @@ def check_pickle(stream: IO[bytes], n_bytes: int) -> set[str]:
         Qualified names of the globals that need an inert class.
 
     Raises:
-        ValueError: if the pickle is damaged or does more than the pickle of a model.
+        ValueError: if the pickle is damaged or does anything that no model needs.
     """
     simulator = _Simulator(n_bytes)
     for opcode, argument, _ in pickletools.genops(stream):
@@ -178,7 +179,9 @@ class _Simulator:
         if INERT_GLOBALS.fullmatch(name):
             self.inert_names.add(name)
         elif not TORCH_GLOBALS.fullmatch(name):
-            raise ValueError(f"it refers to {name[:80]!r}, which no model needs; nothing was run")
+            raise ValueError(
+                f"it refers to {name[:80]!r}, which no model needs; no code was executed"
+            )
         return Global(name)
 
     def make_tuple(self, *items: Any) -> Tuple:
@@ -196,7 +199,7 @@ class _Simulator:
         return target
 
     def make_storage(self, description: Any) -> Instance:
-        """Check the persistent id of a storage, which contains its declared size."""
+        """Check the persistent ID of a storage: its declared size must fit into the file."""
         if not isinstance(description, Tuple):
             raise ValueError("the description of a storage is not a tuple")
         self.count_operations(len(description))
@@ -222,20 +225,20 @@ class _Simulator:
             self.count_operations(n_copied // COPIES_PER_OPERATION)
         return Instance(function)
 
-    def max_attributes(self, state: Any) -> int:
-        """Return an upper bound of the attributes that a state sets; instances are unknown."""
-        if isinstance(state, Instance):
+    def bound_attributes(self, state: Any) -> int:
+        """Return an upper bound on the number of attributes that BUILD sets from a state."""
+        if isinstance(state, Instance):  # of unknown size
             return MAX_OPERATIONS - self.n_left
         return len(state) if isinstance(state, Keys) else 1
 
     def build(self, target: Any, state: Any) -> Any:
         """Check BUILD: the only dict attribute allowed is the `_metadata` of a torch state dict."""
         states = state if isinstance(state, Tuple) else (state,)
-        self.count_operations(sum(map(self.max_attributes, states)) // COPIES_PER_OPERATION)
+        self.count_operations(sum(map(self.bound_attributes, states)) // COPIES_PER_OPERATION)
         if not isinstance(target, Instance) or not INERT_GLOBALS.fullmatch(target):
             is_metadata = isinstance(state, Keys) and all(key == "_metadata" for key in state)
             if target != "collections.OrderedDict" or not is_metadata:
-                raise ValueError("its pickle sets attributes of a value that has none")
+                raise ValueError("its pickle sets attributes of an object without attributes")
         return target
 
 

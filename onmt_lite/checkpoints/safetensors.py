@@ -30,14 +30,11 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dump(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Serialize tensors.
+    """Serialize tensors as the bytes of a safetensors file.
 
     Args:
         tensors: tensors by name, with dtypes of DTYPES.
         metadata: header entry `__metadata__`; some toolkits require it.
-
-    Returns:
-        The bytes of a safetensors file.
     """
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     buffers, end = [], 0
@@ -97,7 +94,7 @@ def _parse(stream: io.BufferedIOBase, n_bytes: int) -> dict[str, Tensor]:
 
 
 def _read_entry(item: tuple[str, Any]) -> tuple[int, int, str, torch.dtype, list[int]]:
-    """Return (start, stop, name, dtype, shape) of a header item; start and stop are offsets."""
+    """Return (start offset, end offset, name, dtype, shape) of a header item."""
     name, entry = item
     try:
         dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]

@@ -1,11 +1,11 @@
 """Edits and builds serialized sentencepiece models (`ModelProto`).
 
-A vocabulary restriction (`spm_encode --vocabulary`) is missing from sentencepiece's Python package,
-so the model itself is edited. A `tokenizer.json` of Hugging Face that was converted from a
+sentencepiece's Python package does not support vocabulary restriction (`spm_encode --vocabulary`),
+so the model itself is edited. A Hugging Face `tokenizer.json` that was converted from a
 sentencepiece model is converted back.
 
-The model is a protocol buffer. Field 1, repeated, is a subword with the fields text (1), score (2)
-and type (3). If a field occurs twice, the last occurrence counts.
+The model is a protocol buffer. The repeated field 1 is a subword with the fields text (1), score
+(2) and type (3). If a field occurs twice, the last occurrence counts.
 """
 
 import base64
@@ -20,14 +20,14 @@ from onmt_lite.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNUSED_TYPE = bytes([3 << 3, UNUSED])  # field 3, a varint
-PIECE, TEXT, SCORE, TYPE = 1, 1, 2, 3
-# Fields of the model, each followed by the fields inside it that are used here
+PIECE, TEXT, SCORE, TYPE = 1, 1, 2, 3  # field of the model, fields of a subword
+# Fields of the model, each followed by its own fields that are used here
 TRAINER, MODEL_TYPE, BYTE_FALLBACK = 2, 3, 35
 NORMALIZER, CHARSMAP, DUMMY_PREFIX = 3, 2, 3
 DENORMALIZER = 5
 MODEL_TYPES = {"Unigram": 1, "BPE": 2}
 
-# A subword as every writer serializes it: text, score, type
+# A subword as serialized by all writers: text, score, type
 SUBWORD_FIELDS = re.compile(
     rb"\n([\x01-\x7f]|[\x80-\xff][\x01-\x7f])(.+?)(?:\x15(.{4}))?(?:\x18([\x01-\x06]))?", re.S
 )
@@ -39,14 +39,14 @@ NORMALIZER_FIELDS = {1: bytes, 2: bytes, 3: int, 4: int, 5: int, 6: bytes}
 Field = tuple[int, int | bytes, bytes]  # number, value, serialized field
 
 
-def restrict_vocabulary(model: bytes, known: set[str]) -> bytes:
-    """Mark all subwords as unused except single characters and subwords in `known`."""
+def restrict_vocabulary(model: bytes, subwords: set[str]) -> bytes:
+    """Mark all subwords as unused except `subwords` and single characters."""
     fields = []
     for number, value, serialized in _parse_fields(model):
         body = value if number == PIECE and isinstance(value, bytes) else b""
         if match := SUBWORD_FIELDS.fullmatch(body):
             subword, subword_type = match[2].decode("utf-8"), match[4] or bytes([NORMAL])
-            if subword_type == bytes([NORMAL]) and len(subword) > 1 and subword not in known:
+            if subword_type == bytes([NORMAL]) and len(subword) > 1 and subword not in subwords:
                 serialized = _encode_message(PIECE, match[0] + UNUSED_TYPE)
         fields.append(serialized)
     return b"".join(fields)
@@ -56,7 +56,7 @@ def check_model(model: bytes) -> None:
     """Raise ValueError if a sentencepiece model is damaged.
 
     The library itself skips unknown fields, such as a damaged score, and uses defaults for missing
-    ones.
+    fields.
     """
     numbers = set()
     for number, value in _parse_known_fields(model, MODEL_FIELDS):
@@ -113,7 +113,7 @@ def _parse_fields(data: bytes) -> Iterator[Field]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint: seven bits per byte, lowest first. Return the integer and its end offset."""
+    """Read a varint (seven bits per byte, lowest first); return the integer and the end offset."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
@@ -132,8 +132,7 @@ def _encode_varint(value: int) -> bytes:
 
 # -- tokenizer.json of Hugging Face, if it was converted from a sentencepiece model ----------------
 
-
-# All keys that the tokenizers package writes. A misspelt key must not be ignored.
+# All keys that the tokenizers package writes; a misspelled key must not be ignored
 KEYS = {
     *"version truncation padding added_tokens normalizer pre_tokenizer post_processor".split(),
     *"decoder model type unk_id vocab byte_fallback dropout unk_token merges fuse_unk".split(),
@@ -146,20 +145,20 @@ BYTE_SUBWORD = re.compile("<0x[0-9A-F]{2}>")
 SPACER = "▁"
 
 
-def convert_tokenizer_json(table: dict[str, Any], unk_token: str, path: Path) -> bytes:
+def convert_tokenizer_json(tokenizer: dict[str, Any], unk_token: str, path: Path) -> bytes:
     """Convert a tokenizer.json to a serialized sentencepiece model.
 
     Args:
-        table: the parsed file.
-        unk_token: token of unknown characters; the file's own entry can be wrong.
-        path: the file, for messages.
+        tokenizer: the parsed file.
+        unk_token: token of unknown characters; the entry in the file can be wrong.
+        path: the file, for error messages.
 
     Raises:
         CheckpointError: if the tokenizer has features that sentencepiece lacks, or is damaged.
     """
     try:
-        _check_keys(table)
-        model = table["model"]
+        _check_keys(tokenizer)
+        model = tokenizer["model"]
         model_type = model.get("type", "BPE" if "merges" in model else None)
         if model_type not in MODEL_TYPES:
             raise ValueError(
@@ -167,10 +166,10 @@ def convert_tokenizer_json(table: dict[str, Any], unk_token: str, path: Path) ->
                 f"(supported: {', '.join(MODEL_TYPES)})"
             )
         _check_keys(model)
-        charsmap = _read_charsmap(table["normalizer"])
-        prefix = _adds_dummy_prefix(table["pre_tokenizer"])
-        scores = _unigram_scores(model) if model_type == "Unigram" else _bpe_scores(model)
-        subwords = _merge_added_tokens(scores, table["added_tokens"], unk_token)
+        charsmap = _read_charsmap(tokenizer["normalizer"])
+        prefix = _adds_dummy_prefix(tokenizer["pre_tokenizer"])
+        read_scores = _read_unigram_scores if model_type == "Unigram" else _compute_bpe_scores
+        subwords = _merge_added_tokens(read_scores(model), tokenizer["added_tokens"], unk_token)
         fields = []
         for text, score, type_ in subwords:
             body = bytes([SCORE << 3 | 5]) + struct.pack("<f", score) + _encode_int(TYPE, type_)
@@ -186,7 +185,7 @@ def convert_tokenizer_json(table: dict[str, Any], unk_token: str, path: Path) ->
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
-        raise CheckpointError(f"{path}: it is not a Hugging Face tokenizer") from None
+        raise CheckpointError(f"{path}: not a Hugging Face tokenizer") from None
 
 
 def _merge_added_tokens(
@@ -195,21 +194,21 @@ def _merge_added_tokens(
     """Merge the model's subwords and the added tokens.
 
     Args:
-        scores: (text, id, score) of each subword.
-        added_tokens: the `added_tokens` of the file.
-        unk_token: the token of unknown characters.
+        scores: (text, ID, score) of each subword.
+        added_tokens: the entry `added_tokens` of the file.
+        unk_token: token of unknown characters.
 
     Returns:
-        (text, score, type) by id.
+        (text, score, type) by ID.
 
     Raises:
-        ValueError: if an id or a token is missing, duplicate or invalid.
+        ValueError: if an ID or a token is missing, duplicate or invalid.
     """
     by_id: dict[int, tuple[str, float, int]] = {}
     n_bytes = sum(text.startswith("<0x") for text, _, _ in scores)
     has_bytes = sum(bool(BYTE_SUBWORD.fullmatch(text)) for text, _, _ in scores) == 256
     if n_bytes > 2 and not has_bytes:
-        raise ValueError(f"it has {n_bytes} byte tokens, not 256")
+        raise ValueError(f"the vocabulary has {n_bytes} byte tokens instead of 256")
     for text, i, score in scores:
         type_ = BYTE if has_bytes and BYTE_SUBWORD.fullmatch(text) else NORMAL
         by_id[i] = (text, score, UNKNOWN if text == unk_token else type_)
@@ -217,22 +216,22 @@ def _merge_added_tokens(
         _check_keys(token)
         text, i = token["content"], token["id"]
         if type(text) is not str:
-            raise ValueError("content of an added token is not a string")
+            raise ValueError("content of an added token must be a string")
         if by_id.get(i, (text,))[0] != text or type(i) is not int:
-            raise ValueError(f"added token {text[:50]!r} has the id of another token")
+            raise ValueError(f"added token {text[:50]!r} has the ID of another token")
         if type(token.get("special")) is not bool:
             raise ValueError(f"added token {text[:50]!r}: special must be true or false")
         type_ = CONTROL if token["special"] else USER_DEFINED
         by_id[i] = (text, 0.0, UNKNOWN if text == unk_token else type_)
     n = len(by_id)
     if set(by_id) != set(range(n)) or len({text for text, _, _ in by_id.values()}) != n:
-        raise ValueError("its token ids are not 0, 1, ... once each")
+        raise ValueError("token IDs must be 0, 1, ... without gaps or duplicates")
     if sum(type_ == UNKNOWN for _, _, type_ in by_id.values()) != 1:
-        raise ValueError(f"it has no unknown token {unk_token[:50]!r}")
+        raise ValueError(f"the vocabulary must have one unknown token {unk_token[:50]!r}")
     return [by_id[i] for i in range(n)]
 
 
-def _unigram_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
+def _read_unigram_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
     scores = []
     for i, (text, score) in enumerate(model["vocab"]):
         is_valid = type(text) is str and type(score) in (int, float)
@@ -242,7 +241,7 @@ def _unigram_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
     return scores
 
 
-def _bpe_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
+def _compute_bpe_scores(model: dict[str, Any]) -> list[tuple[str, int, float]]:
     """Score each subword by the rank of the first merge that produces it.
 
     Subwords that no merge produces get the lowest score, so they are never merged.
@@ -269,7 +268,7 @@ def _flatten_steps(step: Any, key: str) -> list[dict[str, Any]]:
 
     Args:
         step: a normalizer or pre-tokenizer.
-        key: key under which a sequence has its steps.
+        key: key of the steps in a sequence.
     """
     if step is None:
         return []
@@ -279,9 +278,9 @@ def _flatten_steps(step: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _read_charsmap(normalizer: Any) -> bytes:
-    """Return the table for character normalization.
+    """Return the character normalization table.
 
-    The other steps are built into sentencepiece: stripping lines and collapsing spaces.
+    Further steps (stripping lines and collapsing spaces) are built into sentencepiece.
     """
     charsmap = b""
     for step in _flatten_steps(normalizer, "normalizers"):
@@ -315,9 +314,9 @@ def _adds_dummy_prefix(pre_tokenizer: Any) -> bool:
     return prefix
 
 
-def _check_keys(table: dict[str, Any]) -> None:
+def _check_keys(values: dict[str, Any]) -> None:
     """Raise ValueError for a key that the tokenizers package does not write."""
-    if unknown := table.keys() - KEYS:
+    if unknown := values.keys() - KEYS:
         raise ValueError(f"unknown key {min(unknown)[:50]!r}")
 
 

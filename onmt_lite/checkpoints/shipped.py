@@ -1,7 +1,7 @@
 """Models and configurations that are shipped with the package.
 
-A path that exists is used as it is.  Otherwise, `de-en` or `data/de-en` is the shipped model of
-that name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` is the shipped configuration.
+Existing paths take precedence.  Otherwise, `de-en` or `data/de-en` is the shipped model of that
+name, and `nbest`, `nbest.yaml` or `configs/nbest.yaml` is the shipped configuration.
 """
 
 import difflib
@@ -67,8 +67,9 @@ def describe_missing_path(path: str | Path) -> str:
     """Describe a path that does not exist, with similar names and the shipped models."""
     shipped = list_models()
     hint = hint_for_path(str(path))
-    if not hint and (near := difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)):
-        hint = f"did you mean {near[0]}?"
+    matches = difflib.get_close_matches(str(path).replace("_", "-"), shipped, 1)
+    if not hint and matches:
+        hint = f"did you mean {matches[0]}?"
     start = hint + (" " if hint.endswith("?") else "; " if hint else "")
     return f"no such file or directory ({start}shipped models: {', '.join(shipped) or 'none'})"
 
@@ -79,6 +80,6 @@ def list_configs() -> list[str]:
 
 
 def _may_refer_to(path: str | Path, directory: Path) -> bool:
-    """Return True if a missing path is a bare name, or a name in a directory called the same."""
+    """Return True for a missing path that is a bare name or DIRECTORY_NAME/NAME."""
     is_inside = PurePath(path).parent in (PurePath(), PurePath(directory.name))
     return is_inside and not os.path.lexists(path)

@@ -35,24 +35,24 @@ def read_sentencepiece(
     Args:
         path: the .model file.
         vocabulary: file of subwords and counts; "" for no restriction.
-        threshold: subwords with a lower count are not used.
+        threshold: subwords with a lower count are not produced.
 
     Raises:
         CheckpointError: if a file is damaged or cannot be read.
     """
-    known = read_subword_vocabulary(vocabulary, threshold)
-    return parse_sentencepiece(read_bytes(path), path, known)
+    subwords = read_subword_vocabulary(vocabulary, threshold)
+    return parse_sentencepiece(read_bytes(path), path, subwords)
 
 
 def parse_sentencepiece(
-    data: bytes, path: str | Path, known: set[str] | None = None
+    data: bytes, path: str | Path, subwords: set[str] | None = None
 ) -> spm.SentencePieceProcessor:
     """Parse a serialized sentencepiece model.
 
     Args:
         data: the serialized model.
-        path: its file, for messages.
-        known: subwords that may be used, in addition to single characters; None for all.
+        path: file of the model, for error messages.
+        subwords: subwords that may be produced, in addition to single characters; None for all.
 
     Raises:
         CheckpointError: if the model is damaged.
@@ -60,8 +60,8 @@ def parse_sentencepiece(
     processor = spm.SentencePieceProcessor()
     try:
         sentencepiece_proto.check_model(data)
-        if known is not None:
-            data = sentencepiece_proto.restrict_vocabulary(data, known)
+        if subwords is not None:
+            data = sentencepiece_proto.restrict_vocabulary(data, subwords)
         processor.load_from_serialized_proto(data)
         if processor.vocab_size() == 0:
             raise ValueError("its vocabulary is empty")
@@ -110,7 +110,7 @@ def read_subword_vocabulary(path: str, threshold: int) -> set[str] | None:
 
 
 def read_phrase_table(path: str) -> dict[str, str]:
-    """Read the `source|||target` lines of a phrase table; raise CheckpointError if malformed."""
+    """Read a phrase table with `source|||target` lines; raise CheckpointError if malformed."""
     phrases = {}
     for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), 1):
         source, separator, target = line.partition("|||")
@@ -136,9 +136,9 @@ def find_subword_model(
 
     Args:
         directory: the model directory.
-        load_tokenizer_json: returns the parsed tokenizer.json, used if there is no sentencepiece
-            model; None to ignore that file.
-        unk_token: token of unknown characters; the entry of a tokenizer.json can be wrong.
+        load_tokenizer_json: returns the parsed tokenizer.json, the fallback for a missing
+            sentencepiece model; None to ignore that file.
+        unk_token: token of unknown characters; the entry in tokenizer.json can be wrong.
 
     Returns:
         The file name and the sentencepiece model; None if the directory has neither file.
@@ -165,10 +165,10 @@ def find_tokenizer(
     """Build the tokenizer of a model from the first directory that has a subword model.
 
     Args:
-        directories: where to search, in this order.
-        tokens: the vocabulary; its tokens show if the model needs a subword model.
+        directories: directories to search, in this order.
+        tokens: the vocabulary; its tokens show whether the model needs a subword model.
         expected: file names to report as missing if no subword model is found.
-        silent: tokens that are left out of the output text.
+        silent: tokens to omit from the output text.
 
     Returns:
         The tokenizer by its -tokenizer name (empty if not found), and the missing files.
@@ -190,7 +190,7 @@ def make_onmt_tokenizer(
     """Build a tokenizer of the optional package pyonmttok, as OpenNMT-py does.
 
     Args:
-        side: "src" or "tgt", to name the option in an OptionError.
+        side: "src" or "tgt", for error messages.
         subword_type: "bpe", "sentencepiece" or "none".
         file: subword model and vocabulary of the side.
         kwargs: further arguments of pyonmttok.Tokenizer.
@@ -209,7 +209,7 @@ def make_onmt_tokenizer(
         ) from None
     subwords: dict[str, Any] = {}
     if subword_type != "none":
-        read_bytes(file.path)  # raises an error in our format
+        read_bytes(file.path)  # check the file first, for a clear error
         argument = {"bpe": "bpe_model_path", "sentencepiece": "sp_model_path"}[subword_type]
         subwords[argument] = file.path
     if file.vocabulary and file.threshold:
@@ -238,7 +238,7 @@ def read_bytes(path: str) -> bytes:
     """Read a whole regular file; raise CheckpointError if that fails or the file is too large."""
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise CheckpointError(f"{path}: it is not a regular file; use the path of a file")
+            raise CheckpointError(f"{path}: not a regular file; use the path of a file")
         return read_limited(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path[:200]}: {explain_os_error(error)}") from None

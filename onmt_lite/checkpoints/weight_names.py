@@ -7,19 +7,19 @@ from typing import NamedTuple
 from onmt_lite.checkpoints.config_reader import load_yaml
 
 NUMBER = re.compile(r"\d+")
-SUFFIX = re.compile(r"(weight|bias)\w*")  # the tables omit it
+SUFFIX = re.compile(r"(weight|bias)\w*")  # omitted in the tables
 
 
 class Names(NamedTuple):
     """A table of weight_names.yaml in both directions."""
 
     theirs: dict[str, list[str]]  # our name -> names of the tensors to stack
-    ours: dict[str, list[str]]  # each of these names -> our name, then all names of the stack
+    ours: dict[str, list[str]]  # name of a tensor -> our name, then all names of its stack
 
 
 @lru_cache
 def load_weight_names(model: str) -> Names:
-    """Load the table of a model format."""
+    """Load the table of a model format (cached)."""
     names = Names({}, {})
     for scope in load_yaml("weight_names.yaml")[model]:
         for ours, versions in scope["parts"].items():
@@ -32,7 +32,7 @@ def load_weight_names(model: str) -> Names:
 
 
 def translate_name(name: str, table: dict[str, list[str]]) -> list[str]:
-    """Translate the name of a weight: `encoder.#.ffn.up` in the table covers encoder.3.ffn.up.bias.
+    """Translate a weight name: the entry `encoder.#.ffn.up` covers encoder.3.ffn.up.bias.
 
     Args:
         name: a weight name with layer number and suffix.

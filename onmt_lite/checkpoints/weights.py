@@ -24,10 +24,18 @@ MAX_TENSORS, MAX_DIMS, MAX_SIZE = 20_000, 16, 1 << 48
 
 
 class Weights:
-    """The tensors of a model file by name, with checks; readers build their models from them."""
+    """Named tensors of a model file, with checks."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path):
-        """Wrap tensors read from `path`; raise CheckpointError for infinite or NaN values."""
+        """Wrap the tensors of a file.
+
+        Args:
+            tensors: tensors by name.
+            path: the file, for error messages.
+
+        Raises:
+            CheckpointError: for infinite or NaN values.
+        """
         self.tensors, self.path = tensors, path
         for name in tensors:
             self.check_finite(name)
@@ -44,7 +52,12 @@ class Weights:
             raise CheckpointError(f"{self.path}: {name[:100]!r} has values that are not finite")
 
     def get_shape(self, name: str, n_dims: int = 2) -> tuple[int, ...]:
-        """Return the shape of a tensor; raise CheckpointError unless it has `n_dims` dimensions."""
+        """Return the shape of a tensor.
+
+        Raises:
+            CheckpointError: if the tensor is missing, is empty or does not have `n_dims`
+                dimensions.
+        """
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: the weights lack {name}")
         tensor = self.tensors[name]
@@ -53,7 +66,7 @@ class Weights:
         return tuple(tensor.shape)
 
     def pop(self, name: str) -> Tensor:
-        """Remove a tensor and return it as float32, so that there is a single copy in memory.
+        """Remove a tensor and return it as float32, so that only one copy is in memory.
 
         Raises:
             CheckpointError: if the tensor is missing or has an integer dtype.
@@ -80,10 +93,10 @@ class Weights:
         """Rename weights to our names by a table of weight_names.yaml, and stack split matrices.
 
         Args:
-            model: the table.
+            model: name of the table.
 
         Raises:
-            CheckpointError: if a weight of a stack is missing or has a different width, or if two
+            CheckpointError: if a matrix of a stack is missing or has a different width, or if two
                 weights map to the same name.
         """
         table = load_weight_names(model).ours
@@ -102,15 +115,19 @@ class Weights:
 def dequantize(
     tensors: Mapping[str, Tensor], suffix: str, divide: bool = False
 ) -> dict[str, Tensor]:
-    """Return float32 tensors for quantized ones: integer * scale.
+    """Dequantize the tensors that have scales: weight = integer * scale.
 
     Args:
-        tensors: all tensors of a file.
-        suffix: appended to the name of a tensor, the name of its scales: (rows,) or a scalar.
+        tensors: all tensors of a file. The scales of tensor X are the tensor X + suffix, of shape
+            (rows,) or ().
+        suffix: name suffix of scales.
         divide: compute integer / scale instead.
 
+    Returns:
+        Float32 weights, and unquantized tensors unchanged.
+
     Raises:
-        ValueError: if scales have a different shape, or are not positive.
+        ValueError: if scales have a different shape or are not positive.
     """
     dequantized = {}
     for name, tensor in tensors.items():
@@ -138,8 +155,8 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
 
     Args:
         weights: all weights; w replaces v and g in place.
-        direction: last component of the name of v.
-        length: last component of the name of g.
+        direction: name suffix of v.
+        length: name suffix of g.
 
     Raises:
         CheckpointError: if the shape of g does not fit v.
@@ -160,9 +177,10 @@ def fold_weight_norm(weights: Weights, direction: str, length: str) -> None:
 
 
 def detect_position_layout(table: Tensor) -> str:
-    """Return the sinusoid layout of a stored position table (n, d), or `learned`.
+    """Return the sinusoid layout of a stored position table (P, E), or `learned`.
 
-    A half-precision table is `learned`, so that the model keeps its rounded values.
+    A half-precision table is `learned`, because a computed table would differ from its rounded
+    values.
     """
     n, d = table.shape
     for layout in ("interleaved", "concat", "fairseq") if d % 2 == 0 else ():
@@ -181,13 +199,7 @@ def is_valid_shape(sizes: Sequence[Any]) -> bool:
 
 
 def make_tensor(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Return a tensor that shares memory with `data`.
-
-    Args:
-        data: the values, little-endian.
-        dtype: dtype of the values.
-        shape: shape of the tensor.
-    """
+    """Return a tensor of a dtype and shape that shares memory with `data` (little-endian)."""
     values = torch.frombuffer(data or bytearray(8), dtype=dtype)  # it rejects empty buffers
     return values[: math.prod(shape)].view(tuple(shape))
 
@@ -212,6 +224,9 @@ def build_model(make: Callable[[], Model], weights: Weights) -> Model:
     Args:
         make: creates the model.
         weights: float32 tensors under our names.
+
+    Returns:
+        The model in evaluation mode, without gradients.
 
     Raises:
         CheckpointError: unless the weights match the model exactly in names and shapes.
@@ -356,12 +371,12 @@ def _infer_switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
     )
 
 
-def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> Convolution:
+def assemble_convolution(weights: Weights, has_positions: bool, **switches: Any) -> Convolution:
     """Build a convolutional model, with sizes that are inferred from the weights.
 
     Args:
         weights: all weights, under our names.
-        positions: whether the model has position embeddings.
+        has_positions: whether the model has position embeddings.
         switches: further fields of ConvolutionConfig.
 
     Raises:
@@ -372,13 +387,14 @@ def assemble_convolution(weights: Weights, positions: bool, **switches: Any) -> 
     sizes = dict[str, Any](bottleneck=has_bottleneck, d_out=d_out)
     for side, short in (("encoder", "src"), ("decoder", "tgt")):
         n, d = weights.get_shape(f"{side}.embedding.token.weight")
-        rows = weights.get_shape(f"{side}.embedding.position")[0] if positions else 0
+        position = f"{side}.embedding.position"
+        rows = weights.get_shape(position)[0] if has_positions else 0
         sizes |= {f"{short}_vocab_size": n, f"d_{short}_embedding": d, f"{short}_positions": rows}
         layers = []
         for i in range(weights.count_layers(f"{side}.convolutions.")):
             n_rows, kernel, _ = weights.get_shape(f"{side}.convolutions.{i}.weight", 3)
-            attends = f"{side}.attentions.{i}.in_proj.weight" in weights
-            layers.append(ConvLayer(n_rows // 2, kernel, attends))
+            has_attention = f"{side}.attentions.{i}.in_proj.weight" in weights
+            layers.append(ConvLayer(n_rows // 2, kernel, has_attention))
         sizes[side] = tuple(layers)
     return build_model(lambda: Convolution(ConvolutionConfig(**sizes, **switches)), weights)
 
@@ -387,9 +403,13 @@ BANNED_LOGIT = -1e9  # gives probability 0 in every precision
 
 
 def add_zero_start_token(ours: dict[str, Tensor]) -> None:
-    """Append a banned token with a zero embedding, for decoders that start from zeros.
+    """Append a banned token with an all-zero embedding, for decoders that start from zeros.
 
-    It extends the target table, and the source table if both are shared.
+    The token is added to the target embeddings, to the source embeddings if shared, and to the
+    output layer.
+
+    Args:
+        ours: all weights, under our names; changed in place.
     """
     table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
     longer = torch.cat([table, table.new_zeros(1, table.size(1))])
@@ -402,6 +422,6 @@ def add_zero_start_token(ours: dict[str, Tensor]) -> None:
     ours["output.bias"] = torch.cat([bias, bias.new_tensor([BANNED_LOGIT])])
 
 
-def has_same_values(one: Tensor, other: Tensor) -> bool:
+def has_same_values(a: Tensor, b: Tensor) -> bool:
     """Return True if two tensors have equal shapes and values."""
-    return one is other or one.shape == other.shape and torch.equal(one, other)
+    return a is b or a.shape == b.shape and torch.equal(a, b)

@@ -38,9 +38,9 @@ ALL_CAPS_NOTICE = (
 
 
 class ExportedFiles(NamedTuple):
-    """Files of a model by name, and notices for its user.
+    """Files of a model by name, and notices for the user.
 
-    Readers look for the last file, so they never find a partial model.
+    The last file is the one that readers look for, so they never find a partial model.
     """
 
     files: dict[str, bytes]
@@ -56,11 +56,11 @@ def find_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig, target: str) 
         target: "Marian" or "OpenNMT-py".
     """
     obstacles = [
-        f"{name} {getattr(cfg, name)} (must be {needed})"
-        for name, needed in load_yaml("exports.yaml")[target]["needs"].items()
-        if getattr(cfg, name) != needed
+        f"{name} {getattr(cfg, name)} (must be {value})"
+        for name, value in load_yaml("exports.yaml")[target]["required"].items()
+        if getattr(cfg, name) != value
     ]
-    checks = OBSTACLES[target](checkpoint, cfg)
+    checks = CHECKS[target](checkpoint, cfg)
     return obstacles + [name for name, applies in checks.items() if applies]
 
 
@@ -81,11 +81,11 @@ def _get_transformer(checkpoint: Checkpoint, target: str) -> Transformer:
             "another model"
         )
     if reasons := find_obstacles(checkpoint, model.cfg, target):
-        raise _unsupported(target, "; ".join(reasons))
+        raise _make_unsupported_error(target, "; ".join(reasons))
     return model
 
 
-def _unsupported(target: str, reason: str) -> CheckpointError:
+def _make_unsupported_error(target: str, reason: str) -> CheckpointError:
     message = f"{target} does not support this model: {reason}; choose another format or model"
     return CheckpointError(message)
 
@@ -101,12 +101,12 @@ def _rename_special_tokens(
         target: the target format, for error messages.
 
     Raises:
-        CheckpointError: if another token already has such a name.
+        CheckpointError: if another token already has one of the new names.
     """
     tokens = [special.get(i, token) for i, token in enumerate(vocab.tokens)]
     if len(set(tokens)) < len(tokens):
         duplicate = next(token for i, token in enumerate(tokens) if token in tokens[:i])
-        raise _unsupported(target, f"the vocabulary has {duplicate[:50]!r} twice")
+        raise _make_unsupported_error(target, f"the vocabulary has {duplicate[:50]!r} twice")
     return tokens
 
 
@@ -118,7 +118,7 @@ def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
         if len(theirs) < 2:
             renamed |= dict.fromkeys(theirs, stacked)
             continue
-        # Query rows (model width), then key and value rows
+        # Rows of the query (model width), then of key and value
         rows, width = stacked.size(0), ours[f"{name.rpartition('.')[0]}.weight"].size(-1)
         sizes = {2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
         blocks = stacked.split(sizes[len(theirs)])
@@ -129,17 +129,17 @@ def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
 # -- Marian ----------------------------------------------------------------------------------------
 
 ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-BEAMS = 5  # num_beams, our default beam_size
+NUM_BEAMS = 5  # our default beam_size
 
 
 def export_marian(checkpoint: Checkpoint) -> ExportedFiles:
     """Return the files of a Marian directory for transformers.
 
     Raises:
-        CheckpointError: with the properties that Marian does not support.
+        CheckpointError: if Marian does not support the model; the message lists the reasons.
     """
     model = _get_transformer(checkpoint, "Marian")
-    weights = {name: w.float() for name, w in _marian_weights(model).items()}
+    weights = {name: w.float() for name, w in _make_marian_weights(model).items()}
     # transformers rejects a file without this metadata
     files = {"model.safetensors": safetensors.dump(weights, {"format": "pt"})}
     notices = [ALL_CAPS_NOTICE] * checkpoint.lowercase_all_caps
@@ -153,12 +153,13 @@ def export_marian(checkpoint: Checkpoint) -> ExportedFiles:
         notices.append(
             "no sentencepiece model was exported; MarianTokenizer in transformers needs source.spm"
         )
-    for name, table in _marian_tables(checkpoint, model.cfg).items():
-        files[name] = (json.dumps(table, ensure_ascii=False, indent=1) + "\n").encode()
+    for name, values in _make_marian_configs(checkpoint, model.cfg).items():
+        files[name] = (json.dumps(values, ensure_ascii=False, indent=1) + "\n").encode()
     return ExportedFiles(files, tuple(notices))
 
 
-def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+def _check_marian(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+    """Return True for each unsupported property that the model has."""
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     return {
         "fewer key heads than query heads": cfg.kv_heads not in (0, cfg.heads),
@@ -166,12 +167,12 @@ def _marian_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[st
         "special tokens with different IDs in source and target": (
             (src.eos_id, src.pad_id) != (tgt.eos_id, tgt.pad_id)
         ),
-        "source lines without an end token": checkpoint.src_end != (tgt.eos_id,),
-        "several end tokens": any(len(rules.eos_ids) > 1 for rules in checkpoint.rules.values()),
+        "source lines without EOS": checkpoint.src_end != (tgt.eos_id,),
+        "several EOS tokens": any(len(rules.eos_ids) > 1 for rules in checkpoint.rules.values()),
     }
 
 
-def _marian_weights(model: Transformer) -> dict[str, Tensor]:
+def _make_marian_weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
     bias = ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size))
     theirs = {"final_logits_bias": bias[None]}
@@ -185,17 +186,19 @@ def _marian_weights(model: Transformer) -> dict[str, Tensor]:
     return theirs | rename_weights(ours, "bart")
 
 
-def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, dict[str, Any]]:
-    """Return the JSON files, config.json last."""
+def _make_marian_configs(
+    checkpoint: Checkpoint, cfg: TransformerConfig
+) -> dict[str, dict[str, Any]]:
+    """Return the contents of the JSON files by name, config.json last."""
     vocabs = {"vocab.json": checkpoint.src_vocab}
     if separate := checkpoint.src_vocab.tokens != checkpoint.tgt_vocab.tokens:
         vocabs["target_vocab.json"] = checkpoint.tgt_vocab
-    tables: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for name, vocab in vocabs.items():
         special = {vocab.unk_id: "<unk>", vocab.pad_id: "<pad>", vocab.eos_id: "</s>"}
         tokens = _rename_special_tokens(vocab, special, "Marian")
-        tables[name] = {token: i for i, token in enumerate(tokens)}
-    tables["tokenizer_config.json"] = {
+        configs[name] = {token: i for i, token in enumerate(tokens)}
+    configs["tokenizer_config.json"] = {
         "tokenizer_class": "MarianTokenizer",
         "separate_vocabs": separate,
         "model_max_length": cfg.max_positions,
@@ -209,18 +212,18 @@ def _marian_tables(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, 
         "pad_token_id": checkpoint.tgt_vocab.pad_id,
         "forced_eos_token_id": checkpoint.eos_id if checkpoint.forced_eos else None,
     }
-    tables["generation_config.json"] = ids | {
+    configs["generation_config.json"] = ids | {
         "bad_words_ids": [[i] for i in checkpoint.banned_ids] or None,
         "max_length": cfg.max_positions,
-        "num_beams": BEAMS,
+        "num_beams": NUM_BEAMS,
     }
-    tables[CONFIG] = ids | {
+    configs[CONFIG] = ids | {
         **_get_options(cfg, "Marian"),
         "decoder_attention_heads": cfg.decoder_config.heads,
         "decoder_ffn_dim": cfg.decoder_config.d_ff,
         "activation_function": ACTIVATION_NAMES[cfg.activation],
     }
-    return tables
+    return configs
 
 
 # -- OpenNMT-py ------------------------------------------------------------------------------------
@@ -238,13 +241,14 @@ SELF_ATTENTION = {"dot": "scaled-dot", "average": "average", "average_ffn": "ave
 
 
 def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
-    """Return the files of an OpenNMT-py model: STEM.pt, and STEM.model with subwords.
+    """Return the files of an OpenNMT-py model: STEM.pt, and the subword model STEM.model if any.
 
     Raises:
-        CheckpointError: with the properties that OpenNMT-py 3.5.1 does not support.
+        CheckpointError: if OpenNMT-py 3.5.1 does not support the model; the message lists the
+            reasons.
     """
     model = _get_transformer(checkpoint, "OpenNMT-py")
-    weights = _opennmt_weights(model)
+    weights = _make_opennmt_weights(model)
     src, tgt = (
         _rename_special_tokens(
             v, {v.pad_id: PAD, v.unk_id: UNK, v.bos_id: BOS, v.eos_id: EOS}, "OpenNMT-py"
@@ -269,7 +273,8 @@ def export_opennmt(checkpoint: Checkpoint, stem: str) -> ExportedFiles:
     return ExportedFiles(files, _list_notices(checkpoint, model.cfg, list(files)))
 
 
-def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+def _check_opennmt(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, bool]:
+    """Return True for each unsupported property that the model has."""
     src, tgt = checkpoint.src_vocab, checkpoint.tgt_vocab
     has_positions = cfg.positions != "none"
     return {
@@ -286,12 +291,11 @@ def _opennmt_obstacles(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[s
         "no padding token or no unknown token": None
         in (src.pad_id, src.unk_id, tgt.pad_id, tgt.unk_id),
         "no start token": tgt.bos_id is None,
-        "source lines with an end token other than EOS": checkpoint.src_end
-        not in ((), (src.eos_id,)),
+        "source lines with a suffix other than EOS": checkpoint.src_end not in ((), (src.eos_id,)),
     }
 
 
-OBSTACLES = {"OpenNMT-py": _opennmt_obstacles, "Marian": _marian_obstacles}
+CHECKS = {"OpenNMT-py": _check_opennmt, "Marian": _check_marian}
 
 
 def _make_options(cfg: TransformerConfig, adds_src_eos: bool) -> dict[str, Any]:
@@ -314,9 +318,9 @@ def _make_options(cfg: TransformerConfig, adds_src_eos: bool) -> dict[str, Any]:
     return options
 
 
-def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
+def _make_opennmt_weights(model: Transformer) -> dict[str, Tensor]:
     cfg, ours = model.cfg, model.state_dict()
-    # The output layer of OpenNMT-py always has a bias
+    # The output layer of OpenNMT-py always has a bias (Vtgt,)
     ours.setdefault("output.bias", torch.zeros(cfg.tgt_vocab_size))
     offset, tables = cfg.position_offset, ("src_embedding.position", "tgt_embedding.position")
     if cfg.positions == "learned":
@@ -324,7 +328,7 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
             table = ours[name][offset:]
             # OpenNMT-py has a fixed table size: repeat the last position
             rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
-            ours[name] = torch.cat([table, rest])[:, None]
+            ours[name] = torch.cat([table, rest])[:, None]  # (P, 1, E)
     elif cfg.positions != "none":
         table = make_sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
         ours |= dict.fromkeys(tables, table[offset:, None])
@@ -342,12 +346,12 @@ def _opennmt_weights(model: Transformer) -> dict[str, Tensor]:
 def _list_notices(
     checkpoint: Checkpoint, cfg: TransformerConfig, files: list[str]
 ) -> tuple[str, ...]:
-    """Return settings for the YAML file of OpenNMT-py, and differences in behavior.
+    """List the settings for OpenNMT-py's YAML file and the differences in behavior.
 
     Args:
         checkpoint: the exported model.
-        cfg: its configuration.
-        files: names of the exported files, the subword model first if there is one.
+        cfg: configuration of the Transformer.
+        files: names of the exported files; the subword model, if any, is first.
     """
     subword_model = files[0] if len(files) > 1 else None
     transforms = ["sentencepiece"] * (subword_model is not None) + ["suffix"] * bool(

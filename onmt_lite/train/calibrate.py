@@ -150,7 +150,7 @@ def calibrate(options: CalibrateOptions) -> None:
     write_text(
         f"confidence: {len(pairs)} lines, {len(concatenations)} concatenations of two; "
         f"{n_correct} of {len(points)} correct; "
-        f"50 % at {curve.threshold(10):.3f} per token for ten tokens\n"
+        f"50 % at {curve.compute_threshold(10):.3f} per token for ten tokens\n"
         f"{format_reliability_table(points, curve)}"
         f"attention: {config or 'unchanged'}; aligns {n_found} of {n_shared} shared words\n"
     )
@@ -247,7 +247,7 @@ def format_reliability_table(points: Sequence[Point], curve: Confidence) -> str:
     """Format predicted and observed accuracy in ten bins as a Markdown table."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
     for mean, n_tokens, is_correct in points:
-        p = curve.probability(mean, n_tokens)
+        p = curve.compute_probability(mean, n_tokens)
         bins[min(9, int(10 * p))].append((p, is_correct))
     rows = ["| confidence | lines | predicted correct | observed correct |", "|---|---|---|---|"]
     for i, lines in enumerate(bins):

@@ -48,7 +48,7 @@ def read_variables(path: Path) -> tuple[int, dict[str, Tensor]]:
 
 
 class _ModelParser:
-    """Sequential parser of model.bin. All methods raise ValueError if the file is damaged."""
+    """Sequential parser of model.bin; all methods raise ValueError if the file is damaged."""
 
     def __init__(self, stream: BinaryIO, n_bytes: int):
         self.stream, self.n_left = stream, n_bytes
@@ -87,6 +87,7 @@ class _ModelParser:
         return version, variables | {alias: variables[name] for alias, name in aliases.items()}
 
     def read_variable(self, name: str) -> Tensor:
+        """Read the shape, dtype and data of a variable."""
         shape = [self.read_int("I") for _ in range(self.read_int("B"))]
         type_id, n_bytes = self.read_int("B"), self.read_int("I")
         if not is_valid_shape(shape) or type_id >= len(DTYPES):
@@ -105,6 +106,7 @@ class _ModelParser:
         return n
 
     def read_str(self) -> str:
+        """Read a NUL-terminated string."""
         data = self.read_bytes(self.read_int("H"))
         if data[-1:] != b"\0":
             raise ValueError("a string is not NUL-terminated")
@@ -115,7 +117,7 @@ class _ModelParser:
         return struct.unpack(f"<{code}", self.read_bytes(struct.calcsize(f"<{code}")))[0]
 
     def read_bytes(self, n: int) -> bytearray:
-        """Read n bytes. Memory is only allocated if the file has that many."""
+        """Read n bytes; memory is only allocated if the file has that many."""
         self.n_left -= n
         data = bytearray(n if self.n_left >= 0 else 0)
         if self.stream.readinto(data) != n:  # type: ignore[attr-defined]
@@ -138,10 +140,10 @@ def build_model(
     Args:
         variables: all variables of model.bin by name.
         config: the model configuration (config.json).
-        path: model.bin, for messages.
+        path: model.bin, for error messages.
 
     Returns:
-        The model, and True if its decoder starts from an all-zero embedding.
+        The model, and True if the decoder starts from an all-zero embedding.
 
     Raises:
         CheckpointError: if variables are missing, unknown or of the wrong shape, or a setting is
@@ -213,7 +215,7 @@ def _read_scalars(variables: dict[str, Tensor], path: Path) -> dict[str, ConfigR
 
 
 def _read_side_settings(options: ConfigReader, has_relation: bool) -> dict[str, Any]:
-    """Return the settings that encoder and decoder must have in common."""
+    """Return the settings that must be equal in encoder and decoder."""
     activation = options.get_int("activation", 0)
     if not 0 <= activation < len(ACTIVATIONS):
         raise CheckpointError(f"{options.path}: activation {activation} is not supported")
@@ -238,7 +240,7 @@ def _read_side_settings(options: ConfigReader, has_relation: bool) -> dict[str, 
 
 
 def _has_relative_values(weights: Weights) -> bool:
-    """Return True if keys and values have different relative positions; else drop the latter."""
+    """Return True if keys and values have different relative positions; drop equal values."""
     names = [name for name in weights.tensors if name.endswith(".relation.values")]
     keys = [name.replace("values", "weight") for name in names]
     for name in keys:
@@ -254,12 +256,12 @@ def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
     """Multiply scaling factors into the weights.
 
     Returns:
-        True if the embeddings are scaled by the square root of the model size. Our model applies
-        this factor itself.
+        True if the embedding factor is the square root of the model size. This factor is not
+        folded, because our model applies it itself.
     """
     tables = [f"{side}_embedding.token.weight" for side in ("src", "tgt")]
     sqrt_d_model = [weights.get_shape(name) for name in (*tables, "output.weight")][0][1] ** 0.5
-    by_table = [_embedding_factor(options, sqrt_d_model) for options in sides.values()]
+    by_table = [_get_embedding_factor(options, sqrt_d_model) for options in sides.values()]
     is_sqrt = all(math.isclose(factor, sqrt_d_model, rel_tol=1e-6) for factor in by_table)
     factors = {} if is_sqrt else dict(zip(tables, by_table))
     # Decoder states are scaled in the final norm if there is one, otherwise in the output layer
@@ -276,8 +278,8 @@ def _fold_factors(weights: Weights, sides: dict[str, ConfigReader]) -> bool:
     return is_sqrt
 
 
-def _embedding_factor(options: ConfigReader, sqrt_d_model: float) -> float:
-    """Return the factor of the embeddings: the square root of the model size, 1, or a number."""
+def _get_embedding_factor(options: ConfigReader, sqrt_d_model: float) -> float:
+    """Return the embedding factor: the square root of the model size, 1, or a stored number."""
     scale = options.get("scale_embeddings")
     if scale is None:
         scale = options.get("embeddings/multiply_by_sqrt_depth")

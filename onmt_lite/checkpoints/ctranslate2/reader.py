@@ -39,7 +39,7 @@ from onmt_lite.system.safe_parse import parse_json
 from onmt_lite.text.tokenizers import SpaceTokenizer
 from onmt_lite.text.vocab import Vocab
 
-CHECKS_LANGUAGES = True  # `load` has a LanguageCheck argument
+CHECKS_LANGUAGES = True  # `load` takes a LanguageCheck
 MODEL, CONFIG = "model.bin", "config.json"
 LANGUAGE_PATTERNS = (M2M100_LANGUAGE, NLLB_LANGUAGE, MBART_LANGUAGE)
 ARGOS_METADATA = "metadata.json"
@@ -72,7 +72,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
         check: called with the languages before the weights are read.
 
     Raises:
-        CheckpointError: if the model is damaged or not supported. Errors of `check` are passed on.
+        CheckpointError: if the model is damaged or not supported. Exceptions of `check` propagate.
     """
     directory = _find_directory(path)
     assert directory is not None
@@ -94,11 +94,11 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
     if not tokenizers and any((d / ARGOS_BPE).is_file() for d in directories):
         needed = directories[-1] / SHARED_MODELS[0]
         missing = (f"{needed} ({ARGOS_BPE} with Moses tokenization is not supported)",)
-    # Models from transformers need the end token; CTranslate2 leaves it to the caller
+    # Models from transformers need EOS after the source, but CTranslate2 does not add it
     needs_end = has_zero_start or languages is not None or model.cfg.relative == "buckets"
     adds_end = config.get_bool("add_source_eos", None)
     starts_with_language = languages is not None and languages.target == "start"
-    # The language token replaces the start token, so any token will do
+    # The language token replaces the start token, so any token works here
     start = "eos_token" if starts_with_language else "decoder_start_token"
     adds_start = config.get_bool("add_source_bos", None)
     return Checkpoint(
@@ -119,7 +119,7 @@ def load(path: Path, check: LanguageCheck) -> Checkpoint:
 
 
 def _read_config(path: Path, version: int, variables: dict[str, Tensor]) -> ConfigReader:
-    """Read config.json, or the flags among the variables before version 6.
+    """Read config.json; before version 6, the configuration is in flags among the variables.
 
     Args:
         path: config.json; optional before version 6.
@@ -154,11 +154,11 @@ def _read_vocabularies(
     Args:
         directory: the directory with the vocabulary files.
         config: the model configuration.
-        has_zero_start: True to append a token for the all-zero start embedding.
-        share_embeddings: True if source and target have one embedding table.
+        has_zero_start: append a token for the all-zero start embedding.
+        share_embeddings: source and target share an embedding table.
 
     Raises:
-        CheckpointError: if a file is missing, damaged or lacks the end token.
+        CheckpointError: if a file is missing, damaged or lacks EOS.
     """
     src, tgt = (_read_tokens(directory, side) for side in ("source", "target"))
     if has_zero_start:
@@ -168,7 +168,7 @@ def _read_vocabularies(
     special |= {"bos": bos} if isinstance(bos, str) else {}
     source, target = (Vocab.from_tokens(tokens, **special) for tokens in (src, tgt))
     if target.eos_id is None:
-        raise CheckpointError(f"{directory}: the target vocabulary lacks the end token")
+        raise CheckpointError(f"{directory}: the target vocabulary lacks the EOS token")
     # Tokenized lines may contain the special tokens that are not added
     if not config.get_bool("add_source_eos", None):
         source = replace(source, eos_id=None)
@@ -201,7 +201,7 @@ def _read_tokens(directory: Path, side: str) -> list[str]:
 def _find_languages(
     directory: Path, config: ConfigReader, src: list[str], tgt: list[str]
 ) -> Languages | None:
-    """Find language tokens in the vocabulary; their format shows the model family.
+    """Find language tokens in the vocabularies; their format identifies the model family.
 
     Args:
         directory: the model directory.
@@ -210,7 +210,8 @@ def _find_languages(
         tgt: target tokens.
 
     Returns:
-        The languages, or the target prefix of an Argos Translate package; None without either.
+        The languages, or the target prefix of an Argos Translate package as a language; None if
+        there are no language tokens.
 
     Raises:
         CheckpointError: if a configuration is invalid.
@@ -243,7 +244,7 @@ def _find_languages(
 
 
 def _find_id(vocab: Vocab, config: ConfigReader, name: str) -> int:
-    """Return the id of a special token.
+    """Return the ID of a special token.
 
     Args:
         vocab: the vocabulary.

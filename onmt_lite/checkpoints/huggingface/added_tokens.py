@@ -27,7 +27,7 @@ TOKENIZER, SPECIAL, ADDED_TOKENS = (
 )
 LISTED = "added_tokens_decoder"
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
-# Attribute in a file -> our attribute
+# Attribute name in a file -> our attribute
 FLAGS = dict(lstrip="takes_left", rstrip="takes_right")
 FLAGS |= dict(single_word="single_word", normalized="normalized")
 # Default special tokens of a family, by name
@@ -53,8 +53,18 @@ class AddedTokenFiles:
         """The content of tokenizer.json; read on demand, because it may be large."""
         return read_config(self.path / TOKENIZER_JSON)
 
-    def read_by_id(self, file: str) -> dict[int, AddedToken]:
-        """Read the added tokens in one of the files, by ID."""
+    def read_tokens_by_id(self, file: str) -> dict[int, AddedToken]:
+        """Read the added tokens in one of the files.
+
+        Args:
+            file: file name, one of TOKENIZER, TOKENIZER_JSON and ADDED_TOKENS.
+
+        Returns:
+            Tokens by ID.
+
+        Raises:
+            CheckpointError: if the file is malformed.
+        """
         listed: Any  # {ID: token}, list of tokens, or {text: ID}
         path = self.path / file
         try:
@@ -79,7 +89,7 @@ class AddedTokenFiles:
                 f"{path}: added tokens must be a list of tokens and IDs"
             ) from None
 
-    def read_named(self, defaults: Mapping[str, str]) -> dict[str, AddedToken]:
+    def read_named_tokens(self, defaults: Mapping[str, str]) -> dict[str, AddedToken]:
         """Read the special tokens by name, such as eos_token, with the defaults of a family."""
         named = {name: AddedToken(text) for name, text in defaults.items()}
         for source in [self.config] + [self.special] * (not self.lists_all):
@@ -88,7 +98,7 @@ class AddedTokenFiles:
                     named[name] = read_token(token, source.path)
         return named
 
-    def read_unnamed(self, *sources: ConfigReader) -> list[AddedToken]:
+    def read_unnamed_tokens(self, *sources: ConfigReader) -> list[AddedToken]:
         """Read the additional special tokens without names."""
         tokens = []
         for source in sources:
@@ -110,16 +120,16 @@ class AddedTokenFiles:
             vocab: all tokens of the vocabulary; added tokens outside it are omitted.
             unnamed: further special tokens of the family.
         """
-        named = self.read_named(defaults)
-        extra = self.read_unnamed(self.config)
+        named = self.read_named_tokens(defaults)
+        extra = self.read_unnamed_tokens(self.config)
         if self.lists_all:
-            tokens = [*self.read_by_id(TOKENIZER).values()]
+            tokens = [*self.read_tokens_by_id(TOKENIZER).values()]
         else:
             special = {*named.values(), *extra}
-            tokens = [*self.read_by_id(TOKENIZER_JSON).values()]
-            for token in self.read_by_id(ADDED_TOKENS).values():
+            tokens = [*self.read_tokens_by_id(TOKENIZER_JSON).values()]
+            for token in self.read_tokens_by_id(ADDED_TOKENS).values():
                 tokens.append(AddedToken(token, normalized=token not in special))
-            extra += self.read_unnamed(self.special)
+            extra += self.read_unnamed_tokens(self.special)
         mask = named.get("mask_token")
         if mask is not None and not mask.takes_left:  # as in transformers
             named["mask_token"] = AddedToken(mask, takes_left=True)
@@ -131,7 +141,7 @@ class AddedTokenFiles:
 
 
 def read_token(token: Any, path: Path) -> AddedToken:
-    """Read an added token, a string or an object; raise CheckpointError for any other value."""
+    """Read an added token: a string or an object; raise CheckpointError for any other value."""
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str) or not text:
         raise CheckpointError(f"{path}: {format_value(text)} must be a string, the text of a token")

@@ -1,8 +1,8 @@
 """Reads BART-like transformers models: Marian (OPUS-MT), M2M100, NLLB-200 and mBART.
 
-The multilingual models have one token per language.  The source language token is at the start or
-end of the source; the target language token is the forced first output token or, in mBART with 25
-languages, the start token of the decoder.
+Multilingual models have one token per language.  The source language token is at the start or end
+of the source.  The target language token is the forced first output token or, for mBART with 25
+languages, the decoder start token.
 """
 
 import re
@@ -59,9 +59,12 @@ def read_transformer(
 
     Args:
         directory: the configuration.
-        weights: all weights under their names in the file.
-        tables: position tables under our names.
-        variant: fields of TransformerConfig that the family determines.
+        weights: all weights, under their names in the file.
+        tables: position tables (P, E), under our names.
+        variant: fields of TransformerConfig that depend on the family.
+
+    Raises:
+        CheckpointError: if the weights do not match the configuration.
     """
     config = directory.config
     ours = _read_embeddings(config, weights) | tables
@@ -94,10 +97,10 @@ def read_transformer(
 
 
 def _read_embeddings(config: ConfigReader, weights: Weights) -> dict[str, Tensor]:
-    """Return the embedding tables and the output matrix under our names.
+    """Remove and return the embedding tables and the output matrix, under our names.
 
     A file may contain a shared table once, under any of its names, or several times.  If embeddings
-    are not tied, transformers 4 still shares the source and target tables, version 5 does not.
+    are not tied, transformers 4 still shares the source and target tables; version 5 does not.
     """
     tied = config.get_bool("tie_word_embeddings", True)
     shared = config.get_bool("share_encoder_decoder_embeddings", True)
@@ -125,7 +128,7 @@ def _read_embeddings(config: ConfigReader, weights: Weights) -> dict[str, Tensor
 
 # -- Marian ----------------------------------------------------------------------------------------
 
-MARIAN_LANGUAGE = r">>([^<>\s]+)<<"  # target language token
+MARIAN_LANGUAGE = r">>([^<>\s]+)<<"  # target language token in the source
 
 
 def load_marian(directory: Directory) -> Checkpoint:
@@ -192,7 +195,7 @@ def find_marian_languages(tokens: Mapping[int, str]) -> Languages | None:
     """Return the languages of the target language tokens in a source vocabulary.
 
     Returns:
-        None for a model with a single target language: it has no such tokens.
+        None if there are no such tokens: the model has a single target language.
     """
     codes = find_language_ids(tokens, MARIAN_LANGUAGE)
     return Languages(codes, source="none", target="text") if codes else None
@@ -201,7 +204,7 @@ def find_marian_languages(tokens: Mapping[int, str]) -> Languages | None:
 def _read_marian_positions(
     config: ConfigReader, weights: Weights
 ) -> tuple[str, dict[str, Tensor], int]:
-    """Return the position layout, the learned position tables if any, and their length."""
+    """Return the position layout, the tables if learned, and the number of positions."""
     rows = config.get_int("max_position_embeddings")
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     stored = [name for name in names.values() if name in weights]
@@ -220,8 +223,8 @@ def _read_marian_positions(
 
 # -- M2M100, NLLB-200 and mBART --------------------------------------------------------------------
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # IDs 0 to 3, unlike in sentencepiece
-FIRST_PIECE = 3  # sentencepiece ID of the first regular piece; its ID here is 4
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # IDs 0 to 3; sentencepiece has other IDs
+FIRST_SUBWORD = 3  # sentencepiece ID of the first regular subword; its model ID is 4
 OFFSET = 2  # row of the first position in the position table
 M2M100_LANGUAGE = r"__(\w+)__"  # language tokens
 NLLB_LANGUAGE = r"([a-z]{2,3}_[A-Z][a-z]{3})"
@@ -232,21 +235,21 @@ def load_m2m_100(directory: Directory) -> Checkpoint:
     """Load an M2M100 or NLLB model."""
     file = directory.path / "vocab.json"
     if not file.is_file():
-        words = TokenizerReader(directory, NLLB_LANGUAGE)
+        reader = TokenizerReader(directory, NLLB_LANGUAGE)
         is_legacy = directory.tokenizer.get_bool("legacy_behaviour", False)
         extra = [*get_language_codes("nllb"), "<mask>"]
         position: Literal["before", "after"] = "after" if is_legacy else "before"
-        return _load(words, _get_fairseq_ids(words), extra, position, "forced")
-    words, tokens = TokenizerReader(directory, M2M100_LANGUAGE), read_vocab_json(file)
+        return _load(reader, _get_fairseq_ids(reader), extra, position, "forced")
+    reader, tokens = TokenizerReader(directory, M2M100_LANGUAGE), read_vocab_json(file)
     lists = {"m2m100": "m2m100", "wmt21": "wmt21"}
     codes = get_language_codes(directory.tokenizer.get_choice("language_codes", lists, "m2m100"))
-    words.file = file.name
-    return _load(words, tokens, [f"__{code}__" for code in codes], "before", "forced")
+    reader.file = file.name
+    return _load(reader, tokens, [f"__{code}__" for code in codes], "before", "forced")
 
 
 def load_mbart(directory: Directory) -> Checkpoint:
     """Load an mBART model with 25 or 50 languages."""
-    words = TokenizerReader(directory, MBART_LANGUAGE)
+    reader = TokenizerReader(directory, MBART_LANGUAGE)
     codes = [get_language_codes("mbart25"), get_language_codes("mbart50")]
     # Decide by the tokenizer class, otherwise by the vocabulary size
     classes = [d.get("tokenizer_class") for d in (directory.tokenizer, directory.config)]
@@ -254,13 +257,13 @@ def load_mbart(directory: Directory) -> Checkpoint:
     if name is not None:
         has_25_languages = not name.startswith("MBart50")
     else:
-        n_added = directory.config.get_int("vocab_size") - len(words.pieces)
+        n_added = directory.config.get_int("vocab_size") - len(reader.subwords)
         has_25_languages = n_added < len(codes[0] + codes[1])
     extra = [*codes[0], *([] if has_25_languages else codes[1]), "<mask>"]
     is_start = has_25_languages and directory.config.get("forced_bos_token_id") is None
     return _load(
-        words,
-        _get_fairseq_ids(words),
+        reader,
+        _get_fairseq_ids(reader),
         extra,
         "after" if has_25_languages else "before",
         "start" if is_start else "forced",
@@ -268,20 +271,20 @@ def load_mbart(directory: Directory) -> Checkpoint:
 
 
 def get_language_codes(name: str) -> list[str]:
-    """Return the default languages of a family, in the order of their token IDs."""
+    """Return the default language codes of a family, in the order of their token IDs."""
     codes: str = load_family_table("languages")[name]
     return codes.split()
 
 
-def _get_fairseq_ids(words: TokenizerReader) -> dict[int, str]:
+def _get_fairseq_ids(reader: TokenizerReader) -> dict[int, str]:
     """Return the subwords by ID: as in tokenizer.json, or sentencepiece IDs plus one."""
-    if words.has_final_ids:
-        return dict(enumerate(words.pieces))
-    return dict(enumerate([*SPECIAL, *words.pieces[FIRST_PIECE:]]))
+    if reader.has_final_ids:
+        return dict(enumerate(reader.subwords))
+    return dict(enumerate([*SPECIAL, *reader.subwords[FIRST_SUBWORD:]]))
 
 
 def _load(
-    words: TokenizerReader,
+    reader: TokenizerReader,
     tokens: dict[int, str],
     extra: list[str],
     source: Literal["before", "after"],
@@ -290,17 +293,17 @@ def _load(
     """Load a multilingual model.
 
     Args:
-        words: the subword model and added tokens.
+        reader: the subword model and added tokens.
         tokens: subwords by ID; added tokens are merged into it.
-        extra: tokens to append if no file lists the language tokens.
+        extra: tokens to append if the files do not list the language tokens.
         source: position of the source language token.
         target: position of the target language token.
     """
-    directory = words.directory
-    tokens = words.merge_added_tokens(tokens)
-    if not find_language_ids(tokens, words.pattern):
+    directory = reader.directory
+    tokens = reader.merge_added_tokens(tokens)
+    if not find_language_ids(tokens, reader.pattern):
         tokens |= dict(enumerate(extra, len(tokens)))
-    ids = find_language_ids(tokens, words.pattern)
+    ids = find_language_ids(tokens, reader.pattern)
     config = directory.config
     start = read_start_id(directory, read_token_id(config, "eos_token_id"))
     default = LanguagePair(
@@ -311,7 +314,7 @@ def _load(
     directory.check(languages)
     weights = directory.read_weights()
     tables: dict[str, Tensor] = {}
-    if words.pattern == MBART_LANGUAGE:
+    if reader.pattern == MBART_LANGUAGE:
         for side, name in (("src", "encoder"), ("tgt", "decoder")):
             table = weights.pop(f"model.{name}.embed_positions.weight")
             tables[f"{side}_embedding.position"] = table
@@ -333,32 +336,35 @@ def _load(
         **switches,
     )
     vocab = make_vocab(
-        config, tokens, model.vocab_size, words.get_file, words.unk_token, ids.values()
+        config, tokens, model.vocab_size, reader.get_file, reader.unk_token, ids.values()
     )
-    if words.pattern == M2M100_LANGUAGE:  # a Python tokenizer, without normalization
-        added = words.added.list_tokens(NAMED_M2M100, vocab.ids)
+    if reader.pattern == M2M100_LANGUAGE:  # a Python tokenizer, without normalization
+        added = reader.added.list_tokens(NAMED_M2M100, vocab.ids)
         added = [AddedToken(token, **{**vars(token), "normalized": False}) for token in added]
     else:
-        added = words.added.list_tokens(NAMED_MBART, vocab.ids, [tokens[i] for i in ids.values()])
-    keeps_spaces = words.pattern == NLLB_LANGUAGE or (
-        words.pattern == MBART_LANGUAGE and source == "before"
+        added = reader.added.list_tokens(NAMED_MBART, vocab.ids, [tokens[i] for i in ids.values()])
+    keeps_spaces = reader.pattern == NLLB_LANGUAGE or (
+        reader.pattern == MBART_LANGUAGE and source == "before"
     )
-    tokenizers = {"sentencepiece": words.make_tokenizer(vocab, added, keeps_spaces=keeps_spaces)}
+    tokenizers = {"sentencepiece": reader.make_tokenizer(vocab, added, keeps_spaces=keeps_spaces)}
     return make_checkpoint(
-        directory, model, (vocab, vocab), tokenizers, start, words.added, languages=languages
+        directory, model, (vocab, vocab), tokenizers, start, reader.added, languages=languages
     )
 
 
 def _read_default_target(
     directory: Directory, ids: dict[str, int], start: int, is_start: bool
 ) -> str:
-    """Return the default target language, from the forced or the start token.
+    """Return the default target language, from the forced token or the start token.
 
     Args:
         directory: the configuration.
-        ids: token IDs of the languages.
-        start: ID of the start token.
-        is_start: whether the start token is the language token.
+        ids: token IDs by language code.
+        start: ID of the decoder start token.
+        is_start: whether the language token is the start token.
+
+    Returns:
+        A language code; "" if the files do not set it.
 
     Raises:
         CheckpointError: if the forced or start token is not valid for the family.
@@ -377,6 +383,6 @@ def _read_default_target(
     if is_start and start != read_token_id(config, "eos_token_id"):
         file = config.get_file("decoder_start_token_id")
         raise CheckpointError(
-            f"{file}: decoder_start_token_id {start} is neither a language nor the end token"
+            f"{file}: decoder_start_token_id {start} is neither a language nor the EOS token"
         )
     return read_default_language(directory.tokenizer, "tgt_lang", ids)

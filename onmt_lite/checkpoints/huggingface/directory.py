@@ -60,13 +60,14 @@ ACTIVATIONS = {  # for fairseq, too; exports use the last of several names
 class Directory:
     """The files of a transformers directory.
 
-    path        the directory
-    check       language check, called before reading the weights because they may be large
-    family      model_type in config.json
-    model       config.json
-    generation  generation_config.json
-    tokenizer   tokenizer_config.json
-    config      config.json, overridden by generation_config.json
+    Attributes:
+        path: the directory.
+        check: language check, called before the weights are read because they may be large.
+        family: model_type in config.json.
+        model: config.json.
+        generation: generation_config.json.
+        tokenizer: tokenizer_config.json.
+        config: config.json, overridden by generation_config.json.
     """
 
     def __init__(self, path: Path, check: LanguageCheck):
@@ -78,7 +79,7 @@ class Directory:
         self.tokenizer = read_config(path / TOKENIZER)
         overrides = {name: v for name, v in self.generation.values.items() if v is not None}
         defaults = load_family_table("defaults").get(self.family, {})
-        # Refuse misspelled names: they must not silently become defaults
+        # Reject misspelled names: they must not silently become defaults
         for name in (*defaults, *load_table("generation_config"), *load_table("tokens")):
             self.model.get(name), self.generation.get(name)
         self.config = ConfigReader({**defaults, **values, **overrides}, path / CONFIG)
@@ -113,11 +114,11 @@ class Directory:
         return Weights(tensors, self.path)
 
     def read_token_rules(self, version: str, eos: int, vocab_size: int) -> TokenRules:
-        """Return the token rules that a version of transformers reads from the files.
+        """Return the token rules in the files, as read by a version of transformers.
 
         Args:
             version: one of VERSIONS.
-            eos: ID of the end token.
+            eos: ID of the EOS token.
             vocab_size: size of the target vocabulary.
         """
         generation = self.generation.values if self.generation.path.is_file() else None
@@ -131,15 +132,14 @@ class Directory:
 
 
 def read_token_id(config: ConfigReader, name: str, default: int | None = None) -> int:
-    """Return a token ID; the option may also be a list with one ID or several end tokens.
+    """Return a token ID, or the first ID of a list.
+
+    A list must have one ID, except that eos_token_id may list several.
 
     Args:
         config: the configuration.
-        name: the option.
+        name: name of the option.
         default: ID if the option is missing.
-
-    Returns:
-        The first ID of a list.
     """
     value = config.get(name)
     if isinstance(value, list) and (len(value) == 1 or (value and name == "eos_token_id")):
@@ -148,7 +148,7 @@ def read_token_id(config: ConfigReader, name: str, default: int | None = None) -
 
 
 def read_start_id(directory: Directory, default: int) -> int:
-    """Return the start token of the decoder, with the precedence of transformers."""
+    """Return the ID of the decoder start token, with the precedence of transformers."""
     for name in ("decoder_start_token_id", "bos_token_id"):
         if directory.generation.get(name) is not None:
             return read_token_id(directory.generation, name)
@@ -164,16 +164,16 @@ def make_checkpoint(
     added: AddedTokenFiles,
     **fields: Any,
 ) -> Checkpoint:
-    """Make a checkpoint of a transformers directory.
+    """Make the checkpoint of a transformers directory.
 
     Args:
         directory: the configuration.
         model: the model.
         vocabs: source and target vocabulary.
-        tokenizers: tokenizers for raw text.
-        start: ID of the start token.
-        added: the added tokens; they define the end token of source lines.
-        fields: further fields of the checkpoint, by family.
+        tokenizers: tokenizers for raw text, by -tokenizer name.
+        start: ID of the decoder start token.
+        added: files with added tokens; they define the EOS token of source lines.
+        fields: further fields of the checkpoint.
 
     Raises:
         CheckpointError: if an ID in the configuration is not in the target vocabulary.
@@ -184,8 +184,8 @@ def make_checkpoint(
         raise CheckpointError(f"{file}: decoder_start_token_id {start} is not in the vocabulary")
     eos = read_token_id(config, "eos_token_id")
     rules = parse_token_rules(config.values, config.get_file, eos, len(tgt))
-    # Tokenizer and search may use different end and padding tokens
-    named = added.read_named(NAMED_T5)
+    # Tokenizer and search may use different EOS and padding tokens
+    named = added.read_named_tokens(NAMED_T5)
     end, pad = src.ids.get(named["eos_token"], eos), src.ids.get(named["pad_token"], src.pad_id)
     src = src if (end, pad) == (src.eos_id, src.pad_id) else replace(src, eos_id=end, pad_id=pad)
     n = config.get_int("num_return_sequences", 1)
@@ -274,10 +274,11 @@ def make_vocab(
 class TokenizerReader:
     """The subword model and added tokens of a directory.
 
-    file       file with the subword vocabulary
-    processor  the subword model
-    pieces     its subwords by ID
-    added      files with added tokens
+    Attributes:
+        file: name of the file with the subword vocabulary.
+        processor: the subword model.
+        subwords: subwords by sentencepiece ID.
+        added: files with added tokens.
     """
 
     def __init__(self, directory: Directory, pattern: str):
@@ -292,7 +293,7 @@ class TokenizerReader:
         """
         self.directory, self.path, self.pattern = directory, directory.path, pattern
         self.added = AddedTokenFiles(self.path, directory.tokenizer)
-        self.unk_token = str(self.added.read_named(NAMED_T5)["unk_token"])
+        self.unk_token = str(self.added.read_named_tokens(NAMED_T5)["unk_token"])
         found = find_subword_model(self.path, lambda: self.added.fast.values, self.unk_token)
         if found is None:
             names = " nor ".join((*SHARED_MODELS, TOKENIZER_JSON))
@@ -302,20 +303,26 @@ class TokenizerReader:
         self.file, self.processor = found
         self.files: dict[int, str] = {}  # files that define added tokens, by ID
         self.has_final_ids = self.file == TOKENIZER_JSON  # no family-specific ID offset
-        self.pieces: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
+        self.subwords: list[str] = self.processor.id_to_piece([*range(self.processor.vocab_size())])
 
     def get_file(self, i: int) -> Path:
         """Return the file that defines a token ID."""
         return self.path / self.files.get(i, self.file)
 
     def merge_added_tokens(self, tokens: dict[int, str]) -> dict[int, str]:
-        """Merge added tokens into `tokens`, from the first file that has some of this family.
+        """Merge added tokens into `tokens`, from the first file with added tokens of this family.
+
+        Args:
+            tokens: tokens by ID; changed in place.
+
+        Returns:
+            The same dict.
 
         Raises:
             CheckpointError: if an added token has the ID of another token.
         """
         for file in (TOKENIZER, TOKENIZER_JSON, ADDED_TOKENS, TOKENIZER):
-            added = self.added.read_by_id(file)
+            added = self.added.read_tokens_by_id(file)
             if any(re.fullmatch(self.pattern, text) for text in added.values()):
                 break
         self.files = dict.fromkeys(added, file)
@@ -338,27 +345,36 @@ class TokenizerReader:
 
         Args:
             vocab: vocabulary of source and target.
-            added: added tokens to match in source lines; target lines have no special tokens.
+            added: added tokens to match in source lines; in target lines, only non-special tokens
+                are matched.
             silent: tokens to omit from the output text.
-            keeps_spaces: see the tokenizer.
+            keeps_spaces: see `AddedTokenTokenizer`.
         """
         target_tokens = [token for token in added if not vocab.is_special(vocab.ids[token])]
         return AddedTokenTokenizer(self.processor, added, target_tokens, silent, keeps_spaces)
 
 
 def find_language_ids(tokens: Mapping[int, str], pattern: str) -> dict[str, int]:
-    """Return the IDs of the language tokens by language code, the first group of `pattern`."""
+    """Find language tokens.
+
+    Args:
+        tokens: tokens by ID.
+        pattern: regular expression of a language token; its first group is the language code.
+
+    Returns:
+        Token IDs by language code.
+    """
     matches = ((re.fullmatch(pattern, text), i) for i, text in sorted(tokens.items()))
     return {match[1]: i for match, i in matches if match}
 
 
 def read_default_language(config: ConfigReader, name: str, ids: Mapping[str, int]) -> str:
-    """Return the default language code in a configuration file; "" if it has none.
+    """Return the default language code in a configuration file; "" if it is not set or unknown.
 
     Args:
         config: the file.
-        name: the option; its value is a language code or a language token.
-        ids: the languages of the model.
+        name: name of the option; its value is a language code or a language token.
+        ids: token IDs of the model's languages.
     """
     code = config.get(name)
     if not isinstance(code, str):

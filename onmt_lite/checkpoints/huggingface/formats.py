@@ -30,17 +30,18 @@ def refuse_unsupported_model(path: Path) -> None:
     files = [name for name in QUANTIZATION_FILES if (path / name).is_file()]
     remedy = "use a model of type " + ", ".join(FAMILIES)
     if model.get("quantization_config") is not None or files:
-        what, remedy = "a quantized model", "use the model before quantization"
+        label, remedy = "a quantized model", "use the model before quantization"
     elif is_small100 or (path / "tokenization_small100.py").is_file():  # its type is m2m_100
-        what = "SMaLL-100, which has the target language token before the source,"
+        label = "SMaLL-100 (target language token before the source)"
     elif any("byt5" in text.lower() for text in texts):  # its type is t5
-        what, remedy = "ByT5, a byte-level model,", TRANSFORMERS
+        label, remedy = "ByT5 (a byte-level model)", TRANSFORMERS
     elif family in FAMILIES:
         return
     elif family in load_family_table("convertible"):
-        what, remedy = f"{load_family_table('convertible')[family]} (type {family!r})", CONVERTER
+        label, remedy = f"{load_family_table('convertible')[family]} (type {family!r})", CONVERTER
     elif family in load_family_table("unsupported"):
-        what, remedy = f"{load_family_table('unsupported')[family]} (type {family!r})", TRANSFORMERS
+        name = load_family_table("unsupported")[family]
+        label, remedy = f"{name} (type {family!r})", TRANSFORMERS
     else:
-        what = f"a model of type {family[:50]!r}"
-    raise CheckpointError(f"{model.path}: {what} is not supported; {remedy}")
+        label = f"a model of type {family[:50]!r}"
+    raise CheckpointError(f"{model.path}: {label} is not supported; {remedy}")

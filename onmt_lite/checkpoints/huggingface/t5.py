@@ -1,7 +1,7 @@
 """Reads T5 models of transformers: T5, Flan-T5, mT5, MADLAD-400.
 
-T5 does not scale attention scores, so the query weights are multiplied by sqrt(head width).  The
-relative position bias of the first layer is used in all layers of the encoder or decoder.
+T5 does not scale attention scores, so the query weights are multiplied by sqrt(head width).  All
+layers of the encoder or decoder use the relative position bias of its first layer.
 """
 
 import re
@@ -27,7 +27,7 @@ SHARED, HEAD = "shared.weight", "lm_head.weight"
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 MAX_POSITIONS = 1 << 14  # the model has no limit
-SENTINELS = 100
+SENTINELS = 100  # default number of sentinel tokens
 ADDED_TOKEN = r"<2(\w+)>|<extra_id_\d+>"
 LANGUAGE = r"<2(\w+)>"  # MADLAD: target language token before the source line
 
@@ -35,22 +35,22 @@ LANGUAGE = r"<2(\w+)>"  # MADLAD: target language token before the source line
 def load(directory: Directory) -> Checkpoint:
     """Load a T5 model."""
     config = directory.config
-    words = TokenizerReader(directory, ADDED_TOKEN)
-    tokens = words.merge_added_tokens(dict(enumerate(words.pieces)))
+    reader = TokenizerReader(directory, ADDED_TOKEN)
+    tokens = reader.merge_added_tokens(dict(enumerate(reader.subwords)))
     ids = find_language_ids(tokens, LANGUAGE)
     languages = Languages(ids, source="none", target="text") if ids else None
     directory.check(languages)
     model = _read_model(directory, directory.read_weights())
     # If no file lists the sentinels, they are the last tokens, in reverse order
-    is_listed = words.has_final_ids or any(
+    is_listed = reader.has_final_ids or any(
         re.fullmatch(r"<extra_id_\d+>", t) for t in tokens.values()
     )
     default = SENTINELS if directory.family == "t5" else 0
     n = 0 if is_listed else directory.tokenizer.get_int("extra_ids", default)
-    first = len(words.pieces)
+    first = len(reader.subwords)
     if first + n <= model.vocab_size:
         tokens |= {first + n - 1 - i: f"<extra_id_{i}>" for i in range(n)}
-    vocab = make_vocab(config, tokens, model.vocab_size, words.get_file, words.unk_token)
+    vocab = make_vocab(config, tokens, model.vocab_size, reader.get_file, reader.unk_token)
     start = read_start_id(directory, config.get_int("pad_token_id"))
     if config.get("forced_bos_token_id") is not None:
         raise CheckpointError(
@@ -58,12 +58,12 @@ def load(directory: Directory) -> Checkpoint:
         )
     n_sentinels = directory.tokenizer.get_int("extra_ids", default)
     sentinels = [f"<extra_id_{i}>" for i in range(n_sentinels)]
-    added = words.added.list_tokens(NAMED_T5, vocab.ids, sentinels)
+    added = reader.added.list_tokens(NAMED_T5, vocab.ids, sentinels)
     tokenizers = {
-        "sentencepiece": words.make_tokenizer(vocab, added, [tokens[i] for i in ids.values()])
+        "sentencepiece": reader.make_tokenizer(vocab, added, [tokens[i] for i in ids.values()])
     }
     return make_checkpoint(
-        directory, model, (vocab, vocab), tokenizers, start, words.added, languages=languages
+        directory, model, (vocab, vocab), tokenizers, start, reader.added, languages=languages
     )
 
 
@@ -128,8 +128,8 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
 def _read_embeddings(directory: Directory, weights: Weights) -> tuple[dict[str, Tensor], float]:
     """Return the embedding tables and output matrix under our names, and the scale of the logits.
 
-    The weights decide whether the output matrix is tied, because transformers 5 also writes
-    `tie_word_embeddings: true` for untied models.
+    Whether the output matrix is tied depends on the weights only, because transformers 5 also
+    writes `tie_word_embeddings: true` for untied models.
     """
     config = directory.model
     name = next((name for name in (SHARED, *TABLES) if name in weights), SHARED)

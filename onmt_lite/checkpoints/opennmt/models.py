@@ -47,7 +47,7 @@ def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
         CheckpointError: if weights are missing, unknown or of the wrong shape, or an option is not
             supported.
     """
-    # The causal mask of versions before 1.0, and unused norms of parallel residual layers
+    # Causal mask (versions before 1.0), and unused norms of parallel residual layers
     weights.drop(r"decoder\.transformer_layers\.\d+\.mask")
     if FEED_NORM not in weights:
         weights.drop(r"decoder\.transformer_layers\.\d+\.layer_norm_(2|res)\.(weight|bias)")
@@ -67,7 +67,7 @@ def build_transformer(weights: Weights, opt: ConfigReader) -> Transformer:
 
 
 def _read_alignment_heads(opt: ConfigReader, n_layers: int) -> dict[str, int]:
-    """Return layer and number of heads trained to align; empty if the layer does not exist."""
+    """Return the layer and number of heads trained to align; empty if there is no such layer."""
     layer = opt.get_int("alignment_layer", n_layers)
     if not -n_layers <= layer < n_layers:
         return {}
@@ -114,7 +114,7 @@ GATES = {name: name for name in ("source", "target", "both")}
 
 
 def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
-    """Build an RNN. Options are only used for settings that the weights do not show.
+    """Build an RNN; options are only used for settings that cannot be inferred from the weights.
 
     Args:
         weights: tensors under OpenNMT-py's names; they are renamed in place.
@@ -135,9 +135,8 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
         raise CheckpointError(
             f"{weights.path}: only LSTM and GRU cells are supported; use another model"
         )
-    has_gate = (
-        "decoder.gate.gate.weight" in weights
-    )  # source, target and both have the same weights
+    # The weights show that there is a context gate, but not its type
+    has_gate = "decoder.gate.gate.weight" in weights
     fields: dict[str, Any] = dict(
         src_vocab_size=n_src,
         tgt_vocab_size=n_tgt,
@@ -158,16 +157,16 @@ def build_rnn(weights: Weights, opt: ConfigReader) -> Rnn:
 
 
 def detect_attention(weights: Weights, name: str, opt: ConfigReader, *options: str) -> Score:
-    """Detect the score function of an attention by its weights.
+    """Detect the attention score function from its weights.
 
     Args:
         weights: all tensors.
-        name: prefix of the attention's tensors.
+        name: prefix of the attention weights.
         opt: the training options.
-        options: names of options that select the function; the first non-empty one must agree.
+        options: names of options that set the function; the first option with a value must match.
 
     Raises:
-        CheckpointError: if option and weights disagree.
+        CheckpointError: if option and weights do not match.
     """
     score: Score = "none"
     if f"{name}.linear_context.weight" in weights:
@@ -186,7 +185,7 @@ def detect_attention(weights: Weights, name: str, opt: ConfigReader, *options: s
 
 
 def read_attention_function(opt: ConfigReader) -> Normalizer:
-    """Return the normalization of all attentions: softmax or sparsemax."""
+    """Return the attention normalization: softmax or sparsemax."""
     choices: dict[str, Normalizer] = {"softmax": "softmax", "sparsemax": "sparsemax"}
     return opt.get_choice("global_attention_function", choices, "softmax")
 
@@ -199,8 +198,8 @@ CONVOLUTION = r"(encoder\.cnn\.layers|decoder\.conv_layers)\.\d+\.conv\."
 def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
     """Build a CNN.
 
-    A file has each convolution three times: as trained (`weight` and `bias`, with copies V and b),
-    its norm g, and running averages of V, g and b. The averages are used for translation.
+    A file has the trained parameters of each convolution (`weight` and `bias`, with copies V and b,
+    and the norm g) and running averages of V, g and b. The averages are used for translation.
     OpenNMT-py continues to average during translation, so its output drifts; here the stored
     averages do not change.
 
@@ -219,9 +218,9 @@ def build_cnn(weights: Weights, opt: ConfigReader) -> Convolution:
             weights.tensors[name] = weight[..., 0].transpose(1, 2)
         elif weight.dim() == 3:  # positions: (P, 1, E) -> (P, E)
             weights.tensors[name] = weight.flatten(0, 1)
-    # Both sides or none
-    positions = any(name.endswith(".position") for name in weights.tensors)
-    return assemble_convolution(weights, positions, scale_embedding=positions)
+    # On both sides or on neither
+    has_positions = any(name.endswith(".position") for name in weights.tensors)
+    return assemble_convolution(weights, has_positions, scale_embedding=has_positions)
 
 
 # -- Copy attention --------------------------------------------------------------------------------
@@ -231,18 +230,22 @@ ATTENTION = "decoder.copy_attn"
 
 def split_copy_weights(weights: Weights) -> Weights:
     """Remove and return the copy weights, so that `weights` becomes a plain model."""
-    copying = {}
+    copy_weights = {}
     for name in list(weights.tensors):
         tensor = weights.tensors.pop(name)
         if name.startswith(("generator.linear_copy.", ATTENTION)):
-            copying[name] = tensor
+            copy_weights[name] = tensor
         else:
             weights.tensors[name.replace("generator.linear.", "generator.")] = tensor
-    return Weights(copying, weights.path)
+    return Weights(copy_weights, weights.path)
 
 
 def add_copy_generator(
-    model: Seq2SeqModel, copying: Weights, opt: ConfigReader, src_vocab: Vocab, tgt_vocab: Vocab
+    model: Seq2SeqModel,
+    copy_weights: Weights,
+    opt: ConfigReader,
+    src_vocab: Vocab,
+    tgt_vocab: Vocab,
 ) -> Seq2SeqModel:
     """Replace the output layer with a CopyGenerator.
 
@@ -250,7 +253,7 @@ def add_copy_generator(
 
     Args:
         model: the model without copy attention.
-        copying: the copy weights; they are renamed in place.
+        copy_weights: weights of the copy attention; they are renamed in place.
         opt: the training options.
         src_vocab: source vocabulary.
         tgt_vocab: target vocabulary.
@@ -263,17 +266,17 @@ def add_copy_generator(
     """
     if tgt_vocab.pad_id is None or tgt_vocab.unk_id is None:
         raise CheckpointError(f"{opt.path}: copy attention needs a padding and an unknown token")
-    has_attention = any(name.startswith(ATTENTION) for name in copying.tensors)
+    has_attention = any(name.startswith(ATTENTION) for name in copy_weights.tensors)
     if has_attention == (not isinstance(model, Rnn) or opt.get_bool("reuse_copy_attn")):
         raise CheckpointError(
             f"{opt.path}: {ATTENTION} is {'unexpected' if has_attention else 'missing'} in this "
             "model"
         )
-    # Target id of each source id (Vsrc,); the unknown token if the target lacks the word
+    # Target ID of each source ID (Vsrc,); unknown if the word is not in the target vocabulary
     src_to_tgt = torch.tensor(tgt_vocab.encode(src_vocab.tokens))
     special = tgt_vocab.pad_id, tgt_vocab.unk_id
     options = ("copy_attn_type", "global_attention")
-    score = detect_attention(copying, ATTENTION, opt, *options) if has_attention else None
+    score = detect_attention(copy_weights, ATTENTION, opt, *options) if has_attention else None
     output = cast(OutputLayer, model.output)
 
     def make_generator() -> CopyGenerator:
@@ -282,7 +285,7 @@ def add_copy_generator(
             attention = AttentionScorer(output.in_features, score, read_attention_function(opt))
         return CopyGenerator(output, src_to_tgt, *special, attention)
 
-    copying.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only the attention weights are used
-    copying.rename("opennmt_copying")
-    model.output = build_model(make_generator, copying)
+    copy_weights.drop(r"decoder\.copy_attn\.linear_out\.\w+")  # only the attention weights are used
+    copy_weights.rename("opennmt_copy")
+    model.output = build_model(make_generator, copy_weights)
     return model

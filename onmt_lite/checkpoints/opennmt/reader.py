@@ -53,7 +53,7 @@ def load(path: Path) -> Checkpoint:
         if fairseq.is_checkpoint(content, path):
             return fairseq.load_from_state(content, path)
         raise CheckpointError(f"{path}: {_describe(content)}")
-    content.pop("optim", None)  # frees memory: it is larger than the model
+    content.pop("optim", None)  # free memory: it is larger than the model
     opt = ConfigReader(content["opt"], path)
     refuse_unsupported_options(opt, "OpenNMT-py")
     types = opt.get_str("encoder_type", "rnn"), opt.get_str("decoder_type", "rnn")
@@ -62,20 +62,20 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: OpenNMT-py: {reason}")
     weights = Weights(_read_weights(content, path), path)
     src_vocab, tgt_vocab, start_id = read_vocabularies(content["vocab"], path)
-    copies = "generator.linear_copy.weight" in weights
-    copying = opennmt.split_copy_weights(weights) if copies else None
+    has_copy_attention = "generator.linear_copy.weight" in weights
+    copy_weights = opennmt.split_copy_weights(weights) if has_copy_attention else None
     model: Any = BUILDERS[types](weights, opt)
     has_layers = opt.get_int("layers", -1) > 0  # overrides enc_layers and dec_layers
     for name, n in (("enc_layers", model.cfg.enc_layers), ("dec_layers", model.cfg.dec_layers)):
         opt.require_equal("layers" if has_layers else name, n)
-    if copying is not None:
-        model = opennmt.add_copy_generator(model, copying, opt, src_vocab, tgt_vocab)
+    if copy_weights is not None:
+        model = opennmt.add_copy_generator(model, copy_weights, opt, src_vocab, tgt_vocab)
     transforms = opt.get("transforms")
     has_suffix = isinstance(transforms, list) and "suffix" in transforms
     src_end = src_vocab.eos_id if has_suffix and opt.get("src_suffix") == EOS else None
     if isinstance(content["vocab"], list):
         version = "0.x"
-    else:  # torchtext fields before 3, then lists of tokens
+    else:  # version 3 has lists of tokens, older versions have torchtext fields
         is_list = isinstance(content["vocab"]["src"], list)
         version = "3" if is_list and isinstance(content["vocab"]["src"][0], str) else "1 or 2"
     return Checkpoint(
@@ -135,47 +135,47 @@ def _read_external_weights(path: Path) -> dict[str, Tensor]:
 # -- Vocabularies ----------------------------------------------------------------------------------
 
 
-def read_vocabularies(stored: Any, path: Path) -> tuple[Vocab, Vocab, int]:
+def read_vocabularies(vocabs: Any, path: Path) -> tuple[Vocab, Vocab, int]:
     """Read the vocabularies.
 
     Args:
-        stored: the entry `vocab` of a checkpoint.
-        path: the checkpoint, for messages.
+        vocabs: the entry `vocab` of a checkpoint.
+        path: the checkpoint, for error messages.
 
     Returns:
-        Source vocabulary, target vocabulary, and id of the decoder start token.
+        Source vocabulary, target vocabulary, and ID of the decoder start token.
 
     Raises:
         CheckpointError: if a vocabulary is malformed, lacks a special token or has word features.
     """
-    if isinstance(stored, list):  # 0.x: pairs of name and vocabulary
-        stored = {p[0]: p[1] for p in stored if _is_pair(p) and isinstance(p[0], str)}
-    if not isinstance(stored, dict) or not {"src", "tgt"} <= set(stored):
+    if isinstance(vocabs, list):  # 0.x: pairs of name and vocabulary
+        vocabs = {p[0]: p[1] for p in vocabs if _is_pair(p) and isinstance(p[0], str)}
+    if not isinstance(vocabs, dict) or not {"src", "tgt"} <= set(vocabs):
         raise CheckpointError(f"{path}: the vocabularies 'src' and 'tgt' are missing")
-    if stored.get("src_feats"):
+    if vocabs.get("src_feats"):
         raise CheckpointError(f"{path}: word features are not supported")
     src, tgt = (
         Vocab.from_tokens(tokens, pad=PAD, bos=BOS, eos=EOS, unk=UNK)
-        for tokens in (_find_tokens(stored[side], path) for side in ("src", "tgt"))
+        for tokens in (_find_tokens(vocabs[side], path) for side in ("src", "tgt"))
     )
-    start = stored.get("decoder_start_token", BOS)
+    start = vocabs.get("decoder_start_token", BOS)
     if not isinstance(start, str) or start not in tgt.ids:
         raise CheckpointError(f"{path}: the target vocabulary lacks the start token")
     if tgt.eos_id is None:
-        raise CheckpointError(f"{path}: the target vocabulary lacks the end token {EOS}")
+        raise CheckpointError(f"{path}: the target vocabulary lacks the EOS token {EOS}")
     return src, tgt, tgt.ids[start]
 
 
-def _find_tokens(stored: Any, path: Path) -> list[str]:
+def _find_tokens(value: Any, path: Path) -> list[str]:
     """Find the list of tokens in a list, a Vocab, a Field, a TextMultiField or a list of pairs."""
     for _ in range(8):  # no version nests deeper
-        if isinstance(stored, list) and stored and isinstance(stored[0], str):
-            return check_tokens(stored, path)
-        if isinstance(stored, list):  # more than one pair: word features
-            stored = stored[0][1] if len(stored) == 1 and _is_pair(stored[0]) else None
-        elif isinstance(stored, InertObject):
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return check_tokens(value, path)
+        if isinstance(value, list):  # more than one pair: word features
+            value = value[0][1] if len(value) == 1 and _is_pair(value[0]) else None
+        elif isinstance(value, InertObject):
             names = ("itos", "vocab", "fields")
-            stored = next((stored.get(n) for n in names if stored.get(n) is not None), None)
+            value = next((value.get(n) for n in names if value.get(n) is not None), None)
     raise CheckpointError(
         f"{path}: vocabularies with word features or in this format are not supported"
     )

@@ -436,7 +436,7 @@ class TestRejected:
         [
             (dict(decoder_start_token=None), "decoder_start_token"),
             (dict(decoder_start_token="<pad>"), "<pad>"),
-            (dict(eos_token="</x>"), "end token"),
+            (dict(eos_token="</x>"), "EOS token"),
             (dict(add_source_eos="yes"), "add_source_eos"),
             (dict(add_source_eos=None), "add_source_eos"),
             (dict(quantization_type=1), "quantization_type is 1, but only 0"),

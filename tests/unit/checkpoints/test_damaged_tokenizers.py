@@ -150,7 +150,7 @@ def test_load_list_in_place_of_informative_string_is_ignored(copy):
     assert load_checkpoint(path).version == ""
     table = json.loads((path / "tokenizer.json").read_text("utf-8"))
     table["added_tokens"][0] |= {"content": ["x"], "id": 5}
-    with pytest.raises(CheckpointError, match="content of an added token is not a string"):
+    with pytest.raises(CheckpointError, match="content of an added token must be a string"):
         convert_tokenizer_json(table, "<unk>", path)
 
 
@@ -271,7 +271,7 @@ class TestTokenizerJson:
         text = (
             (FAMILIES / "madlad" / "tokenizer.json").read_text("utf-8").replace("<0xAE>", "<0xAE")
         )
-        with pytest.raises(CheckpointError, match="byte tokens, not 256"):
+        with pytest.raises(CheckpointError, match="byte tokens instead of 256"):
             convert_tokenizer_json(json.loads(text), "<unk>", tmp_path)
 
 

@@ -63,7 +63,8 @@ def test_confidence_curve_is_logistic():
         odds = math.exp(3.0 + 6.0 * mean) * math.sqrt(n_tokens)
         found = curve.estimate([hyp(*text) for text in texts])
         assert found == pytest.approx(odds / (1 + odds), abs=1e-12)
-        assert curve.probability(curve.threshold(n_tokens), n_tokens) == pytest.approx(0.5)
+        threshold = curve.compute_threshold(n_tokens)
+        assert curve.compute_probability(threshold, n_tokens) == pytest.approx(0.5)
     assert curve.estimate([Hypothesis("", [], 0.0, 0.0, [], False)]) is None
 
 
@@ -122,7 +123,7 @@ def test_fit_nearly_separable_points():
     """One wrong translation among correct ones: Newton's step is too large."""
     points = [*map(RIGHT, (-0.09, -0.429, -0.384, -0.451, -0.174)), WRONG(-5.537), WRONG(-0.45)]
     curve = fit_confidence(points)
-    assert -0.46 < curve.threshold(5) < -0.43 and curve.per_nat > 100
+    assert -0.46 < curve.compute_threshold(5) < -0.43 and curve.per_nat > 100
 
 
 def test_fit_ignores_length_that_separates_points():

@@ -119,7 +119,7 @@ def test_split_longer_equals_separate_sentences(model, options):
     curve, best = model.checkpoint.confidence, whole.hyps[0]
     n_tokens = len(best.token_log_probs)
     assert whole.confidence == pytest.approx(
-        curve.probability(sum(best.token_log_probs) / n_tokens, n_tokens)
+        curve.compute_probability(sum(best.token_log_probs) / n_tokens, n_tokens)
     )
     for hyp, *own in zip(whole.hyps, *(part.hyps for part in parts), strict=True):
         assert hyp.text == " ".join(h.text for h in own)

@@ -265,7 +265,7 @@ class TestCompatibility:
             ({"tgt_vocab": Vocab(["$", "a", "b"], eos_id=1)}, "eos_id of their target"),
             ({"src_vocab": Vocab(["s1"])}, "source vocabularies: ID 0 is 's0' and 's1'"),
             ({"start_id": 2}, "have different start tokens: ID -1 and 2"),
-            ({"src_end": (0,)}, "have different source end tokens"),
+            ({"src_end": (0,)}, "have different source EOS tokens"),
         ],
     )
     def test_incompatible_models_error_names_the_difference(self, change, words):
