@@ -70,7 +70,8 @@ def read_hypotheses(config, returned, n_forced):
     "row, search", mark_sweeps(CASES.values(), [*CASES.values()][::5]), ids=CASES
 )
 def test_generation_config_rules_n_best_equals_transformers_generate(row, search, tmp_path):
-    config, k = row["said"], row["said"]["num_beams"]
+    config = row["generation_config"]
+    k = config["num_beams"]
     translator = load(row, tmp_path, search)
     n_forced = translator.checkpoint.count_forced_tokens("")
     found = translator.translate(row["lines"], n_best=k)
@@ -214,9 +215,9 @@ def test_exponential_decay_length_penalty_any_length_equals_reference(
 
 
 def test_several_eos_tokens_each_ends_hypothesis_and_is_not_in_text(tmp_path):
-    row = next(row for row in ROWS if row["said"]["num_beams"] == 4)
-    config = {name: value for name, value in row["said"].items() if name not in RULES}
-    row = row | dict(said=config | dict(eos_token_id=[0, 13, 81], length_penalty=0.0))
+    row = next(row for row in ROWS if row["generation_config"]["num_beams"] == 4)
+    config = {name: value for name, value in row["generation_config"].items() if name not in RULES}
+    row = row | dict(generation_config=config | dict(eos_token_id=[0, 13, 81], length_penalty=0.0))
     for translation in load(row, tmp_path, "transformers").translate(row["lines"], n_best=4):
         for hyp in translation.hyps:
             assert not {0, 13, 81} & {*hyp.ids} and (hyp.ended or len(hyp.ids) == 12)
@@ -234,8 +235,10 @@ def test_several_eos_tokens_each_ends_hypothesis_and_is_not_in_text(tmp_path):
 )
 def test_dump_beam_names_generation_config_rule_as_reason(model, rules, reason, tmp_path):
     row = [row for row in ROWS if row["model"] == model][1]
-    config = {name: value for name, value in row["said"].items() if name not in RULES[:4]}
-    row = row | dict(said=config | rules)
+    config = {
+        name: value for name, value in row["generation_config"].items() if name not in RULES[:4]
+    }
+    row = row | dict(generation_config=config | rules)
     translator = load(row, tmp_path, "transformers")
     lines = [Line(i, text, traced=True) for i, text in enumerate(row["lines"])]
     found = translator.pipeline.translate_lines(lines, None, translator.options)

@@ -1,1 +1,1 @@
-"""Comparisons with the original toolkits; each file is skipped where its toolkit is missing."""
+"""Comparisons with the original toolkits; files are skipped if their toolkit is not installed."""

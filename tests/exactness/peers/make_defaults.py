@@ -2,9 +2,9 @@
 
     python -m tests.exactness.peers.make_defaults      (transformers 4.46.3, then 5.23.0)
 
-tests/data/families/defaults.json has one row per model directory: a directory of tests/data with
-other settings in config.json (`own`) and generation_config.json (`said`, null if there is no such
-file), the IDs of two lines, and the output of each version for them.
+tests/data/families/defaults.json has one row per model directory: the original directory in
+tests/data, the settings to change in config.json (`config`), the new generation_config.json (null
+if the file does not exist), two lines, their IDs, and the output of each transformers version.
 """
 
 import json
@@ -75,7 +75,7 @@ def get_directory(model):
 
 
 def insert_ids(value, special):
-    """Replace the placeholders in settings by IDs."""
+    """Replace the placeholders in settings with IDs."""
     if isinstance(value, dict):
         return {k: insert_ids(v, special) for k, v in value.items() if v != "removed"}
     if isinstance(value, list):
@@ -96,13 +96,17 @@ def generate_rows():
         for i, (config, generation) in enumerate(pairs):
             if model == "marian" or i % 3 == m % 3 or generation is None:
                 is_old = generation is None or "_from_model_config" in generation
-                own = insert_ids(config | (base if is_old else {}), special)
-                said = None if generation is None else base | insert_ids(generation, special)
-                yield dict(model=model, own=own, said=said, lines=lines, ids=ids)
+                config = insert_ids(config | (base if is_old else {}), special)
+                generation = None if generation is None else base | insert_ids(generation, special)
+                settings = dict(config=config, generation_config=generation)
+                yield dict(model=model, **settings, lines=lines, ids=ids)
 
 
 def write_directory(row, path):
-    """Write the directory of a row; permute embeddings of models that only repeat a token."""
+    """Write the directory of a row.
+
+    The embeddings of some models are permuted, because their output repeats a single token.
+    """
     shutil.copytree(get_directory(row["model"]), path, dirs_exist_ok=True)
     table = {"marian": "model.shared.weight", "t5": "shared.weight"}.get(row["model"])
     if table:
@@ -114,12 +118,12 @@ def write_directory(row, path):
         torch.save(weights, path / "pytorch_model.bin")
     config = json.loads((path / "config.json").read_text("utf-8"))
     config = {k: v for k, v in config.items() if k not in ("num_beams", "max_length")}
-    if row["said"] is None and "forced_eos_token_id" not in row["own"]:
+    if row["generation_config"] is None and "forced_eos_token_id" not in row["config"]:
         config.pop("forced_eos_token_id", None)
-    (path / "config.json").write_text(json.dumps(config | row["own"]), "utf-8")
+    (path / "config.json").write_text(json.dumps(config | row["config"]), "utf-8")
     (path / "generation_config.json").unlink()
-    if row["said"] is not None:
-        (path / "generation_config.json").write_text(json.dumps(row["said"]), "utf-8")
+    if row["generation_config"] is not None:
+        (path / "generation_config.json").write_text(json.dumps(row["generation_config"]), "utf-8")
     return path
 
 

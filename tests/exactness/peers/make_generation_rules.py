@@ -2,8 +2,8 @@
 
     python -m tests.exactness.peers.make_generation_rules      (transformers 4.46.3, then 5.23.0)
 
-tests/exactness/conformance/generation_rules.json has one row per model of tests/data and setting:
-its generation_config.json (`said`), two lines, their IDs, and the n-best lists of each version.
+tests/exactness/conformance/generation_rules.json has one row per model and setting: the
+generation_config.json, two lines, their IDs, and the n-best lists of each transformers version.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.exactness.peers.make_defaults import get_directory, read_inputs, writ
 FILE = Path(__file__).resolve().parents[1] / "conformance" / "generation_rules.json"
 MODELS = ("marian", "mbart50", "t5")
 SPECIAL = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
-MAX = 13
+MAX_LENGTH = 13
 RULES = (
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
@@ -38,19 +38,19 @@ OTHER_SETTINGS = (
 
 
 class ValueSampler:
-    """Samples values with an effect: tokens of the sources and of outputs without any rule."""
+    """Samples values with an effect, from the model's outputs without any rule."""
 
     def __init__(self, model, seed):
         self.lines, self.ids, self.special = read_inputs(model)
         config = json.loads((get_directory(model) / "generation_config.json").read_text("utf-8"))
         self.base = {name: config[name] for name in SPECIAL if name in config}
-        self.base |= dict(max_length=MAX, do_sample=False)
+        self.base |= dict(max_length=MAX_LENGTH, do_sample=False)
         if "forced" in self.special:
             self.base["forced_bos_token_id"] = self.special["forced"]
         self.random, self.outputs = random.Random(seed), []
 
     def sample_phrase(self, n):
-        """Sample an n-gram of an output, shorter if the output is."""
+        """Sample an n-gram of an output, or the whole output if it is shorter."""
         output = [i for i in self.random.choice(self.outputs) if i != self.special["pad"]]
         start = self.random.randrange(max(1, len(output) - n))
         return output[start : start + n]
@@ -83,7 +83,7 @@ class ValueSampler:
         return [[phrase, round(rng.uniform(-6, 4), 2)] for phrase in phrases]
 
     def generate_settings(self):
-        """Yield each rule alone, then with other settings, then several rules."""
+        """Yield single rules, single rules with another setting, and combinations of rules."""
         cases = [[name] for name in RULES for _ in range(3)]
         cases += [[name] for name in RULES for _ in OTHER_SETTINGS]
         cases += [self.random.sample(RULES, self.random.randint(2, 5)) for _ in range(10)]
@@ -113,7 +113,7 @@ def generate(model, config, ids):
         torch.tensor([ids]), num_return_sequences=k, output_scores=True,
         return_dict_in_generate=True,
     )  # fmt: skip
-    if any(scores.isnan().any() for scores in output.scores):  # a masked end token, in 4.46.3
+    if any(scores.isnan().any() for scores in output.scores):  # 4.46.3 masks EOS
         return None
     scores = output.sequences_scores.tolist() if k > 1 else [None]
     scores = [score if score is None else round(score, 5) for score in scores]
@@ -124,7 +124,7 @@ def load_model(name, path):
     """Write the directory of a model and load it."""
     import transformers as hf
 
-    path = write_directory(dict(model=name, own={}, said={}), Path(path))
+    path = write_directory(dict(model=name, config={}, generation_config={}), Path(path))
     return hf.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
 
 
@@ -137,8 +137,9 @@ def generate_rows(models):
             values.outputs += [output for output, _ in generate(models[name], plain, ids)]
         for settings in values.generate_settings():
             for k in (1, 4):
-                config = values.base | dict(num_beams=k) | settings
-                yield dict(model=name, own={}, said=config, lines=values.lines, ids=values.ids)
+                row = dict(model=name, config={})
+                row["generation_config"] = values.base | dict(num_beams=k) | settings
+                yield row | dict(lines=values.lines, ids=values.ids)
 
 
 def main():
@@ -149,7 +150,8 @@ def main():
         models = {name: load_model(name, Path(tmp) / name) for name in MODELS}
         stored = json.loads(FILE.read_text("utf-8")) if FILE.exists() else [*generate_rows(models)]
         for row in stored:
-            row[version] = [generate(models[row["model"]], row["said"], ids) for ids in row["ids"]]
+            model, config = models[row["model"]], row["generation_config"]
+            row[version] = [generate(model, config, ids) for ids in row["ids"]]
     FILE.write_text("[" + ",\n".join(map(json.dumps, stored)) + "]\n", "utf-8")
 
 

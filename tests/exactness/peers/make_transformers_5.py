@@ -308,13 +308,13 @@ def main():
             tokenizer = hf.AutoTokenizer.from_pretrained(path)
             texts = [tokenizer.decode(x, skip_special_tokens=True) for x in generate_sequences(120)]
             reference["texts"].append(dict(settings=settings, texts=texts))
-        reference["disagreeing"] = []
+        reference["conflicts"] = []
         for i, row in enumerate(CONFLICTS):
-            path = write_conflict(row, work / f"disagreeing{i}")
+            path = write_conflict(row, work / f"conflict{i}")
             model = row[0]
             sources = ["w37 w3 w90", "w17 w0"] if model == "marian" else ["Das Haus", "Wir gehen"]
             rows = generate(path, row, sources)
-            reference["disagreeing"].append(dict(row=row, sources=sources, rows=rows))
+            reference["conflicts"].append(dict(row=row, sources=sources, rows=rows))
         reference["mt5"] = []
         for head in (False, True):
             path = write_tied_mt5(work / f"mt5{head}", head)

@@ -16,8 +16,8 @@ SIZES = [(3, 2), (7, 5), (1, 1), (12, 6)]  # source and target length
 N_LAYERS = 5
 
 
-def draw_ids(vocab_size):
-    """Draw sources and targets without language tokens (the last IDs)."""
+def sample_ids(vocab_size):
+    """Sample sources and targets without language tokens, which have the last IDs."""
     torch.manual_seed(1)
     return [
         [torch.randint(4, vocab_size - 5, (n,)).tolist() for n in sizes] for sizes in zip(*SIZES)
@@ -71,7 +71,7 @@ def test_attention_any_layer_and_heads_equals_transformers(class_name, base, n_h
     # Reload, because the position tables are not stored
     theirs = model_class.from_pretrained(tmp_path, attn_implementation="eager").eval()
     ours = load_checkpoint(tmp_path).model
-    sources, targets = draw_ids(ours.vocab_size)
+    sources, targets = sample_ids(ours.vocab_size)
     start = theirs.config.decoder_start_token_id
     for layer in range(-N_LAYERS, N_LAYERS):
         for n in range(n_heads + 1):
@@ -97,8 +97,8 @@ def test_attention_equals_return_attention_of_ctranslate2(tmp_path):
     n_rows = 0
     for n in (1, 3, 8):
         line = [f"w{i}" for i in range(1, n + 1)]
-        given = dict(beam_size=2, num_hypotheses=2, return_attention=True, max_decoding_length=9)
-        (result,) = theirs.translate_batch([line], **given)
+        settings = dict(beam_size=2, num_hypotheses=2, return_attention=True, max_decoding_length=9)
+        (result,) = theirs.translate_batch([line], **settings)
         src = [*checkpoint.src_vocab.encode(line), *checkpoint.src_end]
         for tokens, rows in zip(result.hypotheses, result.attention):
             start = checkpoint.start_id
@@ -106,6 +106,6 @@ def test_attention_equals_return_attention_of_ctranslate2(tmp_path):
                 checkpoint.model, [src], [vocab.encode(tokens)], start, LAST_LAYER
             )
             for row, expected in zip(attention.tolist(), rows):
-                assert row[:n] == pytest.approx(expected, abs=1e-5)  # without the end token
+                assert row[:n] == pytest.approx(expected, abs=1e-5)  # without EOS
                 n_rows += 1
     assert n_rows > 10

@@ -25,7 +25,7 @@ OPTIONS = {
 }
 
 
-def draw_settings(random):
+def sample_settings(random):
     return dict(
         num_beams=random.choice([2, 3, 5]),
         max_length=random.randint(4, 20),
@@ -65,7 +65,7 @@ def test_n_best_lists_equal_transformers(name, seed):
     if OLD:
         tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / name, use_fast=False)
         assert ids == [tokenizer(line)["input_ids"] for line in LINES]
-    settings = draw_settings(Random(seed))
+    settings = sample_settings(Random(seed))
     output = generate(name, recorded["forced"], ids, settings)
     k, n = settings["num_beams"], 1 if recorded["forced"] is None else 2
     options = {OPTIONS.get(key, key): value for key, value in settings.items()}

@@ -179,7 +179,7 @@ def compute_opennmt_log_probs(model, opt):
 
 
 def compute_copy_log_probs(model, hidden, attn, src):
-    """Add the copy probabilities to those of the target vocabulary.
+    """Combine the copy distribution with the distribution over the target vocabulary.
 
     Args:
         model: the OpenNMT-py model.

@@ -60,7 +60,7 @@ class Table(transformers.PreTrainedModel, transformers.GenerationMixin):
         return outputs.Seq2SeqLMOutput(logits=logits)
 
 
-def draw_source(rng: Random):
+def sample_source(rng: Random):
     words = range(1, VOCAB_SIZE)
     keys = ["", *map(str, words), *(f"{a} {b}" for a in words for b in words)]
     keys += [f"*{n}" for n in range(3, 9)]
@@ -71,8 +71,8 @@ def draw_source(rng: Random):
     return make_source({key: row() for key in keys}, row())
 
 
-def draw_options(rng: Random) -> tuple[dict, dict]:
-    """Draw options, under our names and under the names in transformers."""
+def sample_options(rng: Random) -> tuple[dict, dict]:
+    """Sample options, under our names and under the names in transformers."""
     groups = rng.choice([1, 1, 2, 3]) if GENERATION == 4 else 1
     size = groups * rng.choice([1, 2, 3, 4] if groups == 1 else [1, 2, 3])
     early_stopping = rng.choice([True, False, "never"])
@@ -133,7 +133,7 @@ def generate(source, options, forced_eos):
 @pytest.mark.parametrize("seed", range(150))
 def test_beam_search_equals_generate(seed):
     rng = Random(seed)
-    source, (ours, theirs) = draw_source(rng), draw_options(rng)
+    source, (ours, theirs) = sample_source(rng), sample_options(rng)
     forced_eos = rng.random() < 0.3
     checkpoint = make_checkpoint([source])
     checkpoint = type(checkpoint)(**{**vars(checkpoint), "forced_eos": forced_eos})

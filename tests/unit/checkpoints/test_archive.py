@@ -56,7 +56,7 @@ FLOAT = torch.FloatStorage
 
 
 def tensor_pickle(storage=("storage", FLOAT, "0", "cpu", 4), offset=0, size=(2, 2), stride=(2, 1)):
-    """Pickle {"model": {"a": tensor}} with the given description of the tensor."""
+    """Pickle {"model": {"a": tensor}} with an arbitrary description of the tensor."""
 
     class Tensor:
         def __reduce__(self):

@@ -54,13 +54,13 @@ def test_families_equal_families_of_reader():
 )
 def test_model_defaults_same_output_as_generate(row, search, tmp_path):
     write_directory(row, tmp_path)
-    given = dict(tokenizer="space") if row["model"] == "marian" else {}
-    given |= dict(device="cpu", precision="fp32", threads=1, search=search)
+    options = dict(tokenizer="space") if row["model"] == "marian" else {}
+    options |= dict(device="cpu", precision="fp32", threads=1, search=search)
     if isinstance(row[search], str):  # an error of transformers
         with pytest.raises(CheckpointError, match="num_beam_groups"):
-            Translator.from_pretrained(tmp_path, **given)
+            Translator.from_pretrained(tmp_path, **options)
         return
-    translator = Translator.from_pretrained(tmp_path, **given)
+    translator = Translator.from_pretrained(tmp_path, **options)
     eos, n_forced = translator.checkpoint.eos_id, translator.checkpoint.count_forced_tokens("")
     for translation, ids in zip(translator.translate(row["lines"]), row[search], strict=True):
         hyp, returned = translation.hyps[0], ids[1 + n_forced :]
@@ -208,10 +208,10 @@ class TestDefaults:
     @pytest.mark.parametrize("search", ["opennmt", "transformers-2", "fairseq"])
     def test_eos_token_id_list_preset_without_it_refused(self, copy, search):
         update_json(copy / "generation_config.json", eos_token_id=[2, 5])
-        found = Translator.from_pretrained(copy, tgt_lang="en_XX", search="transformers")
-        assert found.checkpoint.eos_id == 2
+        translator = Translator.from_pretrained(copy, tgt_lang="en_XX", search="transformers")
+        assert translator.checkpoint.eos_id == 2
         with pytest.raises(OptionError, match="eos_token_id.*transformers or transformers-5"):
-            found.translate(["a"], search=search)
+            translator.translate(["a"], search=search)
 
     def test_do_sample_default_requires_do_sample_option(self, copy):
         update_json(copy / "generation_config.json", do_sample=True, temperature=0.5, typical_p=1.0)
@@ -229,9 +229,9 @@ class TestDefaults:
             num_beams=4, num_beam_groups=2, diversity_penalty=0.5, renormalize_logits=True
         )
         update_json(copy / "generation_config.json", **settings)
-        found = Translator.from_pretrained(copy, search="transformers", tgt_lang="en_XX")
+        translator = Translator.from_pretrained(copy, search="transformers", tgt_lang="en_XX")
         with pytest.raises(OptionError, match="renormalize_logits"):
-            found.translate(["a"])
+            translator.translate(["a"])
 
     @pytest.mark.parametrize(
         "setting",
@@ -260,13 +260,13 @@ class TestDefaults:
     @pytest.mark.parametrize("decay", [[10**30, 1.5], [0, 10**38], [3, 0]])
     def test_exponential_decay_length_penalty_extreme_values_translate(self, copy, decay):
         update_json(copy / "generation_config.json", exponential_decay_length_penalty=decay)
-        found = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
-        assert found.translate(["a"], max_length=5)[0].hyps
+        translator = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
+        assert translator.translate(["a"], max_length=5)[0].hyps
 
     def test_forced_eos_token_id_float_accepted(self, copy):
         update_json(copy / "generation_config.json", forced_eos_token_id=[2.0])
-        found = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
-        assert found.translate(["a"], max_length=5)[0].hyps
+        translator = Translator.from_pretrained(copy, search="transformers-5", tgt_lang="en_XX")
+        assert translator.translate(["a"], max_length=5)[0].hyps
 
     @settings(max_examples=150)
     @given(
@@ -353,7 +353,7 @@ def test_unsupported_family_or_tokenizer_error_names_it(copy, file, values, word
     assert "\n" not in str(caught.value)
 
 
-WRONG = {  # invalid values, by file
+INVALID = {  # invalid values, by file
     "config.json": [
         *(dict(vocab_size=7), dict(d_model="x"), dict(encoder_attention_heads=0)),
         *(dict(activation_function="mish"), dict(scale_embedding=3)),
@@ -376,11 +376,11 @@ WRONG = {  # invalid values, by file
     "added_tokens.json": [dict(a="x"), dict(en_XX=5), dict(en_XX=999)],
     "tokenizer.json": [dict(added_tokens=[{"id": 5, "content": "en_XX"}]), dict(added_tokens=5)],
 }
-WRONG_VALUES = [(file, values) for file, rows in WRONG.items() for values in rows]
+INVALID_VALUES = [(file, values) for file, rows in INVALID.items() for values in rows]
 
 
-@pytest.mark.parametrize("file, values", WRONG_VALUES, ids=str)
-def test_wrong_value_error_names_file(copy, file, values):
+@pytest.mark.parametrize("file, values", INVALID_VALUES, ids=str)
+def test_invalid_value_error_names_file(copy, file, values):
     if file in ("special_tokens_map.json", "added_tokens.json", "tokenizer.json"):
         kept = json.loads((copy / "tokenizer_config.json").read_text("utf-8"))
         kept.pop("added_tokens_decoder")  # otherwise the other files are ignored

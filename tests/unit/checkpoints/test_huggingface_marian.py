@@ -209,9 +209,9 @@ class TestVocabulary:
 
     @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
     def test_sentencepiece_model_truncated_refused(self, copy, name):
-        """Truncated between two pieces, because the sentencepiece library accepts such a file."""
+        """Truncated between two subwords, because the sentencepiece library accepts such a file."""
         data, ends, at = (MARIAN / name).read_bytes(), [], 0
-        while data[at] == 0x0A:  # a piece, of fewer than 128 bytes
+        while data[at] == 0x0A:  # a subword of fewer than 128 bytes
             at += 2 + data[at + 1]
             ends.append(at)
         for end in (0, ends[len(ends) // 2], ends[-1]):
@@ -237,11 +237,11 @@ class TestLanguages:
         examples = (make(line, direction=direction) for line in lines_from_texts(lines, "x"))
         return [" ".join(vocab.decode(example.src_ids)) for example in examples]
 
-    @pytest.mark.parametrize("tokenizer, mark", [("auto", ""), ("space", "▁")])
-    def test_tgt_lang_token_added_to_lines_without_one(self, multilingual, tokenizer, mark):
-        lines = [f"{tag}{mark}w1" for tag in ("", ">>deu_Latn<< ", ">>fra<<  ", ">>xyz<< ")]
-        given = dict(tgt_lang="fra", tokenizer=tokenizer)
-        found = self.encode_sources(multilingual, *lines[:3], **given)
+    @pytest.mark.parametrize("tokenizer, spacer", [("auto", ""), ("space", "▁")])
+    def test_tgt_lang_token_added_to_lines_without_one(self, multilingual, tokenizer, spacer):
+        lines = [f"{tag}{spacer}w1" for tag in ("", ">>deu_Latn<< ", ">>fra<<  ", ">>xyz<< ")]
+        options = dict(tgt_lang="fra", tokenizer=tokenizer)
+        found = self.encode_sources(multilingual, *lines[:3], **options)
         assert found == [">>fra<< ▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>"]
         found = self.encode_sources(multilingual, *lines, tokenizer=tokenizer)  # as in the original
         plain = ["▁w1 </s>", ">>deu_Latn<< ▁w1 </s>", ">>fra<< ▁w1 </s>", "<unk> ▁w1 </s>"]
@@ -257,10 +257,10 @@ class TestLanguages:
     def test_src_lang_refused_without_normalize_transform(self, multilingual):
         with pytest.raises(OptionError, match="src_lang: the model takes a target language only"):
             Translator.from_pretrained(multilingual, src_lang="en")
-        given = dict(src_lang="en", tgt_lang="fra", transforms=["normalize", "sentencepiece"])
-        given |= dict(src_subword_model=multilingual / "source.spm")
-        given |= dict(tgt_subword_model=multilingual / "target.spm")
-        (found,) = self.encode_sources(multilingual, "w1", **given)
+        options = dict(src_lang="en", tgt_lang="fra", transforms=["normalize", "sentencepiece"])
+        options |= dict(src_subword_model=multilingual / "source.spm")
+        options |= dict(tgt_subword_model=multilingual / "target.spm")
+        (found,) = self.encode_sources(multilingual, "w1", **options)
         assert found.endswith("▁w1 </s>")
 
     def test_print_model_lists_language_codes(self, multilingual):
@@ -316,7 +316,7 @@ def test_untied_embeddings_of_transformers_5(copy, weights, share):
 @pytest.mark.parametrize(
     "name", ["activation_function", "scale_embedding", "max_position_embeddings"]
 )
-def test_what_no_weight_tells_must_be_said(copy, name):
+def test_config_setting_not_in_weights_is_required(copy, name):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({n: v for n, v in config.items() if n != name}))
     assert_refused(copy, name)
@@ -338,7 +338,7 @@ GENERATION = [
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["m2m", "mbart", "t5"])
-    def test_relatives_without_their_words(self, name):
+    def test_multilingual_model_without_subword_model_refused(self, name):
         assert_refused(DATA / "hf" / name, "sentencepiece.bpe.model", "tokenizer.json")
 
     @pytest.mark.parametrize(
@@ -349,21 +349,21 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_descriptions(self, copy, file, values):
+    def test_config_invalid_value_refused(self, copy, file, values):
         if file == "config.json":
             (copy / "generation_config.json").unlink()
         update_json(copy / file, **values)
         assert_refused(copy, "copy")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "vocab.json", "target.spm"])
-    def test_files_that_are_not_there(self, copy, name):
+    def test_missing_file_refused(self, copy, name):
         (copy / name).unlink()
         assert_refused(copy, "copy")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "x" * 500])
 @pytest.mark.parametrize("value", [torch.ones(2), torch.tensor([torch.nan])], ids=["ok", "nan"])
-def test_odd_names_of_weights_do_not_spoil_the_message(copy, weights, name, value):
+def test_unknown_weight_unusual_name_refused(copy, weights, name, value):
     store_weights(copy, {**weights, name: value})
     assert_refused(copy)
     (copy / "model.safetensors").unlink()

@@ -123,9 +123,9 @@ class TestVocabulary:
         (opus / "opus.spm32k.vocab.yml").write_text(text * 50_000, "utf-8")
         code = "from onmt_lite.checkpoints.loading import load_checkpoint\n"
         code += f"try: load_checkpoint({str(opus)!r})\nexcept Exception as e: print(repr(e))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.startswith("CheckpointError(")
-        assert "not a Marian vocabulary" in done.stdout
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert result.returncode == 0 and result.stdout.startswith("CheckpointError(")
+        assert "not a Marian vocabulary" in result.stdout
 
     def test_load_sentencepiece_vocabulary_also_tokenizes(self, opus):
         """The model has the ids of the sentencepiece model."""

@@ -16,12 +16,12 @@ from tests.exactness.peers import make_transformers_5 as peer
 
 REFERENCE = json.loads(peer.FILE.read_text("utf-8"))
 IDS = {f"{case['model']}-{case['layout']}": case for case in REFERENCE["ids"]}
-CONFLICTS = {f"{case['row'][0]}-{i}": case for i, case in enumerate(REFERENCE["disagreeing"])}
+CONFLICTS = {f"{case['row'][0]}-{i}": case for i, case in enumerate(REFERENCE["conflicts"])}
 
 
 def load(path, target, **options):
-    given = dict(device="cpu", precision="fp32", threads=1, **options)
-    return Translator.from_pretrained(path, **given | (dict(tgt_lang=target) if target else {}))
+    settings = dict(device="cpu", precision="fp32", threads=1, **options)
+    return Translator.from_pretrained(path, **settings | (dict(tgt_lang=target) if target else {}))
 
 
 def encode_sources(translator, lines):
