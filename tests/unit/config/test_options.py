@@ -97,7 +97,10 @@ REMEDY = re.compile(r"; |: must be |did you mean|takes one value|needs at least 
         ("-phrase_table x", "phrase_table requires replace_unk; set it as well, or remove"),
         ("-tgt_file_prefix", "tgt_file_prefix requires tgt or tgt_prefix; "),
         ("-tgt_prefix", "tgt_file_prefix requires tgt or tgt_prefix; "),
-        ("-random_sampling_temp 0.5", "random_sampling_temp requires do_sample, random_sampling_topk or "),
+        (
+            "-random_sampling_temp 0.5",
+            "random_sampling_temp requires do_sample, random_sampling_topk or ",
+        ),
         (
             "-diversity_rate 1 -search transformers",
             "requires beam_groups 2 or more; ",
