@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 
 class Pattern(NamedTuple):
     """A construction to avoid, and how often it may occur in 10,000 words."""
@@ -37,87 +39,8 @@ class Passage(NamedTuple):
 
 
 PATTERNS = {
-    "A": Pattern(
-        '"what ..." as a noun',
-        "name the thing",
-        re.compile(
-            r"\b[Ww]hat (is|are|it|a|an|the|they|was|were|has|have|may|must|can|no|to|of|each"
-            r"|becomes?|stands?|follows|holds?|makes?|does|others?|its|this|all|both|any|some)\b"
-        ),
-        4,
-    ),
-    "B": Pattern(
-        '"those / the one(s) that, of, with"',
-        "repeat the noun",
-        re.compile(
-            r"\b([Tt]hose|[Tt]he ones?) "
-            r"(that|of|which|with|who|whose|from|in|to|are|is|for)\b"
-        ),
-        4,
-    ),
-    "C": Pattern(
-        "files, options, models that say, tell, ask, answer",
-        "contain, set, return, log, print, reject",
-        re.compile(r"\b([Ss]ays?|[Ss]aid|[Tt]ells?|[Tt]old|[Aa]sk(s|ed)?|[Aa]nswer(s|ed)?)\b"),
-        4,
-    ),
-    "D": Pattern(
-        "nobody, somebody, whoever",
-        "no caller, unused, a user",
-        re.compile(r"\b([Nn]obody|[Ss]omebody|[Ww]hoever|[Nn]o one)\b"),
-        1,
-    ),
-    "F": Pattern(
-        '"of its own"',
-        "its own X, a separate X",
-        re.compile(r"\bof (its|their|one's) own\b"),
-        1,
-    ),
-    "G": Pattern(
-        "stand, lie, go on, come out",
-        "is, continue, result",
-        re.compile(r"\b(stands?|stood|lies?|goes on|go on|going on|went on|comes? out|came out)\b"),
-        3,
-    ),
-    "H": Pattern(
-        '"where" for if or when',
-        "if, when",
-        re.compile(
-            r"\b[Ww]here (it|that|there|they|one|a|an|the|no|nobody|all|several|two|either"
-            r"|nothing|what|this)\b"
-        ),
-        4,
-    ),
-    "I": Pattern('"beside"', "next to, in addition to", re.compile(r"\b[Bb]eside\b"), 1),
-    "J": Pattern('"alone" for only', "only", re.compile(r"\balone\b"), 3),
-    "K": Pattern(
-        '"hold" for contain or apply',
-        "contain, apply, keep",
-        re.compile(r"\b[Hh]olds?\b"),
-        4,
-    ),
-    "N": Pattern(
-        'trailing ", which / whose / of which"',
-        "a second sentence",
-        re.compile(r", (which|whose|who|of which|in which|from which|by which|to which)\b"),
-        14,
-    ),
-    "O": Pattern(
-        '"but for", "so many", "anew"',
-        "except, N, again",
-        re.compile(r"\b(but for|so (many|few)|anew)\b"),
-        1,
-    ),
-    "Q": Pattern(
-        '"not read", "is none", "is no X", "give one" in messages',
-        "is not supported, is not an X, set X",
-        re.compile(
-            r"\b(is|are) not read\b|\bis none\b"
-            r"|\bis no (?!longer|more|doubt|need|way)[a-z]+\b"
-            r"|\bgive (one|it|them|its|a|an|the)\b"
-        ),
-        3,
-    ),
+    key: Pattern(p["avoid"], p["write"], re.compile(p["regex"]), p["ceiling"])
+    for key, p in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
 }
 
 

@@ -152,7 +152,7 @@ def test_src_gzip_stream_is_translated_line_by_line(process):
 CHANGES = {
     "grows": lambda path: path.write_bytes(path.read_bytes() + b"katze\n"),
     "shrinks": lambda path: path.write_bytes(b"katze\n"),
-    "is written anew": lambda path: os.utime(path, ns=(1, 1)),
+    "is overwritten": lambda path: os.utime(path, ns=(1, 1)),
     "is replaced": lambda path: (
         path.with_name("x").write_bytes(b"x"),
         path.with_name("x").rename(path),

@@ -29,7 +29,7 @@ class Terminal:
         self.shown = ""
 
     def read(self):
-        with contextlib.suppress(OSError):  # nothing new, or nobody left who writes
+        with contextlib.suppress(OSError):  # no new output, or the writer is gone
             while data := os.read(self.ours, 1 << 16):
                 self.shown += data.decode("utf-8")
         return self.shown

@@ -299,7 +299,7 @@ def run_until_writer_dies(bench: Bench, row: TrialResult, random: Random) -> Tri
     codes = (0,) if data[cut - 1 : cut] == b"\n" else (0, 3)
     check_exit(row, ended, *codes)
     if ended.code == 0 and (lines[:whole] != expected or len(lines) - whole not in (0, 1)):
-        fail(row, f"{len(lines)} lines came out of {whole}")
+        fail(row, f"{len(lines)} output lines for {whole} input lines")
     return row
 
 

@@ -158,7 +158,7 @@ class TestSameAsTranslatePy:
         options = ["-src", "a.jsonl", "-bucket_lines", "8", "-random_sampling_topk", "5"]
         code, err = start(*options, "-output", "out").end()
         wanted = expected(*options, "-output_format", "jsonl")
-        assert code == 7, err  # the last line is no object
+        assert code == 7, err  # the last line is not a JSON object
         assert read(here) == wanted
         assert "line 31: the input is not a JSON object" in err
 
