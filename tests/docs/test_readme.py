@@ -72,6 +72,11 @@ COMMANDS = {  # installed by pip
 INPUTS = {
     "input.de": "Guten Morgen!\nWo ist der Bahnhof?\n\nIch lerne Deutsch.\n",
     "begin.en": "Good\nWhere\n\n\n",
+    "numbers.de": (
+        "Das kostet 899,00 €.\nDie Sitzung beginnt um 14.30 Uhr in Raum 212.\n"
+        "Der Preis beträgt 1.500.000 Euro.\nEs waren 12.345.678 Menschen.\n"
+        "Die Temperatur ist -5 Grad.\n"
+    ),
 }
 
 
@@ -329,6 +334,17 @@ def assert_same_json(actual, expected) -> None:
         assert actual == pytest.approx(expected, abs=2e-3)
     else:
         assert actual == expected
+
+
+LOGS = [block for block in BLOCKS if block.comment.startswith("logs: ")]
+
+
+@pytest.mark.parametrize("block", LOGS, ids=lambda block: f"{block.page}:{block.line}")
+def test_log_blocks_show_stderr_of_command(block, sandbox, monkeypatch, capfdbinary):
+    monkeypatch.chdir(sandbox)
+    command = block.comment.removeprefix("logs: ")
+    code, _, log = call_command(command, sandbox, capfdbinary)
+    assert (code, log) == (0, block.body)
 
 
 PYTHON_PAGES = [path for path in PAGES if any(b.language == "python" for b in find_blocks(path))]
