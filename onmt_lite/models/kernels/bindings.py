@@ -36,7 +36,7 @@ SIGNATURES = {
 
 @cache
 def get_library() -> Any:
-    """Return the library with the functions of `kernels.c`, or None if there is none."""
+    """Return the library with the functions of `kernels.c`; None if it is not available."""
     library = load_library()
     if library is None:
         return None

@@ -29,7 +29,7 @@ COMPILE_TIMEOUT = 300  # seconds
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """Return the library, or None if there is none or the CPU lacks its instructions."""
+    """Return the library; None if it is missing or the CPU lacks its instructions."""
     path = find_library()
     if path is None:
         return None
@@ -41,7 +41,7 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def find_library(compiles: bool = True) -> Path | None:
-    """Return the path of the library, or None if there is none and it cannot be compiled.
+    """Return the path of the library; None if it is missing and cannot be compiled.
 
     Args:
         compiles: compile the library if it is missing

@@ -1,4 +1,4 @@
-"""Marian directories of transformers: all storage formats give the same model."""
+"""Marian directories of transformers: all storage formats load as the same model."""
 
 import json
 import re

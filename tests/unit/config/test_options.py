@@ -272,7 +272,7 @@ def test_print_config_output_loads_same_values(tmp_path_factory, values):
 @settings(deadline=None, max_examples=60)
 @given(VALID)
 def test_command_line_and_keywords_give_same_options(values):
-    """Words and typed values give the same options; -name=VALUE accepts any string."""
+    """Words and typed values have the same result; -name=VALUE accepts any string."""
     argv = []
     for name, value in values.items():
         if OPTIONS[name].is_list:

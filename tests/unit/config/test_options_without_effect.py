@@ -136,7 +136,7 @@ def test_every_option_is_listed():
 
 @pytest.mark.parametrize(("name", "line", "why"), TABLE, ids=[line for _, line, _ in TABLE])
 def test_notice_has_reason_and_origin(name, line, why, tmp_path):
-    """YAML and Python give the same notice with their origin."""
+    """YAML and Python cause the same notice, each with its origin."""
     (note,) = [n for n in load_notices(shlex.split(line)) if n.startswith(f"{name}: ")]
     assert note.startswith(f"{name}: has no effect; ") and why in note
     assert note.endswith(" (command line)")

@@ -43,7 +43,7 @@ WRONG_YAML = {
     "a merge key": b"a: &a {b: 1}\nc: {<<: *a}",
     "deep nesting": b"[" * 5000 + b"]" * 5000,
     "several documents": b"a: 1\n---\nb: 2",
-    "a date that is none": b"2026-13-45",
+    "an impossible date": b"2026-13-45",
     "NUL": b"a: \0",
 }
 
