@@ -443,8 +443,8 @@ class TestNames:
 
 def test_readme_is_short_and_links_to_all_pages():
     """Words are counted as by wc."""
-    front, *others = (path.read_text(encoding="utf-8") for path in PAGES)
-    docs = [text for path, text in zip(PAGES[1:], others) if path.parent.name == "docs"]
+    front, *rest = (path.read_text(encoding="utf-8") for path in PAGES)
+    docs = [text for path, text in zip(PAGES[1:], rest) if path.parent.name == "docs"]
     assert len(front.split()) <= 700
     assert sum(len(text.split()) for text in (front, *docs)) < 19_000
     for path in PAGES[1:]:
@@ -455,11 +455,12 @@ def test_readme_claims_have_figures_of_docs():
     pages = ("README.md", "docs/searches.md", "docs/jobs-reference.md", "docs/text.md")
     front, searches, jobs, text = ((ROOT / n).read_text(encoding="utf-8") for n in pages)
     claims = dict(re.findall(r"^- \*\*(.*?)\.\*\* (.*?)(?=^- |^\n)", front, re.M | re.S))
-    n_equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", between(searches, "exactness"))))
+    exactness = extract_generated(searches, "exactness")
+    n_equal = sum(map(int, re.findall(r"\| (\d+) of \1 \|", exactness)))
     assert f"{n_equal:,} of {n_equal:,}" in claims["Exact"]
     base = median(compute_speedups(SPEED["workloads"]["base"], OURS, "seconds"))
     assert f"{base:.2f} times" in claims["Fast on CPU"]
-    trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", between(jobs, "kit"), re.M))
+    trials = dict(re.findall(r"^\| (\w+) \| (\d+) \|", extract_generated(jobs, "kit"), re.M))
     n_jobs = sum(int(trials[kit]) for kit in ("K1", "K1w", "K2", "K3", "K4", "K12", "faults"))
     assert f"All {n_jobs:,} jobs" in claims["No line is lost"]
     pattern = r"marked (\d+) of 2,000 .*? (\d+) of 1,000 .*?; (\d+) of the (\d+) were correct"
@@ -474,9 +475,9 @@ def test_readme_claims_have_figures_of_docs():
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def between(text: str, name: str) -> str:
+def extract_generated(page: str, name: str) -> str:
     """Return the text between generation markers."""
-    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+    return page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
 
 
 def format_names_table() -> str:
@@ -566,7 +567,7 @@ CARD = ROOT / "data" / "de-en" / "README.md"
 
 def format_card_examples(card: str) -> str:
     """Return the table of examples with current translations; keep the manual assessments."""
-    head, rule, *rows = between(card, "examples").split("\n")
+    head, rule, *rows = extract_generated(card, "examples").split("\n")
     cells = [row.split("|") for row in rows]
     # fp32, because all processors agree on the result
     translator = Translator.from_pretrained(precision="fp32")
@@ -580,7 +581,7 @@ def format_card_examples(card: str) -> str:
 
 def test_model_card_shows_translations_of_model():
     card = CARD.read_text(encoding="utf-8")
-    assert_same_text(format_card_examples(card), between(card, "examples"))
+    assert_same_text(format_card_examples(card), extract_generated(card, "examples"))
 
 
 def test_readme_has_scores_of_model_card():
@@ -669,7 +670,7 @@ GENERATED = {  # name of the markers: the page, and the function that generates 
 def test_generated_tables_are_current(name):
     path, make = GENERATED[name]
     page = path.read_text(encoding="utf-8")
-    assert between(page, name) == make(), "run `python -m tests.docs.test_readme`"
+    assert extract_generated(page, name) == make(), "run `python -m tests.docs.test_readme`"
 
 
 def test_speed_chart_shows_recorded_ratios():
@@ -725,7 +726,8 @@ def rewrite() -> None:
     examples = (CARD, lambda: format_card_examples(CARD.read_text(encoding="utf-8")))
     for name, (path, make) in {**GENERATED, "examples": examples}.items():
         start = f"<!-- {name} -->\n"
-        replace(path, start + between(path.read_text(encoding="utf-8"), name), start + make())
+        current = extract_generated(path.read_text(encoding="utf-8"), name)
+        replace(path, start + current, start + make())
     with tempfile.TemporaryDirectory() as directory:
         sandbox = make_sandbox(Path(directory))
         for block in (block for block in BLOCKS if block.language == "console"):
