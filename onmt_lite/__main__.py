@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from onmt_lite.system.terminal import ignore_signals
 
     code = run_program(argv, PROGRAM, lambda options: translate(options, early))
-    ignore_signals()  # the output is complete or the error is printed
+    ignore_signals()  # the output is complete, or the error has been printed
     return code
 
 
@@ -43,7 +43,7 @@ def translate(options: TranslateOptions, early: Sequence[int] = ()) -> None:
 
     Args:
         options: The options.
-        early: Signals that have arrived already; the first one stops the program.
+        early: Signals received during start-up; the first signal stops the program.
 
     Raises:
         OnmtLiteError: The job fails.
@@ -82,9 +82,9 @@ def print_models(options: TranslateOptions) -> None:
     from onmt_lite.config.files import write_text
     from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
 
-    own, options = tokenizer_from_options(options), options.with_models()
+    tokenizer, options = tokenizer_from_options(options), options.with_models()
     models = [
-        (with_tokenizer(load_checkpoint(p), options, own), p)
+        (with_tokenizer(load_checkpoint(p), options, tokenizer), p)
         for p in get_model_paths(options.model.model)
     ]
     write_text("\n".join(describe(model, str(path)) for model, path in models))

@@ -1,7 +1,7 @@
 """Translator, the Python interface.
 
-It checks the options of a call and numbers its lines.  A Pipeline in this process translates them,
-or worker processes with a Pipeline each.
+A Translator checks the options of each call and translates its lines with a Pipeline in this
+process, or with worker processes that have a Pipeline each.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class Translator:
     def _use(self, backend: Pipeline | WorkerPool, name: str) -> None:
         self._backend, self.options, self.name = backend, backend.options, name
         self._process = os.getpid()
-        self.warned: set[str] = set()  # notices that were given as warnings
+        self.warned: set[str] = set()  # notices that were already issued as warnings
         if isinstance(backend, Pipeline):
             backend.runner.observe = Tracer
 
@@ -99,9 +99,9 @@ class Translator:
                 Hugging Face hub, TEAM/NAME (default: the shipped model).  `model=[...]` loads an
                 ensemble.
             options: Default options of all calls, named as on the command line; docs/options.md
-                lists all options.  Calls cannot change the options of the model and its text,
-                `device="auto"`, `precision="auto"` and `workers`, the number of worker processes
-                (default: translate in this process).
+                lists all options.  Calls cannot change the model and text options, `device="auto"`,
+                `precision="auto"` or `workers`, the number of worker processes (default: translate
+                in this process).
 
         Returns:
             The Translator.
@@ -118,7 +118,7 @@ class Translator:
 
     @classmethod
     def load(cls, options: TranslateOptions) -> "Translator":
-        """Load the model of the given options.
+        """Load the model that the options name.
 
         Args:
             options: Created by `TranslateOptions.of` or `load_options`.
@@ -188,7 +188,7 @@ class Translator:
 
     @device.setter
     def device(self, device: torch.device) -> None:
-        """Create batches on another device from now on; the model is not moved."""
+        """Set the device of new batches; the model is not moved."""
         self.pipeline.runner.device = device
 
     @property
@@ -413,7 +413,9 @@ class Translator:
         cli_options = vars(self.options.jobs) | vars(self.options.information)
         not_allowed = {
             NOT_PER_CALL: FIXED_OPTIONS,
-            "is only supported by translate_file() and the command line; remove it": {*file_options}
+            "is only supported by translate_file() and on the command line; remove it": {
+                *file_options
+            }
             - {"src", "output"},
             "is only supported on the command line; remove it": {*cli_options, "src", "output"},
         }
@@ -432,6 +434,6 @@ class Translator:
         for notice in (*options.notes, *self.backend.option_notices(options), *notices):
             if notice not in self.warned:
                 self.warned.add(notice)
-                # with the line of the call
+                # stacklevel: report the line of the call
                 warnings.warn(to_keyword_style(notice), OptionWarning, stacklevel=3)
         return options

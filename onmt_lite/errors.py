@@ -110,7 +110,7 @@ class OptionError(OnmtLiteError):
 
 
 class OptionWarning(UserWarning):
-    """An option that has no effect, with the reason; a notice on the command line."""
+    """A notice about an option, such as an option without effect; printed on the command line."""
 
 
 class DataError(OnmtLiteError):
@@ -148,7 +148,7 @@ class WorkerLost(OnmtLiteError):
 
     Args:
         problem: The message.
-        by_memory: Whether the process probably ran out of memory; sets the exit code.
+        by_memory: True if the process probably ran out of memory; sets the exit code.
     """
 
     def __init__(self, problem: str, by_memory: bool = False):
@@ -162,7 +162,7 @@ def wrap_os_errors(action: str) -> Iterator[None]:
     """Convert OSError and ValueError to FileError; wrap only file operations.
 
     Args:
-        action: What is done, such as "write out.txt".
+        action: The operation, such as "write out.txt".
 
     Raises:
         FileError: Such as "cannot write out.txt: No space left on device; free some space or ...".
@@ -178,7 +178,7 @@ def explain_os_error(error: Exception, action: str = "") -> str:
 
     Args:
         error: The error.
-        action: What was done; starts with "write" if a file was written.
+        action: The failed operation, such as "write out.txt".
 
     Returns:
         Reason and remedy, such as "No space left on device; free some space or choose ...".
@@ -194,14 +194,11 @@ def explain_os_error(error: Exception, action: str = "") -> str:
 
 
 def hint_for_path(path: str) -> str:
-    """Return a hint for a path that does not exist: a similar path, or characters to replace.
-
-    Returns "" if there is no hint.
-    """
+    """Return a hint for a path that does not exist, or ""."""
     if near := find_similar_path(path):
         return f"did you mean {near}?"
     if re.search(r"^~|\$\w|\$\{\w|%\w+%", path):
-        return "write the full path: variables and ~ are not expanded in it"
+        return "write the full path, because ~ and variables are not expanded"
     if not path.isprintable():
         return f"the path is {path!r}: in YAML, use / or single quotes"
     return ""
@@ -209,19 +206,19 @@ def hint_for_path(path: str) -> str:
 
 def find_similar_path(path: str) -> str:
     """Return an existing path with a similar spelling; "" if there is none."""
-    found = ""
+    prefix = ""  # the part that exists
     if not path:
         return ""
     for part in path.split(os.sep):
-        there = os.path.join(found, part) if found or part else os.sep
-        if not os.path.lexists(there):
+        extended = os.path.join(prefix, part) if prefix or part else os.sep
+        if not os.path.lexists(extended):
             try:
-                names = [n for n in os.listdir(found or ".") if n[0] != "." or part[:1] == "."]
+                names = [n for n in os.listdir(prefix or ".") if n[0] != "." or part[:1] == "."]
                 near = difflib.get_close_matches(part, names, 1, 0.7)
             except (OSError, ValueError):
                 near = []
             if not near:
                 return ""
-            there = os.path.join(found, near[0])
-        found = there
-    return found if found != path else ""
+            extended = os.path.join(prefix, near[0])
+        prefix = extended
+    return prefix if prefix != path else ""

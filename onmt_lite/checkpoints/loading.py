@@ -24,9 +24,8 @@ from onmt_lite.search.spec import TokenRules
 from onmt_lite.text.vocab import Vocab
 
 ACCEPTED_PATHS = Message.of(
-    "-{model} takes a model directory (ours, Marian, Hugging Face, CTranslate2, fairseq), a "
-    ".pt file of OpenNMT-py or fairseq, a table model's .json file or TEAM/NAME of the Hugging "
-    "Face hub",
+    "-{model} takes a model directory (onmt_lite, Marian, Hugging Face, CTranslate2, fairseq), an "
+    "OpenNMT-py or fairseq .pt file, a table model (.json) or a Hugging Face hub name (TEAM/NAME)",
     model="",
 )
 READERS = (native, ctranslate2, huggingface, marian_npz, fairseq, opennmt)

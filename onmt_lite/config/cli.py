@@ -1,4 +1,4 @@
-"""The shell of every command-line program: help, errors, signals and exit codes."""
+"""Entry point of all command-line programs: help, errors, signals and exit codes."""
 
 import os
 import platform
@@ -122,7 +122,7 @@ def get_command_name() -> str:
 
 
 def format_versions() -> str:
-    """Return versions: "onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"."""
+    """Return the versions, such as "onmt_lite 0.1.0 (Python 3.11.7, torch 2.13.0)"."""
     from importlib import metadata  # slow to import
 
     try:

@@ -103,9 +103,9 @@ def check_distinct(read: Sequence[NamedPath], written: Sequence[NamedPath]) -> N
     directories: list[NamedPath] = []
     for name, path in written:
         shown, opened = _resolve_stream(name, path, "output")
-        for other, other_path in taken:
-            if _is_same_file(opened, other_path):
-                raise OptionError(f"{shown} is the same file as {other}; choose another path")
+        for taken_name, taken_path in taken:
+            if _is_same_file(opened, taken_path):
+                raise OptionError(f"{shown} is the same file as {taken_name}; choose another path")
         taken.append((shown, opened))
         if name != "log_file" and is_regular_output(path):
             directories.append((shown, get_parts_directory(path)))

@@ -30,14 +30,14 @@ def group_options(options: Options) -> dict[str, list[Option]]:
     return groups
 
 
-def format_help(options: Options, usage: str, columns: int = 80, page: Sequence[str] = ()) -> str:
+def format_help(options: Options, usage: str, columns: int = 80, common: Sequence[str] = ()) -> str:
     """Format the help of a program.
 
     Args:
         options: All options by name.
-        usage: Text at the start; indented paragraphs are not wrapped.
+        usage: Introduction; indented paragraphs are not wrapped.
         columns: Width of the terminal.
-        page: Names of the options to describe briefly; if empty, all options by group.
+        common: Options to describe briefly (default: describe all options by group).
 
     Returns:
         The help, without a final line feed.
@@ -47,8 +47,8 @@ def format_help(options: Options, usage: str, columns: int = 80, page: Sequence[
         _format_group(title, group, width) for title, group in group_options(options).items()
     ]
     end = f"-help NAME ... describes options or groups with examples: -help {[*options][0]}"
-    if page:
-        members = [shorten(options[n]) for n in page]
+    if common:
+        members = [shorten(options[n]) for n in common]
         listings = [_format_group("Common options", members, width, describe_briefly)]
         end = f"-help all lists all {len(options)} options by group; {end}"
     paragraphs = [
@@ -71,16 +71,16 @@ def describe_options(
     names: Sequence[str],
     options: Options,
     columns: int = 80,
-    page: Sequence[str] = (),
+    common: Sequence[str] = (),
     hint: Callable[[str], str | None] = lambda name: None,
 ) -> str:
     """Describe options and groups with examples.
 
     Args:
-        names: Names of options, or any word of a group's title; a name that is both describes both.
+        names: Options, or words from group titles; a word that is both describes both.
         options: All options by name.
         columns: Width of the terminal.
-        page: Common options, which suggestions prefer.
+        common: Common options, which suggestions prefer.
         hint: Function from an unknown name to a hint, or None.
 
     Returns:
@@ -97,12 +97,10 @@ def describe_options(
         if name in options:
             parts.append(_format_details(options[name], options, width))
         for title in titles:
-            parts += [
-                f"{title}:",
-                *(_format_details(each, options, width) for each in groups[title]),
-            ]
+            members = groups[title]
+            parts += [f"{title}:", *(_format_details(m, options, width) for m in members)]
         if name not in options and not titles:
-            near = suggest_names(name, options, page, [title.lower() for title in groups])
+            near = suggest_names(name, options, common, [title.lower() for title in groups])
             remedy = f"did you mean {' or '.join(near)}?" if near else "-help all lists all options"
             remedy = hint(name.replace("-", "_")) or remedy
             problems.append(f"help: there is no option or group {name[:50]!r}; {remedy}")
@@ -153,7 +151,7 @@ def _format_details(option: Option, options: Options, width: int) -> str:
 
 
 def format_example(option: Option, options: Options) -> tuple[str, list[str]]:
-    """Return an example as a command line, and the equivalent YAML lines if there are any."""
+    """Return an example as a command line, and the equivalent YAML lines (none for META_NAMES)."""
     command = f"-{option.name} {option.example}".rstrip()
     if option.name in META_NAMES:
         return command, []
@@ -188,21 +186,22 @@ def format_signature(option: Option) -> str:
 
 def describe_briefly(option: Option) -> str:
     """Return the first clause of the help, and the default."""
-    return describe(option, of=re.split(r"[:;.](?=\s)", option.help, maxsplit=1)[0])
+    text = re.sub(r" \(default: .*\)", "", option.help)  # depends on the input or the model
+    return describe(option, text=re.split(r"[:;.](?=\s)", text, maxsplit=1)[0])
 
 
-def describe(option: Option, with_default: bool = True, of: str = "") -> str:
+def describe(option: Option, with_default: bool = True, text: str = "") -> str:
     """Describe an option: help, choices, default and requirements.
 
     Args:
         option: The option.
         with_default: Whether to include the default.
-        of: Text to use instead of the help.
+        text: Text to use instead of the help.
 
     Returns:
         Sentences.
     """
-    sentences = [of or option.help]
+    sentences = [text or option.help]
     if option.choices and "{" not in format_signature(option):
         sentences.append(f"One of {', '.join(option.choices)}")
     if with_default and option.default not in UNSET and option.default is not False:
@@ -217,7 +216,7 @@ def _format_default(value: Any) -> str:
 
 
 def _wrap(text: str, width: int, indent: int = 0, first: int | None = None) -> list[str]:
-    """Wrap text.
+    """Wrap text at spaces.
 
     Args:
         text: The text.

@@ -19,7 +19,7 @@ import yaml
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+", re.ASCII)
 # Words that YAML 1.1 and ConfigArgParse accept as booleans
-SWITCHES = {
+BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
@@ -48,8 +48,8 @@ def opt(
     Args:
         default: Default value.
         within: Inclusive bounds of a number, None for no bound.
-        help: Help text, only for programs outside the package; all others use help.yaml.
-        example: Value in the example of the help, likewise.
+        help: Help text of a program outside the package; programs in the package use help.yaml.
+        example: Value in the example of the help, as for `help`.
         attributes: Other fields of `Option`.
 
     Returns:
@@ -186,14 +186,18 @@ def collect_options(
         The options by name.
     """
     sections = (*sections, "common")
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for group in groups:
         hints = typing.get_type_hints(group, include_extras=True)
         for f in dataclasses.fields(group):
-            assert f.name not in found, f"two options named {f.name}"
-            more = {**_parse_hint(hints[f.name]), **f.metadata, "extra_help": extra_help(f.name)}
-            found[f.name] = Option(f.name, group.title, sections, default=f.default, **more)
-    return found
+            assert f.name not in options, f"two options named {f.name}"
+            attributes = {
+                **_parse_hint(hints[f.name]),
+                **f.metadata,
+                "extra_help": extra_help(f.name),
+            }
+            options[f.name] = Option(f.name, group.title, sections, default=f.default, **attributes)
+    return options
 
 
 def build_group(group: type[Group], values: Mapping[str, Any]) -> Group:
@@ -265,7 +269,7 @@ def check_unquoted_value(option: Option, value: Any) -> Any:
 
     def unquoted(item: Any) -> Any:
         if option.value_type is bool and type(item) in (str, int):
-            return SWITCHES.get(str(item).lower(), item)
+            return BOOLEAN_WORDS.get(str(item).lower(), item)
         return _parse_word(option, item) if isinstance(item, str) else item
 
     return check_value(option, list(map(unquoted, value)) if _is_list(value) else unquoted(value))
@@ -295,7 +299,7 @@ def _check_item(option: Option, value: Any) -> Any:
     similar = [choice for choice in option.choices if choice.lower() in near]
     remedy = f"; did you mean {similar[0]}?" if similar else ""
     if _is_list(value) or isinstance(value, dict):
-        remedy = f"; write a single value after {option.name}"
+        remedy = f"; set {option.name} to a single value"
     error = ValueError(f"must be {option.describe_values()}, got {_quote(value)}{remedy}")
     if option.choices:
         if isinstance(value, (bool, int)):  # YAML parses the choice "true" as True
@@ -329,7 +333,7 @@ def _quote(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an int with thousands of digits
-        return "a number too long to print"
+        return "a very long number"
     return text if len(text) <= 100 else text[:100] + "..."
 
 

@@ -171,11 +171,11 @@ GROUPS: dict[str, Any] = {f.name: f.type for f in fields(TranslateOptions) if f.
 def describe_dependencies(name: str) -> str:
     """Return text for the help of an option: requirements, searches and their defaults."""
     supporting = [s for s, p in PRESETS.items() if name in p.options or name not in SWITCHES]
-    others = [s for s in PRESETS if s not in supporting]
+    unsupporting = [s for s in PRESETS if s not in supporting]
     sentences = [describe_requirements(RULES, name)]
-    if others:
-        is_rare = len(supporting) < len(others)
-        words, searches = ("Only", supporting) if is_rare else ("Not", others)
+    if unsupporting:
+        is_rare = len(supporting) < len(unsupporting)
+        words, searches = ("Only", supporting) if is_rare else ("Not", unsupporting)
         sentences.append(f"{words} supported by -search {', '.join(searches)}")
     defaults = {search: PRESETS[search].defaults for search in supporting}
     sampling_defaults = {search: PRESETS[search].sampling_defaults for search in supporting}

@@ -19,14 +19,6 @@ from onmt_lite.config.option import format_value
 
 NO_EQUIVALENT = "there is no equivalent; python -m onmt_lite -help all lists all options"
 TRAINING_ONLY = "it is a training option (python -m onmt_lite.train); remove it"
-# Keys of `foreign` in peers.yaml, and the fields of ForeignOption
-FIELDS = {
-    "says": "message",
-    "refused": "is_rejected",
-    "transform": "transform",
-    "renamed": "renamed_to",
-    "switch": "sets",
-}
 
 
 @dataclass(frozen=True)
@@ -41,8 +33,8 @@ class ForeignOption:
     message: str = "has no effect in onmt_lite"  # notice for any other value
     is_rejected: bool = False  # any other value is an error with `message`
     transform: str = ""  # if `transforms` contains it, the error is only a notice
-    renamed_to: str = ""  # our option with the same values
-    sets: tuple[str, Any] | None = None  # our option and its value if this boolean is true
+    renamed_to: str = ""  # onmt_lite option with the same values
+    sets: tuple[str, Any] | None = None  # onmt_lite option and value, if this boolean is true
 
     def has_effect(self, words: str) -> bool:
         """Return True if the value would have an effect in the other program."""
@@ -80,16 +72,16 @@ def load_peers() -> dict[str, Any]:
 @functools.cache
 def load_opennmt_options() -> Mapping[str, ForeignOption]:
     """Return the accepted options of OpenNMT-py and Eole by name."""
-    found: dict[str, ForeignOption] = {}
+    accepted: dict[str, ForeignOption] = {}
     for entry in load_peers()["foreign"]:
-        fields = {FIELDS[key]: entry[key] for key in entry.keys() - {"options"}}
+        fields = {key: value for key, value in entry.items() if key != "options"}
         if "transform" in fields:
             fields |= {"message": "is used in training only; remove it", "is_rejected": True}
-        for name, off in entry["options"].items():
-            values = off if isinstance(off, list) else [off]
-            words = None if off is None else tuple(map(format_value, values))
-            found[name] = ForeignOption(words, **fields)
-    return {**found, **SHARED_OPTIONS}
+        for name, neutral in entry["options"].items():
+            values = neutral if isinstance(neutral, list) else [neutral]
+            words = None if neutral is None else tuple(map(format_value, values))
+            accepted[name] = ForeignOption(words, **fields)
+    return {**accepted, **SHARED_OPTIONS}
 
 
 def find_hint(name: str, options: Container[str]) -> str | None:
@@ -103,19 +95,19 @@ def find_hint(name: str, options: Container[str]) -> str | None:
         The hint; None if no tool is known to have this option.
     """
     peers = load_peers()
-    for names in (*peers["tools"].values(), peers["others"]):
-        for theirs, ours in names.items():
-            if theirs.replace("-", "_") == name:
-                if parse_option_name(ours) not in options:
+    for names in (*peers["tools"].values(), peers["other_names"]):
+        for foreign_name, entry in names.items():
+            if foreign_name.replace("-", "_") == name:
+                if parse_option_name(entry) not in options:
                     return NO_EQUIVALENT
-                equivalent, _, remark = ours.partition(", ")
+                equivalent, _, remark = entry.partition(", ")
                 return f"use {equivalent} instead" + f" ({remark})" * bool(remark)
-    for hint, others in (*peers["says"].items(), (NO_EQUIVALENT, peers["nothing"])):
-        if name in others.split():
+    for hint, names in (*peers["hints"].items(), (NO_EQUIVALENT, peers["no_equivalent"])):
+        if name in names.split():
             return hint
     return TRAINING_ONLY if name in peers["training"].split() else None
 
 
-def parse_option_name(ours: str) -> str:
+def parse_option_name(entry: str) -> str:
     """Return the name of the option in an entry such as "batch_size, with batch_type sents"."""
-    return re.split(r"\W", ours, maxsplit=1)[0]
+    return re.split(r"\W", entry, maxsplit=1)[0]

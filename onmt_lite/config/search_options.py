@@ -38,7 +38,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling."""
+    """Random sampling."""
 
     title: ClassVar[str] = "Sampling"
 

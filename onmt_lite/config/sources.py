@@ -15,8 +15,8 @@ import yaml
 from onmt_lite.checkpoints.shipped import find_config
 from onmt_lite.config.files import CONTENTS, PHRASES
 from onmt_lite.config.option import (
+    BOOLEAN_WORDS,
     META_NAMES,
-    SWITCHES,
     Group,
     Option,
     build_group,
@@ -51,11 +51,11 @@ class Program(Generic[T]):
         foreign_options: Loads the options of another program that YAML files may contain.
         hint: Returns a hint about an unknown name, or None.
         awaits_model: Returns True if defaults depend on a model that must be downloaded first;
-            then the rules are checked later.
-        defaults: Returns defaults that depend on the given values, and their origin; the last ones
-            win.
+            the rules are then checked after the download.
+        defaults: Returns defaults that depend on the given values, with their origin, in increasing
+            order of priority.
         describe_auto: Returns the values that `auto` resolves to, for print_config.
-        common_options: Options on the first page of the help (default: all).
+        common_options: Options that -help without a name describes (default: all).
         accepts_text: Whether stray words may be text to translate.
         ignores_quotes: Whether quotes around YAML values are ignored.
     """
@@ -158,9 +158,13 @@ class Resolved:
         return {n: v for n, v in self.values.items() if n not in META_NAMES and n not in defaults}
 
     def to_yaml(self, comments: Mapping[str, str] | None = None) -> str:
-        """Format the values as YAML, with origins and further `comments` by name as comments.
+        """Format the values as YAML with the origin of each value as a comment.
 
-        A setting without an option is a comment itself.
+        Args:
+            comments: Text to append to the origin, by option.
+
+        Returns:
+            One line per option; a setting that is not an option is commented out.
         """
         rows = [(n, self.values[n], origin) for n, origin in self.origins.items()]
         rows = [row for row in rows if row[0] not in META_NAMES]
@@ -307,7 +311,7 @@ class Resolver:
         """Return a remedy for words after an option that does not take them."""
         option = self.options[name]
         if option.value_type is bool and words:
-            if len(words) == 1 and (boolean := SWITCHES.get(words[0].lower())) is not None:
+            if len(words) == 1 and (boolean := BOOLEAN_WORDS.get(words[0].lower())) is not None:
                 return f"; did you mean {format_value(boolean)}?"
             words = ["true", *words]
         if option.is_list or len(words) < 2 or not any(words[1:]):

@@ -15,7 +15,7 @@ OPTION_NAME = re.compile(r"(\W*)([A-Za-z]\w*)(=.*)?", re.DOTALL)
 
 
 def suggest_names(
-    name: str, options: Mapping[str, Option], page: Collection[str], groups: Iterable[str] = ()
+    name: str, options: Mapping[str, Option], common: Collection[str], groups: Iterable[str] = ()
 ) -> list[str]:
     """Suggest options or groups for an unknown name.
 
@@ -25,7 +25,7 @@ def suggest_names(
     Args:
         name: The unknown name.
         options: All options by name.
-        page: Common options, which come first.
+        common: Common options, which come first.
         groups: Titles of groups to suggest as well.
 
     Returns:
@@ -46,7 +46,7 @@ def suggest_names(
         or with_word(next((word for word in words if len(word) > 3 and word in plain), ""))
         or difflib.get_close_matches(plain, known, 1)
     )
-    found.sort(key=lambda option: (option not in page, len(option)))
+    found.sort(key=lambda option: (option not in common, len(option)))
     return found[:MAX_SUGGESTIONS]
 
 

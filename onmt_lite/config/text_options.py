@@ -13,11 +13,7 @@ from onmt_lite.config.option import File, opt
 from onmt_lite.text.bpe import SubwordFile
 
 # OpenNMT-py transforms
-SUBWORD_TRANSFORMS = (
-    "sentencepiece",
-    "bpe",
-    "onmt_tokenize",
-)  # at most one of these is allowed
+SUBWORD_TRANSFORMS = ("sentencepiece", "bpe", "onmt_tokenize")  # at most one is allowed
 TOKEN_TRANSFORMS = (*SUBWORD_TRANSFORMS, "prefix", "suffix")
 TEXT_TRANSFORMS = ("normalize", "uppercase")  # apply with any tokenizer
 TRAINING_TRANSFORMS = ("filtertoolong", "switchout", "tokendrop", "tokenmask", "bart", "clean")

@@ -169,11 +169,11 @@ def check_search(v: Values) -> Iterator[str]:
     for name in SWITCHES:
         if name not in get_preset(v).options and v[name] != defaults[name]:
             yield explain_missing_option(name, v.search)
-    forms = {
+    penalties = {
         "length_penalty": get_preset(v).length_penalties,
         "coverage_penalty": get_preset(v).coverage_penalties,
     }
-    for name, supported in forms.items():
+    for name, supported in penalties.items():
         if v[name] not in supported:
             values = " or ".join(supported)
             yield v.fill(f"{{{name}}} is not supported by -{{search}}; use {{0}}", values)
@@ -211,7 +211,7 @@ def explain_missing_option(name: str, search: str, subject: str = "") -> Message
     Returns:
         The message, with the searches that support the option.
     """
-    supporting = ", ".join(other for other, preset in PRESETS.items() if name in preset.options)
+    supporting = ", ".join(s for s, preset in PRESETS.items() if name in preset.options)
     problem = Message.of(
         "is not supported by -{search} ({0})", PRESETS[search].system, search=search
     )

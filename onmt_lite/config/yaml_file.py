@@ -49,13 +49,13 @@ class OptionLoader(PlainLoader):
         return super().compose_node(parent, index)
 
 
-def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
+def read_yaml(path: str, is_string: Callable[[str, str], bool]) -> list[tuple[str, Any, int]]:
     """Read a configuration file.
 
     Args:
         path: The file.
-        is_text: `is_text(key, type)` returns True if a value of this YAML type (bool, int, float,
-            timestamp) is used as a string, exactly as written.
+        is_string: `is_string(key, type)` returns True if a value of this YAML type (bool, int,
+            float, timestamp) is used as a string, exactly as written.
 
     Returns:
         (key, value, line) of each option.
@@ -74,7 +74,7 @@ def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str,
         remedy = next((text for part, text in REMEDIES.items() if part in problem), WRITE_LINES)
         if error.context and error.context_mark:
             problem = (
-                f"{error.context} that starts in line {error.context_mark.line + 1}: {problem}"
+                f"{error.context} that starts on line {error.context_mark.line + 1}: {problem}"
             )
         raise ConfigFileError(f"not valid YAML: {problem}", f"{path}:{line}", remedy) from None
     except (yaml.YAMLError, RecursionError) as error:
@@ -87,7 +87,7 @@ def read_yaml(path: str, is_text: Callable[[str, str], bool]) -> list[tuple[str,
         remedy = "write the options without `- ` or [ ]" if is_list else WRITE_LINES
         problem = f"the file contains {'a list' if is_list else 'text'}, not 'option: value' lines"
         raise ConfigFileError(problem, f"{path}:{node.start_mark.line + 1}", remedy)
-    return _read_mapping(loader, node, path, is_text)
+    return _read_mapping(loader, node, path, is_string)
 
 
 def _read_text(path: str) -> str:
@@ -116,7 +116,10 @@ def _read_text(path: str) -> str:
 
 
 def _read_mapping(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, is_text: Callable[[str, str], bool]
+    loader: yaml.SafeLoader,
+    node: yaml.MappingNode,
+    path: str,
+    is_string: Callable[[str, str], bool],
 ) -> list[tuple[str, Any, int]]:
     """Read the options of a mapping.
 
@@ -124,7 +127,7 @@ def _read_mapping(
         loader: The YAML loader.
         node: The mapping.
         path: The file, for errors.
-        is_text: As in `read_yaml`.
+        is_string: As in `read_yaml`.
 
     Returns:
         (key, value, line) of each option.
@@ -150,7 +153,7 @@ def _read_mapping(
             if (
                 isinstance(scalar, yaml.ScalarNode)
                 and yaml_type != "null"
-                and is_text(key, yaml_type)
+                and is_string(key, yaml_type)
             ):
                 scalar.tag = TAG + "str"
             elif yaml_type == "int" and not PLAIN_INT.fullmatch(scalar.value):
@@ -158,7 +161,7 @@ def _read_mapping(
                 raise ConfigFileError(problem, where, "write plain digits or quote it")
         try:
             value = loader.construct_object(value_node, deep=True)
-        except (ValueError, OverflowError, yaml.YAMLError) as error:  # such as the date 2026-13-45
+        except (ValueError, OverflowError, yaml.YAMLError) as error:  # such as 2026-13-45
             reason = " ".join(str(error).split())
             raise ConfigFileError(
                 f"{key}: not valid YAML: {reason}", where, "quote the value"

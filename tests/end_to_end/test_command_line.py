@@ -107,15 +107,15 @@ def test_log_file_contents(main, src, tmp_path):
     )
     assert re.search(rf"\n{end}\Z", done.err)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
-    told = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ \d+ INFO\] ", "", logged)
-    begins, told = told.split("\n", 1)
+    messages = re.sub(r"(?m)^\[\d{4}-\d\d-\d\d [\d:,]+ \d+ INFO\] ", "", logged)
+    begins, messages = messages.split("\n", 1)
     assert begins.startswith("onmt_lite ") and "precision fp32 on cpu\n" in done.err
-    assert told.startswith(done.err)
-    assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", told[len(done.err) :])
+    assert messages.startswith(done.err)
+    assert re.fullmatch(r"4 lines -> standard output \(\d+\.\d s\)\n", messages[len(done.err) :])
 
 
 def test_averages_match_scores_in_output(main, src, tmp_path):
-    """Per token and per sentence; always in the log file, on stderr on request."""
+    """Averages per token and per sentence are in the log file, and on stderr on request."""
     done = main("-src", src, "-output_format", "jsonl", "-log_file", "log.txt")
     assert "PRED" not in done.err
     hyps = [json.loads(line)["hyps"][0] for line in done.out.splitlines()]
@@ -123,10 +123,10 @@ def test_averages_match_scores_in_output(main, src, tmp_path):
     mean = total / sum(len(hyp["tokens"]) for hyp in hyps)
     logged = (tmp_path / "log.txt").read_text(encoding="utf-8")
     assert f" PRED AVG SCORE: {mean:.4f}, PRED PPL: {math.exp(-mean):.4f}\n" in logged
-    shown = f"{total / 3:.4f}, PRED PPL: {math.exp(-total / 3):.2f} NB SENTENCES: 3\n"
-    assert f" PRED SCORE: {shown}" in logged
+    scores = f"{total / 3:.4f}, PRED PPL: {math.exp(-total / 3):.2f} NB SENTENCES: 3\n"
+    assert f" PRED SCORE: {scores}" in logged
     for more in ("-verbose", "-report_time"):
-        assert f"\nPRED SCORE: {shown}" in main("-src", src, more).err
+        assert f"\nPRED SCORE: {scores}" in main("-src", src, more).err
 
 
 def test_report_time_per_line_and_token():
@@ -140,7 +140,7 @@ def test_report_time_per_line_and_token():
 
 
 def test_report_time_lists_phases(main, src, monkeypatch):
-    """On a clock that only advances with the work of each phase."""
+    """The test replaces the clock: it only advances with the work of each phase."""
     now = [0.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -204,14 +204,14 @@ def test_gpu_missing_is_reported_before_model_is_loaded(main, src):
         done = main("-src", src, f"-{name}", value, "-model", "no.such")
         assert (done.code, done.out) == (2, b"")
         assert re.fullmatch(rf"onmt_lite: error: .*{name}.*\n", done.err)
-    for asked in ({"device": "cuda:98"}, {"gpu": 98}):
+    for options in ({"device": "cuda:98"}, {"gpu": 98}):
         with pytest.raises(OptionError, match="GPU"):
-            Translator.from_pretrained("no/such", **asked)
+            Translator.from_pretrained("no/such", **options)
     if not torch.cuda.is_available():
-        said = "this machine has no usable GPU; remove the option to run on CPU"
+        problem = "this machine has no usable GPU; remove the option to run on CPU"
         for words in (["-gpu", 0], ["-device", "cuda"], ["-gpu", 1]):
             done = main("-src", src, *words)
-            assert (done.code, done.err.count("\n")) == (2, 1) and said in done.err
+            assert (done.code, done.err.count("\n")) == (2, 1) and problem in done.err
 
 
 def test_option_that_depends_on_model_is_rejected_after_loading(main, src):
@@ -234,8 +234,8 @@ def test_src_unreadable_is_an_error(main, src, path, reason):
     for option, words in (("src", ["-src", path]), ("tgt", ["-src", src, "-tgt", path])):
         done = main(*words, "-model", "no/such")
         assert (done.code, done.out, done.err.count("\n")) == (5, b"", 1)
-        said = f"{ERROR}{option} {path[:200]}: {reason}; {option} must be a text file with one "
-        assert done.err.startswith(said)
+        problem = f"{ERROR}{option} {path[:200]}: {reason}; {option} must be a text file with one "
+        assert done.err.startswith(problem)
 
 
 def test_src_read_error_is_an_error(main, src):
@@ -356,7 +356,7 @@ def test_tgt_impossible_reference_keeps_output(main, src, table, tmp_path):
 
 
 def test_src_line_without_possible_translation(main, src, table, tmp_path):
-    """Every token is impossible or not allowed yet: an empty line, not a missing one."""
+    """Every token is impossible or not allowed yet, so the output line is empty."""
     end, *others = json.loads(table.read_text())["vocab"]
     row = [0.0] + [-math.inf] * len(others)
     write_table(tmp_path / "end.json", [end, *others], dict.fromkeys(("one", "two", "odd"), row))

@@ -52,7 +52,7 @@ def start(folder, *words, path=()):
     return done.returncode, done.stderr.decode("utf-8")
 
 
-def said(missing, command):
+def format_missing_error(missing, command):
     line = f"onmt_lite: error: missing packages: {missing} ({sys.executable}); run: {command}\n"
     return 2, line
 
@@ -60,7 +60,9 @@ def said(missing, command):
 @pytest.mark.parametrize("words", PROGRAMS, ids=" ".join)
 def test_missing_packages_error_contains_install_command(checkout, words):
     packages = "torch sentencepiece PyYAML tqdm"
-    assert start(checkout, *words) == said(ALL, f"{sys.executable} -m pip install {packages}")
+    assert start(checkout, *words) == format_missing_error(
+        ALL, f"{sys.executable} -m pip install {packages}"
+    )
 
 
 def test_missing_packages_of_installed_copy(tmp_path):
@@ -68,7 +70,9 @@ def test_missing_packages_of_installed_copy(tmp_path):
     for name in ("torch", "yaml"):
         (tmp_path / f"{name}.py").touch()
     command = f"{sys.executable} -m pip install sentencepiece tqdm"
-    assert start(tmp_path, "-m", "onmt_lite") == said("sentencepiece, tqdm", command)
+    assert start(tmp_path, "-m", "onmt_lite") == format_missing_error(
+        "sentencepiece, tqdm", command
+    )
 
 
 @pytest.mark.parametrize("code", ["runpy.run_path('translate.py', run_name='__main__')", *IMPORTS])
@@ -147,7 +151,7 @@ print(found)
 
 
 def test_matrix_products_do_not_depend_on_threads_or_rows():
-    """On processors where this is free; JSONL does not depend on the number of workers there."""
+    """True on processors where it costs no time; JSONL then does not depend on the workers."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     if not {"GenuineIntel", "avx512f", "avx512bw"} <= flags:
         pytest.skip("another processor")
@@ -157,7 +161,7 @@ def test_matrix_products_do_not_depend_on_threads_or_rows():
 
 @pytest.mark.parametrize("error", [None, ImportError])
 def test_garbage_collection_is_disabled_during_imports(error):
-    """Imported objects are exempt later, too; new objects are collected as usual."""
+    """Imported objects stay exempt afterwards; new objects are collected as usual."""
     gc.collect()
     try:
         before = gc.get_freeze_count()
@@ -186,7 +190,7 @@ def test_garbage_collection_is_disabled_during_imports(error):
     ],
 )
 def test_freed_memory_is_kept_unless_user_sets_malloc(monkeypatch, platform, given, most, taken):
-    """`most` is the limit of this C library for the mmap threshold."""
+    """`most` is the largest mmap threshold that this C library accepts."""
     settings = {}
 
     def mallopt(name, value):

@@ -50,7 +50,7 @@ def test_precision_is_logged_with_verbose_and_print_config(run, tmp_path):
     ],
 )
 def test_print_config_shows_actual_precision(words):
-    """It is the precision of the loaded model."""
+    """-print_config shows the precision of the loaded model."""
     options, resolved = load_options(["-device", "cpu", *words.split()])
     given = dict(options.given)
     if "m2m" in words:
@@ -67,7 +67,7 @@ def test_print_config_shows_possible_precision_of_other_models():
 
 
 def test_unsure_line_is_shown_by_default(run, tmp_path):
-    """With line number and text, once at the end, unless -quiet is set."""
+    """The line is shown once, at the end, with its number and text, unless -quiet is set."""
     lines = f"{SURE}\n{UNSURE}\n{SURE}\n"
     done = run(input=lines)
     first, quote = done.stderr.splitlines()
@@ -94,15 +94,15 @@ def test_text_as_argument_suggests_working_command(run, words, env):
     assert done.returncode == (5 if words[0] == "-src" and len(words) == 2 else 2)
     assert done.stdout == "" and done.stderr.count("\n") == 1
     line = re.search(r"; to translate text: (echo .*)\n", done.stderr)[1]
-    shown = subprocess.run(line.partition(" | ")[0], shell=True, capture_output=True, text=True)
-    assert shown.stdout == f"{text}\n"
+    result = subprocess.run(line.partition(" | ")[0], shell=True, capture_output=True, text=True)
+    assert result.stdout == f"{text}\n"
     if words is TEXTS[0]:
         typed = subprocess.run(line, shell=True, capture_output=True, text=True, env=env)
         assert typed.stdout == "Good morning!\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "problem"),
     [
         (
             ["-src", "no/such.de"],
@@ -128,9 +128,9 @@ def test_text_as_argument_suggests_working_command(run, words, env):
         ),
     ],
 )
-def test_file_name_as_argument_is_not_treated_as_text(run, words, code, said):
+def test_file_name_as_argument_is_not_treated_as_text(run, words, code, problem):
     done = run(*words)
-    assert done.returncode == code and said in done.stderr
+    assert done.returncode == code and problem in done.stderr
     assert done.stderr.count("\n") == 1 and "echo" not in done.stderr
 
 

@@ -40,7 +40,7 @@ def convert(encoding, mark=" without a byte order mark"):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "in gzip"])
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "problem"),
     [
         (bytes(4096), "binary data, with NUL bytes; use a text file with one sentence per line"),
         (
@@ -54,22 +54,22 @@ def convert(encoding, mark=" without a byte order mark"):
         (docx(), "a Word document (docx); save it as plain text (UTF-8), or convert it: pandoc"),
     ],
 )
-def test_src_file_type_is_detected_by_first_bytes(main, src, tmp_path, data, said, pack):
+def test_src_file_type_is_detected_by_first_bytes(main, src, tmp_path, data, problem, pack):
     (tmp_path / "x").write_bytes(pack(data))
     if pack is gzip.compress:
-        said = re.sub(r": (iconv .*) x$", r": zcat x | \1", said)
+        problem = re.sub(r": (iconv .*) x$", r": zcat x | \1", problem)
     argv = ["-output", "out", "-model", "no/such"]
     for words in (["-src", "x"], ["-src", src, "-tgt", "x"]):
         done = main(*words, *argv)
-        assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {said}")
+        assert done.code == 3 and done.err.startswith(f"onmt_lite: error: x is {problem}")
     done = main(*argv[:2], stdin=pack(data))
-    said = re.sub(r"(zcat|utf-8) x", r"\1 FILE", said)
-    assert done.code == 3 and done.err.startswith(f"onmt_lite: error: standard input is {said}")
+    problem = re.sub(r"(zcat|utf-8) x", r"\1 FILE", problem)
+    assert done.code == 3 and done.err.startswith(f"onmt_lite: error: standard input is {problem}")
     assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "problem"),
     [
         (bz2.compress(b"one\n"), "bzip2 data; unpack it first: bzip2 -dc x"),
         (lzma.compress(b"one\n"), "xz data; unpack it first: xz -dc x"),
@@ -77,15 +77,15 @@ def test_src_file_type_is_detected_by_first_bytes(main, src, tmp_path, data, sai
         (b"\x04\x22\x4d\x18\x64\x40\xa7one\n", "lz4 data; unpack it first: lz4 -dc x"),
     ],
 )
-def test_src_compressed_is_rejected_with_command(main, src, tmp_path, data, said):
-    """For every option that reads a file, and any file name."""
+def test_src_compressed_is_rejected_with_command(main, src, tmp_path, data, problem):
+    """Covers every option that reads a file, and unusual file names."""
     (tmp_path / "x").write_bytes(data)
     by_line = ["-src", src, "-force_words", "x"], ["-src", src, "-ban_words", "x"]
     for words in (["-src", "x"], ["-src", src, "-tgt", "x"], *by_line):
-        main(*words, "-output", "out").failed(3, f"x is {said}")
-    main("-output", "out", stdin=data).failed(3, f"standard input is {said[:-1]}FILE")
+        main(*words, "-output", "out").failed(3, f"x is {problem}")
+    main("-output", "out", stdin=data).failed(3, f"standard input is {problem[:-1]}FILE")
     done = main("-src", src, "-output", "out", "-replace_unk", "-phrase_table", "x")
-    done.failed(4, f"x is {said}")
+    done.failed(4, f"x is {problem}")
     assert sorted(os.listdir(tmp_path)) == ["src.txt", "stdin", "x"]
 
 
@@ -193,7 +193,7 @@ def meanwhile(monkeypatch):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["src", "tgt"])
 def test_src_changed_while_reading_is_an_error(job, tmp_path, name, change):
-    """The job ends at the first bucket, not at the last."""
+    """The job ends after the first bucket, not after the last bucket."""
     calls = []
 
     def progress(n_lines, n_tokens):
@@ -405,7 +405,7 @@ def test_raw_text_for_token_model_logs_notice(main, marian, tmp_path):
 
 
 def test_raw_text_notice_only_considers_first_lines(main, marian, tmp_path):
-    """It is logged once, not for every window."""
+    """The notice is logged once, not for every window."""
     argv = ["-model", "marian", "-tokenizer", "space", "-max_length", 2, "-beam_size", 1]
     argv += ["-bucket_lines", 1024, "-workers", 1]
     done = main(*argv, stdin=b"Guten Tag\n" * 1500)

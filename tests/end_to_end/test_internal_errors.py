@@ -38,10 +38,10 @@ def test_translation_error_is_not_masked(main, src, tmp_path, broken, output, ca
     with pytest.raises(type(broken)) as caught:
         main("-src", src, "-output", output, "-quiet")
     assert caught.value is broken
-    said = LINE.format(f"{type(broken).__name__}: {broken}")
+    error_line = LINE.format(f"{type(broken).__name__}: {broken}")
     out, err = capfdbinary.readouterr()
     first, *goes_on = err.decode().splitlines(keepends=True)
-    assert (out, first) == (b"", said)
+    assert (out, first) == (b"", error_line)
     left = [path.name for path in tmp_path.iterdir() if path.name not in ("out", "src.txt")]
     if output == "out":
         state = "before the first line; out is as it was before; resume with:"
@@ -69,9 +69,11 @@ def test_internal_error_prints_traceback_and_exits_1(table, tmp_path, env):
         input=b"one\n",
         capture_output=True,
     )
-    said, _, traceback = done.stderr.decode().partition("Traceback (most recent call last):\n")
+    error_line, _, traceback = done.stderr.decode().partition(
+        "Traceback (most recent call last):\n"
+    )
     assert (done.returncode, done.stdout) == (1, b"")
-    assert said == LINE.format("ValueError: two lines")
+    assert error_line == LINE.format("ValueError: two lines")
     assert "in translate_lines\n" in traceback
     assert os.listdir(tmp_path) == []
 

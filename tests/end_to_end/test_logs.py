@@ -63,9 +63,9 @@ def test_log_file_separates_runs(process, src, tmp_path):
     assert process("-src", src, "-output", "c", "-log_file", "log").wait() == 0
     runs = {}
     for line in (tmp_path / "log").read_text("utf-8").splitlines():
-        date, number, said = re.fullmatch(r"\[(.{23}) (\d+) INFO\] (.*)", line).groups()
+        date, number, message = re.fullmatch(r"\[(.{23}) (\d+) INFO\] (.*)", line).groups()
         time.strptime(date, "%Y-%m-%d %H:%M:%S,%f")
-        runs.setdefault(number, []).append(said)
+        runs.setdefault(number, []).append(message)
     assert len(runs) == 3
     for begins, *_, end in runs.values():
         command = re.fullmatch(rf"onmt_lite {__version__} begins on \S+: (.*)", begins)[1]

@@ -41,7 +41,7 @@ def test_numbers_warning_in_output_and_summary(main, table, tmp_path, monkeypatc
 
 
 def test_numbers_warning_considers_whole_lines(main, table, tmp_path, monkeypatch):
-    """Numbers swapped between the two sentences of a line are no difference."""
+    """Numbers that move between the two sentences of a line cause no warning."""
     monkeypatch.chdir(tmp_path)
     Path("src").write_text("A7! B8!\nA7!\n", "utf-8")
     notes, _ = notes_of(main, "-model", table, "-src", "src", "-split_longer", "4")

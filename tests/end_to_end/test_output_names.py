@@ -52,7 +52,7 @@ def test_output_format_without_name_is_text(main):
 
 
 @pytest.mark.parametrize(
-    ("name", "format", "meant"),
+    ("name", "format", "suggested"),
     [
         *(("o.jsonl", format, "jsonl") for format in ("text", "moses", "tsv")),
         *(("o.tsv.gz", format, "tsv") for format in ("text", "jsonl")),
@@ -61,24 +61,24 @@ def test_output_format_without_name_is_text(main):
         *(("o.jsonl", format, None) for format in ("auto", "jsonl")),
     ],
 )
-def test_output_format_contradicting_name_logs_notice(main, tmp_path, name, format, meant):
+def test_output_format_contradicting_name_logs_notice(main, tmp_path, name, format, suggested):
     done = main("-output", name, "-output_format", format, stdin=b"one\n")
-    shown = "text" if format == "auto" else format
+    written = "text" if format == "auto" else format
     note = (
-        f"NOTE: output {name}: the format is {shown}, but the extension suggests {meant}; set "
-        "output_format or rename the file\n"
+        f"NOTE: output {name}: the format is {written}, but the extension suggests {suggested}; "
+        "set output_format or rename the file\n"
     )
-    assert (done.code, done.err) == (0, note if meant else "")
+    assert (done.code, done.err) == (0, note if suggested else "")
 
 
 @pytest.mark.parametrize("ending", [".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z"])
 def test_output_other_compression_is_rejected(main, tmp_path, ending):
     name = f"my out{ending}"
-    said = f"{name}: {ending} files are not supported; use a name"
-    main("-output", name, stdin=b"one\n").failed(2, f"output {said} that ends in .gz")
-    main("-report", name, stdin=b"one\n").failed(2, f"report {said} that ends in .gz")
+    problem = f"{name}: {ending} files are not supported; use a name"
+    main("-output", name, stdin=b"one\n").failed(2, f"output {problem} that ends in .gz")
+    main("-report", name, stdin=b"one\n").failed(2, f"report {problem} that ends in .gz")
     for option in ("log_file", "save_config"):
-        main(f"-{option}", name, stdin=b"one\n").failed(2, f"{option} {said} without {ending}")
+        main(f"-{option}", name, stdin=b"one\n").failed(2, f"{option} {problem} without {ending}")
         problem = f"{option} x.gz: .gz files are not supported; use a name without .gz"
         main(f"-{option}", "x.gz", stdin=b"one\n").failed(2, problem)
     main("-dump_beam", f"beam.html{ending}", stdin=b"one\n").failed(
@@ -90,7 +90,7 @@ def test_output_other_compression_is_rejected(main, tmp_path, ending):
 
 
 def test_output_gzip_bytes_do_not_depend_on_workers_or_resume(main, src, process, tmp_path):
-    """In one run, with workers, resumed, from a stream, and from Python."""
+    """Runs: uninterrupted, with workers, resumed, from a stream, and from Python."""
     argv = ["-bucket_lines", "1", "-report", "notes.gz"]
     assert main("-src", src, "-output", "a.gz", *argv).code == 0
     a, notes = ((tmp_path / name).read_bytes() for name in ("a.gz", "notes.gz"))

@@ -80,14 +80,14 @@ def test_output_that_is_an_input_is_rejected(main, files, reads, path, name):
 
 
 def test_output_paths_must_differ(main, files, tmp_path):
-    for words, said in [
+    for words, problem in [
         ("-log_file log -report log", "report log is the same file as log_file log"),
         ("-output out -report out", "report out is the same file as output out"),
         ("-output out -log_file out", "log_file out is the same file as output out"),
         ("-output out -save_config link", "save_config link is the same file as output out"),
         ("-tgt in.json -dump_beam in.json", "dump_beam in.json is the same file as tgt in.json"),
     ]:
-        main("-src", "src.txt", *words.split()).failed(2, f"{said}; choose another path")
+        main("-src", "src.txt", *words.split()).failed(2, f"{problem}; choose another path")
     store = f"{tmp_path}/out.parts, where output out is stored until it is complete"
     for path in ("out.parts", "out.parts/000000"):
         done = main("-src", "src.txt", "-output", "out", "-report", path)
@@ -126,9 +126,9 @@ def test_save_config_is_atomic(main, tmp_path, monkeypatch):
 
 def test_save_config_to_stream(shell, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    said = shell("", "-print_config").out
-    assert shell("", "-save_config", "/dev/stdout").out == said
-    assert shell("", "-save_config", "pipe", first="cat pipe & exec").out == said
+    printed = shell("", "-print_config").out
+    assert shell("", "-save_config", "/dev/stdout").out == printed
+    assert shell("", "-save_config", "pipe", first="cat pipe & exec").out == printed
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     full = shell("", "-save_config", "/dev/full")
     full.failed(
@@ -246,12 +246,12 @@ def test_output_to_descriptor_path(main, src, tmp_path):
 
 def test_log_file_to_descriptor_path(main, src, tmp_path):
     """Opening the path would overwrite other output to the same file."""
-    (tmp_path / "said").write_bytes(b"earlier\n")
-    with redirect_descriptor(2, "said", os.O_APPEND):
+    (tmp_path / "log").write_bytes(b"earlier\n")
+    with redirect_descriptor(2, "log", os.O_APPEND):
         done = main("-src", src, "-log_file", "/dev/stderr", "-quiet")
     assert (done.code, done.out) == (0, OUT)
-    said = (tmp_path / "said").read_text()
-    assert said.startswith("earlier\n[2") and "line 3: the input line is empty" in said
+    log = (tmp_path / "log").read_text()
+    assert log.startswith("earlier\n[2") and "line 3: the input line is empty" in log
 
 
 @pytest.mark.parametrize("where", ["2> /dev/full", "2> pipe"])
@@ -270,7 +270,7 @@ def test_exit_code_is_kept_if_stderr_is_full(shell):
 
 
 def test_output_inside_model_directory_is_allowed(main, src, table, tmp_path, monkeypatch):
-    """Resumed, repeated, and with the empty file that the shell creates for `>`."""
+    """Covers resumed and repeated jobs, and the empty file that the shell creates for `>`."""
     model = shutil.copytree(DATA / "hf" / "marian", tmp_path / "model")
     monkeypatch.chdir(model)
     argv = ["-src", src, "-model", ".", "-output", "out.txt", "-report", "notes"]

@@ -47,8 +47,8 @@ def stopped(number, job, n_lines, folder, older=True):
     number = number or code - 128
     kept = "out is as it was before" if older else "out was not written"
     done = ["before the first line", "after 1 line", "after 2 lines"][n_lines - 1 : n_lines + 1]
-    said = f"onmt_lite: stopped by {signal.Signals(number).name}"
-    assert err in [f"{said} {d}; {kept}; this run left no results\n" for d in done], err
+    stopped = f"onmt_lite: stopped by {signal.Signals(number).name}"
+    assert err in [f"{stopped} {d}; {kept}; this run left no results\n" for d in done], err
     assert (code, out) == (128 + number, b"")
     assert os.listdir(folder) == ["out"] * older
     assert not older or (folder / "out").read_bytes() == b"older\n"

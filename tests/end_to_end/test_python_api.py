@@ -147,7 +147,7 @@ class TestOneText:
         assert caught[0].filename == __file__
 
     def test_line_breaks_in_text_become_spaces(self, translator, tmp_path):
-        """The same from Python and from files, with a warning."""
+        """A text in Python and a text in a file are treated alike and get a warning."""
         plain = translator.translate("der hund sieht den see")
         for char in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
             text = f"{char} der hund sieht{char}den see{char}"

@@ -144,7 +144,7 @@ def test_workers_warning_is_at_line_of_call():
 
 
 def test_workers_stream_does_not_block_other_calls(pool):
-    """Neither does an abandoned stream."""
+    """An abandoned stream does not block other calls, either."""
     stream = pool.translate_stream(iter(LINES))
     first = next(stream)
     assert pool.translate([LINES[0]])[0].text == first.text

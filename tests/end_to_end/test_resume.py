@@ -65,10 +65,10 @@ def test_resume_continues_stopped_job(main, stop, lines, tmp_path):
     (tmp_path / "out").write_bytes(b"older\n")
     for n in (0, 2, 4):
         done = stop(n, *argv)
-        *_, said, command = done.err.splitlines()
+        *_, message, command = done.err.splitlines()
         assert done.code == 143
         state = f"after {8 * n} of 40 lines" if n else "before the first line"
-        assert said == (
+        assert message == (
             f"onmt_lite: stopped by SIGTERM {state}; out is as it was before; resume with:"
         )
         assert shlex.split(command)[-len(argv) - 3 :] == [
@@ -95,8 +95,8 @@ def test_job_without_resume_starts_over_with_notice(main, stop, lines, tmp_path)
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     stop(3, *argv)
     done = main(*argv, "-beam_size", 2)
-    said = f"NOTE: overwriting {tmp_path}/out.parts, which an interrupted job left"
-    assert done.code == 0 and said in done.err
+    message = f"NOTE: overwriting {tmp_path}/out.parts, which an interrupted job left"
+    assert done.code == 0 and message in done.err
     assert (tmp_path / "out").read_bytes() == GOLD
     assert list_names(tmp_path) == ["out", "src"]
 
@@ -131,7 +131,7 @@ def test_resume_needs_files(main, lines, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     again = "which cannot be read again; use a file"
     no_file = "which cannot be resumed; use a file"
-    for words, said in [
+    for words, message in [
         ("-output out", f"src is standard input, {again}"),
         ("-src pipe -output out", f"src is pipe, {again}"),
         ("-src /dev/stdin -output out", f"src is /dev/stdin, {again}"),
@@ -141,7 +141,7 @@ def test_resume_needs_files(main, lines, tmp_path):
         ("-src src -output pipe", f"output is pipe, {no_file}"),
         ("-src src -output out -report /dev/null", f"report is /dev/null, {no_file}"),
     ]:
-        main(*words.split(), "-resume").failed(2, f"resume: {said}")
+        main(*words.split(), "-resume").failed(2, f"resume: {message}")
     assert list_names(tmp_path) == ["pipe", "src"]
     done = main("-src", "none", "-output", "out", "-resume")
     assert done.code == 5 and "error: src none: the file does not exist; " in done.err
@@ -176,9 +176,10 @@ def test_resume_after_internal_error(main, stop, lines, tmp_path, error, capfdbi
     argv = ["-src", "src", "-output", "out", *BUCKETS]
     with pytest.raises(type(error)):
         stop(2, *argv, error=error)
-    said = capfdbinary.readouterr().err.decode().splitlines()
-    assert said[1] == "onmt_lite: stopped after 16 of 40 lines; out was not written; resume with:"
-    assert said[2].endswith(" -resume")
+    messages = capfdbinary.readouterr().err.decode().splitlines()
+    stopped = "onmt_lite: stopped after 16 of 40 lines; out was not written; resume with:"
+    assert messages[1] == stopped
+    assert messages[2].endswith(" -resume")
     assert main(*argv, "-resume").code == 0
     assert (tmp_path / "out").read_bytes() == GOLD
 
@@ -273,9 +274,11 @@ def test_stop_signal_while_loading_can_resume(main, lines, tmp_path, monkeypatch
 
     def is_stopped(state, *left):
         done = main("-src", "src", "-output", "out")
-        said, command = done.err.splitlines()
-        said_before = f"onmt_lite: stopped by SIGINT before the first line; {state}; resume with:"
-        assert (done.code, said) == (130, said_before)
+        message, command = done.err.splitlines()
+        message_before = (
+            f"onmt_lite: stopped by SIGINT before the first line; {state}; resume with:"
+        )
+        assert (done.code, message) == (130, message_before)
         assert command.endswith("-resume") and list_names(tmp_path) == [*left, "src"]
 
     with monkeypatch.context() as patch:  # before the options are read
@@ -307,7 +310,7 @@ def test_resume_compares_or_ignores_every_option():
 
 
 def test_resume_compared_option_changes_fingerprint():
-    """For any value: options are set without checks of combinations."""
+    """Options are set directly, without checks of combinations, to allow any value."""
     options = TranslateOptions.of()
     job = {**compute_fingerprint(options, {}), "files": {}}
     for group in ("model", "text", "data", "search", "sampling", "speed", "jobs", "information"):

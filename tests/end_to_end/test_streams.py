@@ -104,7 +104,7 @@ def test_output_on_file_system_without_modes(tmp_path, monkeypatch, number):
 
 
 @pytest.mark.parametrize(
-    "number, said",
+    "number, problem",
     [
         (errno.EWOULDBLOCK, "another job is writing it"),
         (
@@ -117,9 +117,9 @@ def test_output_on_file_system_without_modes(tmp_path, monkeypatch, number):
         ),
     ],
 )
-def test_lock_failure_is_an_error(tmp_path, monkeypatch, number, said):
+def test_lock_failure_is_an_error(tmp_path, monkeypatch, number, problem):
     monkeypatch.setattr(fcntl, "flock", refuse(number))
-    with pytest.raises(FileError, match=f"cannot write .*out: {said}"):
+    with pytest.raises(FileError, match=f"cannot write .*out: {problem}"):
         with Output(str(tmp_path / "out")):
             pytest.fail("written without a lock")
     left = ["out.parts"] if number == errno.EWOULDBLOCK else []

@@ -168,8 +168,8 @@ class TestWithoutATerminal:
     LINE = r"\d of 4 lines, \d+ tokens/s, \d\d:\d\d left\n"
 
     def test_short_job_logs_no_progress(self, main, src):
-        said = main("-src", src, "-output", "out").err
-        assert said == "line 3: the input line is empty, so the output line is empty [empty]\n"
+        log = main("-src", src, "-output", "out").err
+        assert log == "line 3: the input line is empty, so the output line is empty [empty]\n"
         assert [format_line_count(n) for n in (0, 1, 12345)] == [
             "0 lines",
             "1 line",
@@ -177,13 +177,13 @@ class TestWithoutATerminal:
         ]
 
     def test_long_job_logs_progress_periodically(self, main, src, tmp_path, monkeypatch):
-        """At every batch, because the interval is set to 0."""
+        """The interval is set to 0, so progress is logged after every batch."""
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
         argv = ["-batch_size", 1, "-batch_type", "sents", "-log_file", "log"]
         done = main("-src", src, "-output", "out", *argv)
-        said = done.err.split("line 3: ")
-        assert re.fullmatch(f"({self.LINE}){{4}}", said[0])  # the blank line, then three batches
-        assert "4 of 4 lines, " in said[0] and "00:00 left\n" in said[0]
+        parts = done.err.split("line 3: ")
+        assert re.fullmatch(f"({self.LINE}){{4}}", parts[0])  # the blank line, then three batches
+        assert "4 of 4 lines, " in parts[0] and "00:00 left\n" in parts[0]
         assert re.fullmatch(END.format("out"), done.err.split("\n", 5)[-1])
         logged = re.sub(r"(?m)^\[.* INFO\] ", "", (tmp_path / "log").read_text())
         details = "onmt_lite|precision|PRED"
@@ -201,7 +201,7 @@ class TestWithoutATerminal:
         assert done.err.split("\n")[-2].startswith("1 line -> out (")
 
     def test_progress_of_file_opened_by_shell(self, shell, src, terminal):
-        """Only lines that were not read by another program."""
+        """Lines that another program has already read are not counted."""
         screen = terminal()
         done = shell("; } < src.txt", first="{ read line;", stderr=screen.theirs)
         assert (done.code, done.out) == (0, OUT.removeprefix(b"ein\n"))
@@ -252,8 +252,8 @@ class TestTypedInput:
         *lines, stopped, nothing = screen.lines()[2:]
         assert (lines, nothing) == (["one", "ein"] * 2, "")
         # The last line may have been written and not be counted yet
-        said = r"onmt_lite: stopped by SIGINT after (1 line|2 lines), written to standard output"
-        assert re.fullmatch(said, stopped)
+        pattern = r"onmt_lite: stopped by SIGINT after (1 line|2 lines), written to standard output"
+        assert re.fullmatch(pattern, stopped)
 
     def test_quiet_prints_no_prompt(self, process, terminal):
         screen = terminal()
@@ -278,7 +278,7 @@ def test_bar_of_stopped_job_ends_with_newline(process, terminal, until):
 
 
 def test_ctrl_c_before_model_is_loaded(process, terminal, until):
-    """Importing torch takes seconds."""
+    """^C arrives during the import of torch, which takes seconds."""
     screen = terminal()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.theirs)
     job = process("-model", "no/such", **streams, preexec_fn=screen.controls)

@@ -241,7 +241,7 @@ class TestControlTokens:
 
 class TestOptions:
     def test_invalid_options_are_rejected(self, translator, tiny_checkpoint):
-        """All errors at once, and options that cannot be changed per call."""
+        """All errors of a call are reported at once."""
         with pytest.raises(OptionError, match="did you mean beam_size") as caught:
             translator.translate(["a"], beem_size=3, alpha=math.nan, n_best=0)
         assert len(caught.value.problems) == 3

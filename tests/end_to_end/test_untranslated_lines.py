@@ -48,7 +48,7 @@ def test_untranslated_lines_output_is_complete(main, nan_table, tmp_path):
 
 
 def test_untranslated_lines_are_reported_again_on_resume(main, nan_table, tmp_path, monkeypatch):
-    """Whether the output was published already or not."""
+    """The output is complete, or all its parts are written but not yet joined."""
     (tmp_path / "src").write_text("a\nbad\n" * 6, "utf-8")
     options = ("-model", nan_table, "-src", "src", "-output", "out", "-report", "notes")
 
@@ -58,10 +58,10 @@ def test_untranslated_lines_are_reported_again_on_resume(main, nan_table, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(Store, "finish", stopped)
         assert main(*options).code == 143
-    for said in ("12 of 12 lines are done", "is already complete"):
+    for message in ("12 of 12 lines are done", "is already complete"):
         done = main(*options, "-resume")
         assert done.code == 7 and "6 lines could not be translated (2, 4, 6, 8, 10" in done.err
-        assert said in done.err
+        assert message in done.err
 
 
 def test_untranslated_single_line_with_other_warnings(main, nan_table, tmp_path):

@@ -138,8 +138,8 @@ def test_wheel_train_and_export_commands(run, tmp_path):
     run("onmt_lite_export", "-model", "de-en", "-to", "opennmt-py", "-output", "de-en.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.model", "de-en.pt"]
     # The table of names from other tools is there too
-    said = "onmt_lite: error: unknown option num_beams; use beam_size instead (command line)\n"
-    run("onmt_lite", "-num_beams", "5", code=2, err=said)
+    error = "onmt_lite: error: unknown option num_beams; use beam_size instead (command line)\n"
+    run("onmt_lite", "-num_beams", "5", code=2, err=error)
 
 
 @pytest.mark.sweep

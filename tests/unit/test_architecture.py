@@ -64,7 +64,7 @@ def test_rooms_import_only_earlier_rooms(trees):
 
 
 def test_there_are_no_import_cycles(trees):
-    """Also none through other files, in functions or for type checkers."""
+    """Includes cycles of several modules, and imports in functions and for type checkers."""
     names = {name.removesuffix(".py").replace("/", "."): name for name in trees}
     names = {module.removesuffix(".__init__"): name for module, name in names.items()}
     needs = {}
@@ -72,7 +72,7 @@ def test_there_are_no_import_cycles(trees):
         imported = {module for module, _ in find_imports(tree)}
         imported |= {module.rpartition(".")[0] for module in imported}
         found = {names[module] for module in imported if module in names}
-        needs[name] = {each for each in found if not each.endswith("__init__.py")}
+        needs[name] = {module for module in found if not module.endswith("__init__.py")}
     while free := [name for name, own in needs.items() if not own & needs.keys()]:
         for name in free:
             del needs[name]

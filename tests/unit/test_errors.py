@@ -19,30 +19,36 @@ for module in pkgutil.walk_packages(onmt_lite.__path__, "onmt_lite."):
 
 
 def list_error_types(error: type) -> list[type]:
-    return [error, *(kind for child in error.__subclasses__() for kind in list_error_types(child))]
+    return [
+        error,
+        *(error_type for child in error.__subclasses__() for error_type in list_error_types(child)),
+    ]
 
 
 def pickle_and_load(error: BaseException) -> BaseException:
     return pickle.loads(pickle.dumps(error))
 
 
-@pytest.mark.parametrize("kind", list_error_types(OnmtLiteError), ids=lambda kind: kind.__name__)
-def test_error_survives_pickling(kind):
+@pytest.mark.parametrize(
+    "error_type", list_error_types(OnmtLiteError), ids=lambda error_type: error_type.__name__
+)
+def test_error_survives_pickling(error_type):
     """Errors are created from their message only."""
-    error = kind("what (where); what to do")
-    found = pickle_and_load(error)
-    assert type(found) is kind and str(found) == "what (where); what to do"
-    assert found.exit_code == error.exit_code
+    error = error_type("what (where); what to do")
+    restored = pickle_and_load(error)
+    assert type(restored) is error_type and str(restored) == "what (where); what to do"
+    assert restored.exit_code == error.exit_code
 
 
 def test_option_error_keeps_all_problems():
-    found = pickle_and_load(OptionError("beam_size 0", "alpha: a\nb"))
-    assert found.problems == ("beam_size 0", "alpha: a\nb")
-    assert str(found) == "beam_size 0\nalpha: a\nb"
+    restored = pickle_and_load(OptionError("beam_size 0", "alpha: a\nb"))
+    assert restored.problems == ("beam_size 0", "alpha: a\nb")
+    assert str(restored) == "beam_size 0\nalpha: a\nb"
 
 
 def test_interrupted_survives_pickling():
     stop = Interrupted(signal.SIGTERM)
     stop.status = "after 3 lines"
-    found = pickle_and_load(stop)
-    assert (found.signal, found.exit_code, found.status) == (signal.SIGTERM, 143, "after 3 lines")
+    restored = pickle_and_load(stop)
+    assert (restored.signal, restored.exit_code) == (signal.SIGTERM, 143)
+    assert restored.status == "after 3 lines"

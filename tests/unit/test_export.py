@@ -114,10 +114,10 @@ class TestOpenNMT:
         assert (checkpoint.start_id, checkpoint.src_end) == (tiny.BOS, (tiny.EOS,))
         options = dict(device="cpu", tokenizer="space")
         pairs = ["▁der ▁hund", "▁die ▁k"], ["▁the ▁d", "▁a"]
-        ours, theirs = (
+        exported, expected = (
             Translator.from_pretrained(p, **options).score(*pairs) for p in (tiny_checkpoint, path)
         )
-        assert theirs == pytest.approx(ours, abs=1e-4)
+        assert exported == pytest.approx(expected, abs=1e-4)
 
     def test_export_opennmt_writes_sentencepiece_model_and_notices(
         self, tiny_checkpoint, tmp_path, tiny_pieces, capsys
@@ -162,11 +162,11 @@ class TestMarian:
         post_norm = make_native(seed=2, **POST_NORM)
         path = run_export(post_norm, "marian", tmp_path / "x")
         lines = ["der hund sieht", "das rote buch", "heute"]
-        ours, theirs = (
+        exported, expected = (
             Translator.from_pretrained(p, device="cpu").translate(lines, n_best=3)
             for p in (post_norm, path)
         )
-        for a, b in zip(ours, theirs):
+        for a, b in zip(exported, expected):
             assert [h.tokens for h in a.hyps] == [h.tokens for h in b.hyps]
 
     @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ class TestMarian:
     def test_export_marian_separate_vocabs_kept(self, tmp_path):
         copy = shutil.copytree(MARIAN, tmp_path / "copy")
         vocab = json.loads((copy / "vocab.json").read_text("utf-8"))
-        other = {token if i in (0, 1, 119) else f"x{i}": i for token, i in vocab.items()}
-        (copy / "target_vocab.json").write_text(json.dumps(other), "utf-8")
+        changed = {token if i in (0, 1, 119) else f"x{i}": i for token, i in vocab.items()}
+        (copy / "target_vocab.json").write_text(json.dumps(changed), "utf-8")
         update_json(copy / "tokenizer_config.json", separate_vocabs=True)
         path = run_export(copy, "marian", tmp_path / "x")
         exported, original = load_checkpoint(path), load_checkpoint(copy)

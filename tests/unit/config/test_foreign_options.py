@@ -150,33 +150,42 @@ attn_implementation tokenizer truncation padding clean_up_tokenization_spaces sk
 return_tensors return_text revision cache_dir local_files_only token framework model_kwargs
 """,
 }
-TOOLS, OTHERS = load_peers()["tools"], load_peers()["others"]
+TOOLS, OTHERS = load_peers()["tools"], load_peers()["other_names"]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_foreign_name_suggests_equivalent_from_every_source(theirs, ours, tmp_path):
-    for name in spellings(theirs, OPTIONS):
+@pytest.mark.parametrize(("foreign_name", "option_name"), PAIRS)
+def test_foreign_name_suggests_equivalent_from_every_source(foreign_name, option_name, tmp_path):
+    for name in spellings(foreign_name, OPTIONS):
         by_keyword = catch_problem(lambda name=name: TranslateOptions.of(**{name: 2}))
         for problem in (*catch_problems(name, load_options, tmp_path / "a.yaml"), by_keyword):
-            assert re.match(rf"unknown option {name}; use {ours}\b", problem), problem
-    tables = [*TOOLS.values(), {name.replace("_", "-"): ours for name, ours in OTHERS.items()}]
-    spelt = (theirs, theirs.replace("_", "-"))
-    assert any(parse_option_name(names.get(name, "")) == ours for names in tables for name in spelt)
+            assert re.match(rf"unknown option {name}; use {option_name}\b", problem), problem
+    tables = [
+        *TOOLS.values(),
+        {name.replace("_", "-"): option_name for name, option_name in OTHERS.items()},
+    ]
+    spelled = (foreign_name, foreign_name.replace("_", "-"))
+    assert any(
+        parse_option_name(names.get(name, "")) == option_name
+        for names in tables
+        for name in spelled
+    )
 
 
 def test_foreign_names_map_to_one_existing_option():
     found: dict[str, set[str]] = {}
     for names in (*TOOLS.values(), OTHERS):
-        for theirs, ours in names.items():
-            found.setdefault(theirs.replace("-", "_"), set()).add(parse_option_name(ours))
+        for foreign_name, option_name in names.items():
+            found.setdefault(foreign_name.replace("-", "_"), set()).add(
+                parse_option_name(option_name)
+            )
     assert [name for name, several in found.items() if len(several) > 1] == []
     assert set().union(*found.values()) <= set(OPTIONS)
-    others = {*load_peers()["nothing"].split(), *load_peers()["training"].split()}
-    others |= {name for names in load_peers()["says"].values() for name in names.split()}
-    assert not {*found, *others} & set(load_opennmt_options()) and not set(found) & set(OPTIONS) - {
+    hinted = {*load_peers()["no_equivalent"].split(), *load_peers()["training"].split()}
+    hinted |= {name for names in load_peers()["hints"].values() for name in names.split()}
+    assert not {*found, *hinted} & set(load_opennmt_options()) and not set(found) & set(OPTIONS) - {
         "n_best"
     }
-    assert not set(found) & others
+    assert not set(found) & hinted
 
 
 @pytest.mark.parametrize("tool", ALL_NAMES)
@@ -188,9 +197,9 @@ def test_foreign_names_of_tool_all_have_hint(tool):
 
 @pytest.mark.parametrize("name", [name for name in sorted(OPTIONS) if "_" in name])
 def test_option_with_hyphens_suggests_underscores(name):
-    spelt = name.replace("_", "-")
-    problem = catch_problem(lambda: load_options([f"--{spelt}", "1"]))
-    assert problem == f"unknown option {spelt}; use {name} instead (command line)"
+    spelled = name.replace("_", "-")
+    problem = catch_problem(lambda: load_options([f"--{spelled}", "1"]))
+    assert problem == f"unknown option {spelled}; use {name} instead (command line)"
 
 
 def load_ray(words):
@@ -198,7 +207,7 @@ def load_ray(words):
 
 
 @pytest.mark.parametrize(
-    ("load", "name", "said"),
+    ("load", "name", "hint"),
     [
         (load_options, "data-type", "use data_type instead"),
         (load_options, "world-size", "use world_size instead"),
@@ -214,9 +223,9 @@ def load_ray(words):
         (load_ray, "tgt", "only supported by translate.py; remove it"),
     ],
 )
-def test_foreign_name_without_equivalent_gets_matching_hint(load, name, said):
+def test_foreign_name_without_equivalent_gets_matching_hint(load, name, hint):
     problem = catch_problem(lambda: load([f"--{name}", "1"]))
-    assert problem == f"unknown option {name}; {said} (command line)"
+    assert problem == f"unknown option {name}; {hint} (command line)"
 
 
 def test_shared_names_are_accepted_without_reading_peers():

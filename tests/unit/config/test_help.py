@@ -10,8 +10,13 @@ import yaml
 
 import translate
 from onmt_lite import export
-from onmt_lite.config.help import describe_options, format_help, group_options
-from onmt_lite.config.help import format_example as example_of
+from onmt_lite.config.help import (
+    describe_briefly,
+    describe_options,
+    format_example,
+    format_help,
+    group_options,
+)
 from onmt_lite.config.option import META_NAMES, read_help
 from onmt_lite.config.options import OPTIONS, load_options
 from onmt_lite.config.options import PROGRAM as TRANSLATE
@@ -89,27 +94,29 @@ class TestHelp:
         for name, option in program.options.items():
             assert f"\n  -{name}" in text
             assert f"{option.help}." in squeezed
-            said = squeezed.split(f"{option.help}.")[1].split(" -")[0]
+            description = squeezed.split(f"{option.help}.")[1].split(" -")[0]
             if option.value_type in (int, float) and option.default not in (None, ()):
-                assert f"Default: {option.default}." in said
+                assert f"Default: {option.default}." in description
 
     def test_help_describes_requirements_and_search_defaults(self):
-        said = " ".join(describe_options(["beta"], OPTIONS).split())
-        assert "Effective only with -coverage_penalty wu or summary." in said
-        assert "Only supported by -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in said
+        text = " ".join(describe_options(["beta"], OPTIONS).split())
+        assert "Effective only with -coverage_penalty wu or summary." in text
+        assert "Only supported by -search opennmt, opennmt-2018, opennmt-3, ctranslate2." in text
         assert "Default by search: 1 (fairseq, ctranslate2)." in " ".join(
             describe_options(["min_length"], OPTIONS).split()
         )
-        said = " ".join(describe_options(["random_sampling_topk"], OPTIONS).split())
-        drawn = "Default with -do_sample: 50 (transformers-2, transformers, transformers-5)."
-        assert drawn in said
+        text = " ".join(describe_options(["random_sampling_topk"], OPTIONS).split())
+        sampling_default = (
+            "Default with -do_sample: 50 (transformers-2, transformers, transformers-5)."
+        )
+        assert sampling_default in text
         options, _ = load_options("-search transformers -do_sample".split())
         assert options.sampling.random_sampling_topk == 50
 
     @every_option
     def test_help_example_gives_same_values_as_yaml(self, program, name, tmp_path):
         option = program.options[name]
-        command, pairs = example_of(option, program.options)
+        command, pairs = format_example(option, program.options)
         assert command.split()[0] == f"-{name}"
         assert option.value_type is bool or option.example, "an example shows a value"
         if name in META_NAMES:
@@ -118,11 +125,11 @@ class TestHelp:
         given = {word[1:] for word in shlex.split(command) if re.match(r"-[a-z]", word)}
         always = REQUIRED[program]
         pairs_of_always = dict(zip(always[::2], always[1::2]))
-        beside = [w for k, v in pairs_of_always.items() if k[1:] not in given for w in (k, v)]
-        _, by_words = LOADS[program]([*shlex.split(command), *beside])
+        extra = [w for k, v in pairs_of_always.items() if k[1:] not in given for w in (k, v)]
+        _, by_words = LOADS[program]([*shlex.split(command), *extra])
         config = tmp_path / "a.yaml"
         config.write_text("\n".join(pairs), encoding="utf-8")
-        _, by_yaml = LOADS[program](["-config", str(config), *beside])
+        _, by_yaml = LOADS[program](["-config", str(config), *extra])
         assert by_words.values | {"config": ()} == by_yaml.values | {"config": ()}
         assert by_words.values[name] != option.default
         assert not [note for note in by_words.notices if note.startswith(f"{name}:")]
@@ -177,11 +184,17 @@ class TestHelp:
         _, out, _ = main(TRANSLATE, "-help")
         usual = "src output model config beam_size n_best min_length block_ngram_repeat"
         assert {*usual.split(), "output_format", "workers", "resume"} <= {*TRANSLATE.common_options}
-        piped, of_files = re.findall(r"(?m)^  ([^- ].*)", out)
+        piped, file_command = re.findall(r"(?m)^  ([^- ].*)", out)
         command = out.split(" [options]")[0]
         assert piped == f'echo "Guten Morgen!" | {command}'
-        assert of_files.startswith(f"{command} -src ")
-        load_options(shlex.split(of_files.removeprefix(command)))
+        assert file_command.startswith(f"{command} -src ")
+        load_options(shlex.split(file_command.removeprefix(command)))
+
+    @each_program
+    def test_brief_help_has_complete_clauses(self, program):
+        for option in program.options.values():
+            brief = describe_briefly(option)
+            assert brief.count("(") == brief.count(")"), brief
 
     @each_program
     @pytest.mark.parametrize("words", ["-help", "--help=true", "-h", "-nope 3 -help", "-help true"])
@@ -253,7 +266,7 @@ def test_help_yaml_has_exactly_the_existing_options():
 
 
 def test_help_yaml_is_read_only_for_help():
-    """Starting a job does not read it."""
+    """Starting a job does not read help.yaml."""
     read_help.cache_clear()
     load_options(["-beam_size", "3", "-src", "a.txt", "-n_best", "2"])
     assert read_help.cache_info().currsize == 0

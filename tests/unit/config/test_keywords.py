@@ -95,7 +95,7 @@ def write_values(option):
     found += ["Path('x')", "[Path('x')]", "{'mode': 'none'}", "{1}", "b'x'", "True"]
     is_number = option.value_type in (int, float)
     # mypy accepts True as an int and bytes as a sequence of int
-    return [each for each in found if each not in ("True", "b'x'") or not is_number]
+    return [value for value in found if value not in ("True", "b'x'") or not is_number]
 
 
 def accepts(option, value):

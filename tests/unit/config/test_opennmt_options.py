@@ -95,7 +95,7 @@ def test_option_table_is_complete():
 
 @pytest.mark.parametrize("name", sorted(EOLE))
 def test_eole_option_is_accepted_or_has_hint(name, tmp_path):
-    """It is an option, has no effect, or the error suggests an equivalent."""
+    """The name is an option, is accepted without effect, or gets an error with an equivalent."""
     if name not in OPTIONS and name not in load_opennmt_options():
         problem = f"unknown option {name}; {find_hint(name, OPTIONS)} (command line)"
         with pytest.raises(OptionError) as caught:
@@ -160,7 +160,7 @@ def test_neutral_value_causes_no_notice(name, tmp_path):
         (
             "tgt: {a: 1}",
             "",
-            "tgt: must be a path, got {'a': 1}; write a single value after tgt (",
+            "tgt: must be a path, got {'a': 1}; set tgt to a single value (",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_unsupported_value_is_rejected(tmp_path, yaml, argv, problem):
 
 
 def test_neutral_value_resets_option_to_default(tmp_path):
-    """It overrides the value of another source."""
+    """The neutral value overrides the value of another source."""
     path = tmp_path / "a.yaml"
     for text, argv, seed, origin in [
         ("seed: -1\ntgt_prefix: false", "", 829, "default"),
@@ -269,7 +269,7 @@ def test_save_config_exits_and_saved_file_gives_same_output(run):
     given = {"search": "fairseq", "n_best": 2, "fp32": True, "fast": True, "seed": -1}
     *plain, _ = run(given)
     assert run(given, "-save_config", "saved.yaml") == (0, "", "")
-    first, again = (load_options(["-config", name])[1] for name in ("a.yaml", "saved.yaml"))
-    assert again.values == {**first.values, "config": ("saved.yaml",)}
+    first, reloaded = (load_options(["-config", name])[1] for name in ("a.yaml", "saved.yaml"))
+    assert reloaded.values == {**first.values, "config": ("saved.yaml",)}
     code = translate.main(["-config", "saved.yaml", "-output", "out.txt"])
     assert [code, Path("out.txt").read_text(encoding="utf-8")] == plain

@@ -55,8 +55,8 @@ def test_opennmt_yaml_gives_output_of_opennmt_py_3_5_1(folder, capfd, case):
     assert run(case) == 0
     assert output() == case["lines"]
     out, err = capfd.readouterr()
-    noted = [re.match(r"NOTE: (\w+)", line) for line in err.split("\n") if "NOTE" in line]
-    assert sorted(found[1] for found in noted) == sorted(case["notes"].split())
+    notices = [re.match(r"NOTE: (\w+)", line) for line in err.split("\n") if "NOTE" in line]
+    assert sorted(match[1] for match in notices) == sorted(case["notes"].split())
     assert out == ""
 
 

@@ -63,13 +63,13 @@ WORDS_OF |= {"dump_beam": "beam.json"}
 
 
 @pytest.mark.parametrize(
-    ("argv", "noted"),
+    ("argv", "has_notice"),
     [("", False), ("-batch_size 30", True), ("-batch_size 2048", False), ("-batch_size 1", False)]
-    + [(f"-batch_size 30 -batch_type {kind}", False) for kind in ("sents", "tokens")],
+    + [(f"-batch_size 30 -batch_type {unit}", False) for unit in ("sents", "tokens")],
 )
-def test_batch_size_small_token_count_causes_notice(argv, noted):
+def test_batch_size_small_token_count_causes_notice(argv, has_notice):
     options, _ = load_options(argv.split())
-    assert any("batch_type sents" in note for note in options.notes) == noted
+    assert any("batch_type sents" in note for note in options.notes) == has_notice
 
 
 REMEDY = re.compile(r"; |: must be |did you mean|takes one value|needs at least one value")
@@ -97,10 +97,7 @@ REMEDY = re.compile(r"; |: must be |did you mean|takes one value|needs at least 
         ("-phrase_table x", "phrase_table requires replace_unk; set it as well, or remove"),
         ("-tgt_file_prefix", "tgt_file_prefix requires tgt or tgt_prefix; "),
         ("-tgt_prefix", "tgt_file_prefix requires tgt or tgt_prefix; "),
-        (
-            "-random_sampling_temp 0.5",
-            "random_sampling_temp requires do_sample, random_sampling_topk or ",
-        ),
+        ("-random_sampling_temp 0.5", "requires do_sample, random_sampling_topk or "),
         (
             "-diversity_rate 1 -search transformers",
             "requires beam_groups 2 or more; ",
@@ -200,10 +197,10 @@ def test_keyword_errors_equal_command_line_errors():
         with pytest.raises(OptionError) as caught:
             TranslateOptions.of(**wrong)
         ((name, value),) = wrong.items()
-        (said,) = catch_problems(f"-{name}", str(value))
-        said = said.replace(repr(str(value)), repr(value))
-        said = said.replace("n_best 9", "n_best=9").replace("beam_size 5", "beam_size=5")
-        assert caught.value.problems == (said.replace("command line", "keyword argument"),)
+        (problem,) = catch_problems(f"-{name}", str(value))
+        problem = problem.replace(repr(str(value)), repr(value))
+        problem = problem.replace("n_best 9", "n_best=9").replace("beam_size 5", "beam_size=5")
+        assert caught.value.problems == (problem.replace("command line", "keyword argument"),)
 
 
 def test_keyword_values_are_strictly_typed():
@@ -261,10 +258,10 @@ def test_print_config_output_loads_same_values(tmp_path_factory, values):
     # test_sources.py tests lists that are empty by default
     text = re.sub(r"(?m)^\w+: \[\]  # default\n", "", resolved.to_yaml())
     second.write_text(text, encoding="utf-8", newline="\n")
-    again, _ = load_options(["-config", str(second)])
+    reloaded, _ = load_options(["-config", str(second)])
     for name in GROUPS:
         assert getattr(loaded, name) == getattr(options, name)
-        assert getattr(again, name) == getattr(options, name)
+        assert getattr(reloaded, name) == getattr(options, name)
     for name in values:
         assert f"# {first}:" in text.split(f"{name}: ", 1)[1]
 
@@ -371,7 +368,7 @@ def test_empty_path_as_keyword_counts_as_not_given():
 
 @pytest.mark.parametrize("search", PRESETS)
 def test_parsing_works_without_network_and_compiler(search, monkeypatch, tmp_path):
-    """So does the output of -print_config."""
+    """-print_config works without them, too."""
 
     def fail(*args, **more):
         raise AssertionError("options are only parsed")

@@ -145,10 +145,10 @@ def test_notice_has_reason_and_origin(name, line, why, tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("".join(f"{n}: {json.dumps(v)}\n" for n, v in given.items()))
     by_yaml = load_notices(["-config", str(path)])
-    place = 1 + [*given].index(name)
-    assert note.replace("(command line)", f"({path}:{place})") in by_yaml
-    by_python = TranslateOptions.of(**given).notes
-    assert note.replace("(command line)", "(keyword argument)") in by_python
+    line_number = 1 + [*given].index(name)
+    assert note.replace("(command line)", f"({path}:{line_number})") in by_yaml
+    by_keyword = TranslateOptions.of(**given).notes
+    assert note.replace("(command line)", "(keyword argument)") in by_keyword
 
 
 EFFECTIVE = """
@@ -194,7 +194,7 @@ def test_no_notice_for_option_with_effect_or_default(line):
 
 @pytest.mark.parametrize("search", ["opennmt", "opennmt-2018", "fairseq", "marian", "ctranslate2"])
 def test_print_config_output_loads_without_notices(search, tmp_path):
-    """All values equal the defaults."""
+    """A printed configuration sets all options, most of them to their defaults."""
     _, resolved = load_options(["-search", search, "-alpha", "0.3", "-length_penalty", "none"])
     path = tmp_path / "a.yaml"
     path.write_text(resolved.to_yaml(), encoding="utf-8")
@@ -231,15 +231,15 @@ def test_removing_options_without_effect_changes_nothing(values):
         options = TranslateOptions.of(**values)
     except OptionError:
         return
-    idle = {n.split(":")[0] for n in options.notes if ": has no effect;" in n}
-    assert idle <= set(values)
-    left = {name: value for name, value in values.items() if name not in idle}
+    ineffective = {n.split(":")[0] for n in options.notes if ": has no effect;" in n}
+    assert ineffective <= set(values)
+    remaining = {name: value for name, value in values.items() if name not in ineffective}
     try:
-        again = TranslateOptions.of(**left)
+        rebuilt = TranslateOptions.of(**remaining)
     except OptionError:
         return  # another option required it
-    for note in again.notes:
-        assert re.match(r"\w+", note)[0] in left
+    for note in rebuilt.notes:
+        assert re.match(r"\w+", note)[0] in remaining
 
 
 # -- requirements in the help, read by an independent parser --------------------------------------
@@ -294,13 +294,13 @@ def test_help_requirements_match_rules(program):
             values = {n: o.default for n, o in program.options.items()}
             values |= {n: some_value(program.options[n], dice) for n in named}
             for name in rule.options:
-                asking = values | {
+                enabled = values | {
                     name: 7 if program.options[name].value_type is not bool else True
                 }
                 clauses = [clause for text in needed for clause in text.split(" and ")]
                 expected = all(is_met(clause, values) for clause in clauses)
                 expected = expected and not any(is_met(clause, values) for clause in excluded)
-                assert bool(rule.applies(Values(asking, option=name))) != expected, (name, values)
+                assert bool(rule.applies(Values(enabled, option=name))) != expected, (name, values)
                 seen.add(expected)
         assert seen == {True, False}, rule
 
@@ -349,8 +349,8 @@ def test_notice_about_model_is_one_log_line(run, line, note):
 
 def test_max_length_above_model_limit_causes_notice(run, tiny_checkpoint):
     err = run("-max_length 1000", tiny_checkpoint)
-    said = f"NOTE: max_length 1000: the model supports at most {tiny.MAX_POSITIONS} tokens"
-    assert err.count("NOTE") == 1 and said in err
+    expected = f"NOTE: max_length 1000: the model supports at most {tiny.MAX_POSITIONS} tokens"
+    assert err.count("NOTE") == 1 and expected in err
 
 
 def test_ignore_when_blocking_ignores_unknown_tokens(toy):
@@ -392,7 +392,7 @@ def test_ban_words_file_has_no_effect_on_translate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("min_length", "more", "noted"),
+    ("min_length", "more", "has_warning"),
     [
         (
             6,
@@ -406,10 +406,10 @@ def test_ban_words_file_has_no_effect_on_translate(tmp_path):
         (0, {}, False),
     ],
 )
-def test_min_length_above_limit_marks_line(toy, min_length, more, noted):
+def test_min_length_above_limit_marks_line(toy, min_length, more, has_warning):
     (found,) = toy.translate(["katze"], min_length=min_length, **more)
-    assert ("min-length-over-limit" in found.notes) == noted
-    assert not noted or not any(hyp.ended for hyp in found.hyps)
+    assert ("min-length-over-limit" in found.notes) == has_warning
+    assert not has_warning or not any(hyp.ended for hyp in found.hyps)
 
 
 def test_min_length_above_limit_is_in_summary(run):
@@ -420,7 +420,7 @@ def test_min_length_above_limit_is_in_summary(run):
 
 
 @pytest.mark.parametrize(
-    ("line", "idle"),
+    ("line", "ineffective"),
     [
         ("-init_from m -d_model 64", "d_model"),
         ("-init_from m -vocab_size 900", "vocab_size"),
@@ -431,10 +431,12 @@ def test_min_length_above_limit_is_in_summary(run):
         ("", ""),
     ],
 )
-def test_init_from_makes_sizes_ineffective(line, idle):
+def test_init_from_makes_sizes_ineffective(line, ineffective):
     words = f"-train a -output b -train_steps 3 {line}"
     notes = load_train_options(shlex.split(words))[0].notes
-    assert [note.split("; ")[0] for note in notes] == [f"{idle}: has no effect"] * bool(idle)
+    assert [note.split("; ")[0] for note in notes] == [f"{ineffective}: has no effect"] * bool(
+        ineffective
+    )
 
 
 def test_threads_on_gpu_causes_notice(monkeypatch):

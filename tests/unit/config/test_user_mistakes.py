@@ -134,8 +134,8 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "meant"), NAMES)
-def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
+@pytest.mark.parametrize(("name", "suggestion"), NAMES)
+def test_unknown_name_suggests_options_with_same_word(name, suggestion, folder):
     (folder / "a.yaml").write_text(f"{name}: 1\n")
     problems = [
         catch_problem(lambda: describe_options([name], OPTIONS, 80, PROGRAM.common_options)),
@@ -145,7 +145,7 @@ def test_unknown_name_suggests_options_with_same_word(name, meant, folder):
     ]
     for problem in problems:
         is_fairseq = "use beam_size instead" in problem and name == "beam"  # a fairseq option
-        assert is_fairseq or ("did you mean " in problem and meant in problem), problem
+        assert is_fairseq or ("did you mean " in problem and suggestion in problem), problem
 
 
 def test_help_of_foreign_name_suggests_equivalent():
@@ -186,12 +186,12 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "word", "meant"), VALUES)
-def test_invalid_value_suggests_similar_choice(name, word, meant):
+@pytest.mark.parametrize(("name", "word", "suggestion"), VALUES)
+def test_invalid_value_suggests_similar_choice(name, word, suggestion):
     problem = catch_problem(load_options, [f"-{name}", word])
     assert problem.startswith(f"{name}: must be ")
-    assert problem.endswith(f"; did you mean {meant}? (command line)")
-    parse_words(OPTIONS[name], meant.split())  # must be valid
+    assert problem.endswith(f"; did you mean {suggestion}? (command line)")
+    parse_words(OPTIONS[name], suggestion.split())  # must be valid
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ CONFIGS = [  # file, line of the error, remedy
     ("beam_size: 5 n_best: 2\n", 1, LINES),
     ("beam_size: 5\n  n_best: 2\n", 2, "without indentation"),
     ("  beam_size: 5\nn_best: 2\n", 2, "without indentation"),
-    ('{"beam_size": 4, "n_best": 2\n', 2, "a flow mapping that starts in line 1"),
-    ('src: "in.de\nbeam_size: 5\n', 3, "a quoted scalar that starts in line 1"),
+    ('{"beam_size": 4, "n_best": 2\n', 2, "a flow mapping that starts on line 1"),
+    ('src: "in.de\nbeam_size: 5\n', 3, "a quoted scalar that starts on line 1"),
     ("src: @x\n", 1, "quote values with special characters"),
     ("src: *.de\n", 1, "quote values with special characters"),
     ("src: a: b\n", 1, "quote values with special characters"),
@@ -264,8 +264,8 @@ CONFIGS = [  # file, line of the error, remedy
     ('src: "C:\\Users\\new.txt"\n', 1, "write paths with / or in single quotes"),
     ('beam_size: 5\nsrc: "D:\\data\\x.txt"\n', 2, "write paths with / or in single quotes"),
     ("translate:\n  beam: 5\n", 1, "write its options at the start of a line, without translate"),
-    ("model:\n  d_model: 5\n", 1, "write a single value after model"),
-    ("src: [a.de, b.de]\n", 1, "write a single value after src"),
+    ("model:\n  d_model: 5\n", 1, "set model to a single value"),
+    ("src: [a.de, b.de]\n", 1, "set src to a single value"),
     ("ban_words: [the, a]\n", 1, "ban_words must be a file of tab-separated phrases"),
     ("data:\n  valid:\n    path_src: a\n", 1, "it is a training option"),
 ]
@@ -302,7 +302,7 @@ MISSING = [
     ("-src in.ed", 5, "src in.ed: the file does not exist; src must be a text ", "mean in.de?"),
     ("-src no.html", 5, "src no.html: the file does not exist; src must be", "check the path"),
     ("-src folder/fil", 5, "src folder/fil: the file does not exist; ", "mean folder/file?"),
-    ("-src $HOME/x", 5, "src $HOME/x: the file does not exist", "variables and ~ are not expanded"),
+    ("-src $HOME/x", 5, "src $HOME/x: the file does not exist", "~ and variables are not expanded"),
     ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: the file", "and ~ are not expanded"),
     ("-src folder", 5, "src folder: it is a directory; src must be", "use the path of a file"),
     ("-tgt folder", 5, "tgt folder: it is a directory; tgt must be", "use the path of a file"),
@@ -329,9 +329,9 @@ def test_missing_path_has_option_and_remedy(capfd, monkeypatch, line, code, star
     words = shlex.split(line)
     words += [] if "-src" in words else ["-src", "in.de"]
     assert translate.main(words) == code
-    (said,) = capfd.readouterr().err.splitlines()
-    said = said.removeprefix("onmt_lite: error: ")
-    assert said.startswith(start) and remedy in said
+    (err,) = capfd.readouterr().err.splitlines()
+    err = err.removeprefix("onmt_lite: error: ")
+    assert err.startswith(start) and remedy in err
 
 
 def test_missing_training_file_has_option_and_remedy(capfd):
@@ -339,10 +339,9 @@ def test_missing_training_file_has_option_and_remedy(capfd):
         files = {"train": "in.de", "valid": "in.de", option: "no.tsv"}
         words = [word for name, path in files.items() for word in (f"-{name}", path)]
         assert train([*words, "-output", "run", "-train_steps", "1"]) == 5
-        said = capfd.readouterr().err
+        err = capfd.readouterr().err
         assert (
-            f"error: {option} no.tsv: the file does not exist; {option} must be a file of `s"
-            in said
+            f"error: {option} no.tsv: the file does not exist; {option} must be a file of `s" in err
         )
 
 
@@ -350,8 +349,8 @@ def test_missing_training_file_has_option_and_remedy(capfd):
 def test_unreadable_file_has_option_and_remedy(capfd, folder):
     (folder / "in.de").chmod(0)
     assert translate.main(["-src", "in.de"]) == 5
-    said = capfd.readouterr().err
-    assert "error: src in.de: Permission denied; " in said and "; change its permissions" in said
+    err = capfd.readouterr().err
+    assert "error: src in.de: Permission denied; " in err and "; change its permissions" in err
 
 
 def test_ban_words_list_instead_of_file_has_hint():
