@@ -433,7 +433,7 @@ def test_min_length_above_limit_is_in_summary(run):
 )
 def test_init_from_makes_sizes_ineffective(line, ineffective):
     words = f"-train a -output b -train_steps 3 {line}"
-    notes = load_train_options(shlex.split(words))[0].notes
+    notes = load_train_options(shlex.split(words))[0].notices
     assert [note.split("; ")[0] for note in notes] == [f"{ineffective}: has no effect"] * bool(
         ineffective
     )

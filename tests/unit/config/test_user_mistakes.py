@@ -303,7 +303,7 @@ MISSING = [
     ("-src no.html", 5, "src no.html: the file does not exist; src must be", "check the path"),
     ("-src folder/fil", 5, "src folder/fil: the file does not exist; ", "mean folder/file?"),
     ("-src $HOME/x", 5, "src $HOME/x: the file does not exist", "~ and variables are not expanded"),
-    ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: the file", "and ~ are not expanded"),
+    ("-src ~nobody-is-this/x", 5, "src ~nobody-is-this/x: the file", "variables are not expanded"),
     ("-src folder", 5, "src folder: it is a directory; src must be", "use the path of a file"),
     ("-tgt folder", 5, "tgt folder: it is a directory; tgt must be", "use the path of a file"),
     ("-ban_words the", 5, "ban_words the: the file does not exist; ban_words must be a file of ",
