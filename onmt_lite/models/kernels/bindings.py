@@ -30,16 +30,17 @@ SIGNATURES = {
     "attend_self": [_P, _N, _N, _P, _N, _N, _N, _P, _N, c_int],
     "attend_memory": [_P, *[_N] * 6, _P, _P, _N, _P, _P, _P, _N, c_int],
     "find_past": [_P, _N, _N, _N, _P, _N, _P],
-    "look_back": [_P, *[_N] * 6, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
+    "attend_cached": [_P, *[_N] * 6, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
 }
 
 
 @cache
 def get_library() -> Any:
-    """Return the library with the functions of `kernels.c`; None if it is not available."""
-    library = load_library()
-    if library is None:
+    """Return the library with the functions of `kernels.c`, or None if there is none."""
+    loaded = load_library()
+    if loaded is None:
         return None
+    library = loaded.functions
     library.packed_size.argtypes, library.packed_size.restype = [_N, _N, c_int], _N
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
@@ -51,7 +52,7 @@ class Weights(ctypes.Structure):
     """Weights (N, D) and bias (N,) packed for the kernels, as float32 or int8 with scales."""
 
     _fields_ = [
-        *(("outputs", c_int64), ("inputs", c_int64), ("bytes", c_void_p), ("floats", c_void_p)),
+        *(("outputs", c_int64), ("inputs", c_int64), ("integers", c_void_p), ("floats", c_void_p)),
         *(("scale", c_void_p), ("total", c_void_p), ("bias", c_void_p)),
     ]
 
@@ -281,7 +282,7 @@ def attend_cached(
     (b, k, size), (groups, capacity, width) = qkv.shape, keys.shape[1:]
     entries, counts = past
     out = qkv.new_empty(b, k, heads * width)
-    get_library().look_back(
+    get_library().attend_cached(
         *(qkv.data_ptr(), size, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
         *(capacity, newest, entries.data_ptr(), entries.size(1), counts.data_ptr()),
         *(out.data_ptr(), heads * width, torch.get_num_threads()),

@@ -1,5 +1,9 @@
 """The kernel library: finds the installed file, or compiles it once in a checkout.
 
+There is one library for each instruction set.  `pip install .` builds all of them for the platform;
+a checkout compiles only the best set of this CPU.  The environment variable ONMT_LITE_KERNELS
+selects another set, or `none`.
+
 This module does not import torch.  The name of a compiled library in the user's cache contains a
 hash of the source and compiler command and a hash of the library itself, so that an outdated,
 truncated or modified file is never loaded.
@@ -18,44 +22,122 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from onmt_lite.errors import OptionError
 from onmt_lite.system.log import LOG
+from onmt_lite.system.processor import read_cpu_flags
 
+VARIABLE = "ONMT_LITE_KERNELS"
 SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = (SOURCE, SOURCE.with_name("simd.h"))
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+FLAGS += ("-ffp-contract=off",)  # fused multiply-adds only where the source has them
 LIBRARIES = ("-lm",)
 COMPILE_TIMEOUT = 300  # seconds
 
 
+class InstructionSet(NamedTuple):
+    """Instructions that the kernels can use.
+
+    Attributes:
+        library: name of the library; its macro is SET_ and this name in uppercase.
+        machines: values of `platform.machine`.
+        cpu_flags: required words of /proc/cpuinfo.
+        uses_amx: whether the library may use AMX tiles.
+    """
+
+    library: str
+    machines: tuple[str, ...]
+    cpu_flags: frozenset[str]
+    uses_amx: bool = False
+
+
+AVX2 = frozenset(("avx2", "fma"))
+AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"))
+SETS = {  # best first
+    "amx": InstructionSet("avx512", ("x86_64",), AVX512 | {"amx_tile", "amx_int8"}, uses_amx=True),
+    "avx512": InstructionSet("avx512", ("x86_64",), AVX512),
+    "avxvnni": InstructionSet("avxvnni", ("x86_64",), AVX2 | {"avx_vnni"}),
+    "avx2": InstructionSet("avx2", ("x86_64",), AVX2),
+    "neon": InstructionSet("neon", ("aarch64", "arm64"), frozenset({"asimddp"})),
+}
+COMPILER_FLAGS = {"neon": ("-march=armv8.2-a+dotprod",)}  # old versions of clang need the flag
+
+
+class KernelLibrary(NamedTuple):
+    """A loaded library and the name of its instruction set."""
+
+    functions: ctypes.CDLL
+    instruction_set: str
+
+
 @cache
-def load_library() -> ctypes.CDLL | None:
-    """Return the library; None if it is missing or the CPU lacks its instructions."""
-    path = find_library()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
-        return None
-    return library if library.supported() else None
+def load_library() -> KernelLibrary | None:
+    """Load the library for the best instruction set of this CPU.
+
+    Returns:
+        The library, or None if there is none or ONMT_LITE_KERNELS is `none`.
+
+    Raises:
+        OptionError: ONMT_LITE_KERNELS names a set that does not exist or that the CPU lacks.
+    """
+    for name in candidate_sets():
+        path = find_library(name)
+        with contextlib.suppress(OSError):
+            if path is not None:
+                functions = ctypes.CDLL(str(path))
+                if enabled := functions.enable(SETS[name].uses_amx):
+                    has_amx = enabled == 2
+                    return KernelLibrary(functions, "amx" if has_amx else SETS[name].library)
+    return None
 
 
-def find_library(compiles: bool = True) -> Path | None:
-    """Return the path of the library; None if it is missing and cannot be compiled.
+def supported_sets() -> tuple[str, ...]:
+    """Return the instruction sets of this CPU, best first."""
+    flags, machine = read_cpu_flags(), platform.machine()
+    if sys.platform not in ("linux", "darwin"):
+        return ()
+    sets = {name: s for name, s in SETS.items() if machine in s.machines}
+    if sys.platform == "darwin":  # no /proc/cpuinfo; `enable` checks the CPU
+        return tuple(name for name in sets if name in ("avx2", "neon"))
+    return tuple(name for name, s in sets.items() if s.cpu_flags <= flags)
+
+
+def candidate_sets() -> tuple[str, ...]:
+    """Return the instruction sets to try, best first.  Raises OptionError as `load_library`."""
+    wanted, supported = os.environ.get(VARIABLE, ""), supported_sets()
+    if not wanted:
+        return supported
+    if wanted == "none":
+        return ()
+    if wanted not in SETS:
+        raise OptionError(f"{VARIABLE}: {wanted} does not exist; use {', '.join(SETS)} or none")
+    if wanted not in supported:
+        available = ", ".join((*supported, "none"))
+        raise OptionError(f"{VARIABLE}: this CPU does not support {wanted}; use {available}")
+    return (wanted,)
+
+
+def find_library(name: str | None = None, compiles: bool = True) -> Path | None:
+    """Return the path of a library, or None if there is none and it cannot be compiled.
 
     Args:
+        name: instruction set; None: the best set of this CPU
         compiles: compile the library if it is missing
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    name = next(iter(candidate_sets()), None) if name is None else name
+    if name is None:
         return None
-    installed = sorted(SOURCE.parent.glob("library*.so"))
+    library = SETS[name].library
+    installed = sorted(SOURCE.parent.glob(f"library_{library}*.so"))
     if installed:
         return installed[0]
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None or not SOURCE.is_file():
         return None
     try:
-        return find_or_compile(create_cache_directory(), compiler, compiles)
+        return find_or_compile(create_cache_directory(), compiler, library, compiles)
     except OSError:  # no home, full or read-only disk, unsafe directory
         return None
 
@@ -72,24 +154,29 @@ def create_cache_directory() -> Path:
     return directory
 
 
-def find_or_compile(directory: Path, compiler: str, compiles: bool = True) -> Path | None:
+def find_or_compile(
+    directory: Path, compiler: str, library: str, compiles: bool = True
+) -> Path | None:
     """Return the path of the library for this source and compiler, compiled if it is missing.
 
     Args:
         directory: the cache directory
         compiler: path of the C compiler
+        library: name of the library
         compiles: False: only look in the cache
 
     Returns:
         The path, or None if there is no library.
     """
-    inputs = (SOURCE.read_bytes(), str(FLAGS).encode(), os.path.realpath(compiler).encode())
-    name = f"kernels-{hash_bytes(b' '.join(inputs))}"
+    command = (compiler, *FLAGS, f"-DSET_{library.upper()}", *COMPILER_FLAGS.get(library, ()))
+    inputs = [path.read_bytes() for path in SOURCES]
+    inputs += [str(command[1:]).encode(), os.path.realpath(compiler).encode()]
+    name = f"kernels-{library}-{hash_bytes(b' '.join(inputs))}"
     if (found := find_intact(directory, name)) or not compiles:
         return found
     with open(directory / f"{name}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # only one process compiles
-        return find_intact(directory, name) or compile_into(directory, name, compiler)
+        return find_intact(directory, name) or compile_into(directory, name, command)
 
 
 def find_intact(directory: Path, name: str) -> Path | None:
@@ -103,13 +190,13 @@ def find_intact(directory: Path, name: str) -> Path | None:
     return None
 
 
-def compile_into(directory: Path, name: str, compiler: str) -> Path | None:
+def compile_into(directory: Path, name: str, command: tuple[str, ...]) -> Path | None:
     """Compile the library.
 
     Args:
         directory: the cache directory
         name: start of the file name
-        compiler: path of the C compiler
+        command: compiler and flags
 
     Returns:
         The path, or None if the compiler failed.
@@ -118,11 +205,11 @@ def compile_into(directory: Path, name: str, compiler: str) -> Path | None:
     LOG.info("compiling the kernels for this CPU; this takes a few seconds, once", extra=detail)
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
         library = Path(temporary) / "library.so"
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(library), *LIBRARIES]
+        arguments = [*command, str(SOURCE), "-o", str(library), *LIBRARIES]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT)
+            subprocess.run(arguments, check=True, capture_output=True, timeout=COMPILE_TIMEOUT)
         except (subprocess.SubprocessError, OSError):
-            LOG.info("%s could not compile the kernels; using torch", compiler, extra=detail)
+            LOG.info("%s could not compile the kernels; using torch", command[0], extra=detail)
             return None
         path = directory / f"{name}-{hash_bytes(library.read_bytes())}.so"
         os.replace(library, path)
