@@ -907,11 +907,9 @@ API void attend_cached(const float *qkv, size ldq, size sentences, size queries,
 
 #ifdef SET_AVX512
 /* Request the AMX tiles from Linux.  Once granted, signal stacks under 11,952 bytes fail with ENOMEM in
-   the whole process, because the kernel saves the tiles there. */
+   the whole process, because Linux saves the tiles there. */
 static int request_amx(void) {
-#ifdef EMULATE_TILES
-    return 1;
-#elif defined __linux__
+#if defined __linux__
     const unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25;
     const long request_permission = 0x1023, tile_data = 18;  /* arch_prctl(2) */
     unsigned a, b, c, d;
@@ -934,19 +932,26 @@ API int enable(int amx) {
     return 1;  /* every arm64 Mac */
 #endif
 #else
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    __builtin_cpu_init();
 #if defined SET_AVX512
+#ifdef EMULATE_TILES
+    has_amx = 1;
+#else
     has_amx = amx && request_amx();
+#endif
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512vnni")
                ? 1 + has_amx
                : 0;
-#elif defined SET_AVXVNNI
+#else
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifdef SET_AVXVNNI
     unsigned a = 0, b, c, d;
     return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 #else
     return avx2;
+#endif
 #endif
 #endif
 }

@@ -1,0 +1,90 @@
+"""Print a digest of the results of each kernel as JSON: `python -m tests.support.kernel_digests`.
+
+ONMT_LITE_KERNELS selects the instruction set.  Inputs cover sizes that are not multiples of a
+register, many rows, NaN and infinity.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from onmt_lite.models.kernels import bindings as kernels
+
+ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 33, 100)
+SIZES = ((1, 1), (3, 17), (16, 32), (33, 31), (64, 100), (100, 65), (256, 48))  # inputs, outputs
+
+
+def digest(*tensors: Tensor | None) -> str:
+    """Return a hash of the bits of tensors.  All NaN count as equal."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        if tensor is not None:
+            clean = torch.where(tensor.isnan(), float("nan"), tensor.float())
+            sha.update(clean.contiguous().numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+def make_random(*shape: int, special: bool = False) -> Tensor:
+    """Return random numbers; `special` adds NaN, infinity and large and small numbers."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    if special:
+        x.view(-1)[:: max(1, x.numel() // 7)] = torch.tensor(
+            [float("nan"), float("inf"), -float("inf"), 1e30, 1e-38, -0.0, 88.0]
+        ).repeat(x.numel() // 7 + 1)[: len(x.view(-1)[:: max(1, x.numel() // 7)])]
+    return x
+
+
+def linear_layers() -> Iterator[tuple[str, str]]:
+    """Yield (case, digest) of linear layers, feed-forward layers, logits and log-sum-exp."""
+    for (d, n), is_int8, special in product(SIZES, (False, True), (False, True)):
+        up = kernels.Weights(make_random(n, d), make_random(n), is_int8)
+        down = kernels.Weights(make_random(d, n), make_random(d), is_int8)
+        layer_norm = nn.LayerNorm(d)
+        norms = (None, kernels.Norm(layer_norm), kernels.Norm(nn.RMSNorm(d, eps=1e-6)))
+        for rows in ROWS:
+            x = make_random(rows, d, special=special)
+            case = f"{rows}x{d}x{n}-{'int8' if is_int8 else 'fp32'}{'-special' * special}"
+            for i, norm in enumerate(norms):
+                yield f"linear-{case}-{i}", digest(kernels.linear(x, up, norm))
+            for activation in kernels.ACTIVATIONS:
+                out = kernels.linear(x, up, None, activation)
+                yield f"{activation}-{case}", digest(out)
+                out = kernels.feed_forward(x, up, down, norms[1], activation, x)
+                yield f"feed-forward-{activation}-{case}", digest(out)
+            logits = torch.empty(rows, n)
+            log_sums, maxima = kernels.output_logits(x, up, logits, 16)
+            yield f"logits-{case}", digest(logits, log_sums, maxima)
+            yield f"log-sums-{case}", digest(kernels.logsumexp(make_random(rows, 40 * n)))
+
+
+def attention() -> Iterator[tuple[str, str]]:
+    """Yield (case, digest) of the attention kernels."""
+    for width, (heads, groups), special in product(
+        (5, 16, 32, 40), ((1, 1), (4, 2)), (False, True)
+    ):
+        columns = (heads + 2 * groups) * width
+        lengths = torch.tensor([1, 2, 7, 16, 17, 40])
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+        qkv = make_random(int(lengths.sum()), columns, special=special)
+        case = f"{heads}-{groups}-{width}{'-special' * special}"
+        yield f"self-{case}", digest(kernels.attend_self(qkv, starts, heads, groups))
+        q = make_random(6, 7, heads * width, special=special)
+        keys, values = make_random(6, groups, width, 40), make_random(6, groups, 40, width)
+        for needs_weights in (False, True):
+            results = kernels.attend_memory(q, keys, values, lengths, needs_weights)
+            yield f"memory-{case}-{needs_weights}", digest(*results)
+        past = kernels.find_past((make_random(42, 23) > 0.3).float(), 21)
+        yield f"past-{case}", digest(past[1])
+        caches = make_random(6, groups, 32, width), make_random(6, groups, 32, width) + 1
+        step = make_random(6, 7, columns, special=special)
+        out = kernels.attend_cached(step, *caches, 21, past, heads)
+        yield f"cached-{case}", digest(out, *caches)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    print(json.dumps(dict([*linear_layers(), *attention()])))
