@@ -29,7 +29,12 @@ from onmt_lite.config.sources import KEYWORD_ORIGIN, Program, Resolved, Resolver
 from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.config.translate_rules import RULES
 from onmt_lite.errors import use_keyword_style
-from onmt_lite.models.kernels.build import find_library, load_library
+from onmt_lite.models.kernels.build import (
+    candidate_sets,
+    describe_kernels,
+    find_library,
+    load_library,
+)
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import MIN_INT8_WIDTH
 from onmt_lite.system.safe_parse import parse_json
@@ -227,20 +232,33 @@ def describe_auto_values(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
-    """Describe what precision `auto` is on this machine, without importing torch."""
-    if values["precision"] != "auto":
-        return {}
+    """Describe precision `auto` and the kernels on this machine, without importing torch."""
+    is_auto = values["precision"] == "auto"
     if build_group(SpeedOptions, values).expects_gpu:
-        return {"precision": "here bf16, or fp32 if the GPU does not support it"}
-    is_exact = values["search"] != "opennmt"
-    if not is_exact and find_library(compiles=False) is None:
-        return {"precision": "here fp32, or int8 with kernels; kernels: not compiled yet"}
-    if is_exact or load_library() is None:
-        return {"precision": "here fp32"}
+        return {"precision": "here bf16, or fp32 if the GPU does not support it"} if is_auto else {}
+    is_compiled = not candidate_sets() or find_library(compiles=False) is not None
+    kernels = f"kernels: {describe_kernels() if is_compiled else 'not compiled yet'}"
+    precision = f"here {choose_precision(values, is_compiled)}; " if is_auto else ""
+    return {"precision": precision + kernels}
+
+
+def choose_precision(values: Mapping[str, Any], is_compiled: bool) -> str:
+    """Return the precision that `auto` selects on a CPU, as far as it is known.
+
+    Args:
+        values: options by name.
+        is_compiled: whether it is known if this machine has kernels.
+    """
+    if values["search"] != "opennmt":
+        return "fp32"
+    if not is_compiled:
+        return "fp32, or int8 with kernels"
+    if load_library() is None:
+        return "fp32"
     widths = [*map(read_width, map(find_model, get_model_paths(values["model"])))]
     if not all(widths):
-        return {"precision": "here int8, or fp32 if the model is small"}
-    return {"precision": f"here {'int8' if min(widths, default=0) >= MIN_INT8_WIDTH else 'fp32'}"}
+        return "int8, or fp32 if the model is small"
+    return "int8" if min(widths, default=0) >= MIN_INT8_WIDTH else "fp32"
 
 
 def read_width(path: Path) -> int:

@@ -16,6 +16,7 @@ from onmt_lite.config.files import find_descriptor, format_path
 from onmt_lite.config.job_options import JobOptions
 from onmt_lite.errors import FileError, explain_os_error
 from onmt_lite.jobs.reports import DETAIL
+from onmt_lite.models.kernels.build import describe_kernels
 from onmt_lite.system.clock import Clock
 from onmt_lite.system.log import LOG
 from onmt_lite.system.terminal import CONSOLE
@@ -241,9 +242,11 @@ def log_start() -> None:
 
 
 def log_machine(machine: Mapping[str, str] | None) -> None:
-    """Log device and precision of the model if known."""
+    """Log device and precision of the model if known, and on CPU the kernels."""
     if machine is not None:
         LOG.info("precision %s on %s", machine["precision"], machine["device"], extra=DETAIL)
+        if machine["device"] == "cpu":
+            LOG.info("kernels: %s", describe_kernels(), extra=DETAIL)
 
 
 def add_log_file(path: str, level: str = "NOTSET") -> None:

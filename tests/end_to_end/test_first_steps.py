@@ -8,6 +8,7 @@ import pytest
 
 from onmt_lite import OptionError, Translator, load_options
 from onmt_lite.config.options import PROGRAM
+from onmt_lite.models.kernels.build import describe_kernels
 from tests.end_to_end.conftest import ROOT, SCRIPT
 
 FAMILIES = "tests/data/families"
@@ -33,12 +34,14 @@ def test_plain_run_prints_only_translation(run):
     assert (done.returncode, done.stdout, done.stderr) == (0, "Good morning!\n", "")
 
 
-def test_precision_is_logged_with_verbose_and_print_config(run, tmp_path):
-    precision = Translator.from_pretrained().machine["precision"]
+def test_precision_and_kernels_are_logged_with_verbose_and_print_config(run, tmp_path):
+    precision, kernels = Translator.from_pretrained().machine["precision"], describe_kernels()
     done = run("-verbose", "-log_file", "log", input=f"{SURE}\n")
-    assert done.stderr.startswith(f"precision {precision} on cpu\n")
-    assert f" INFO] precision {precision} on cpu\n" in (tmp_path / "log").read_text("utf-8")
-    assert f"\nprecision: auto  # default; here {precision}\n" in run("-print_config").stdout
+    assert done.stderr.startswith(f"precision {precision} on cpu\nkernels: {kernels}\n")
+    log = (tmp_path / "log").read_text("utf-8")
+    assert f" INFO] precision {precision} on cpu\n" in log and f"kernels: {kernels}\n" in log
+    shown = f"\nprecision: auto  # default; here {precision}; kernels: {kernels}\n"
+    assert shown in run("-print_config").stdout
 
 
 @pytest.mark.parametrize(
@@ -56,14 +59,16 @@ def test_print_config_shows_actual_precision(words):
     if "m2m" in words:
         given["tgt_lang"] = "en"
     machine = Translator.from_pretrained(**given).machine
-    assert PROGRAM.describe_auto(resolved.values)["precision"] == f"here {machine['precision']}"
+    shown = PROGRAM.describe_auto(resolved.values)["precision"]
+    assert shown == f"here {machine['precision']}; kernels: {describe_kernels()}"
 
 
 def test_print_config_shows_possible_precision_of_other_models():
     _, resolved = load_options(["-device", "cpu", "-model", "data/toy.json"])
     assert "fp32" in PROGRAM.describe_auto(resolved.values)["precision"]
-    _, resolved = load_options(["-precision", "bf16"])
-    assert "precision" not in PROGRAM.describe_auto(resolved.values)
+    _, resolved = load_options(["-device", "cpu", "-precision", "bf16"])
+    shown = PROGRAM.describe_auto(resolved.values)["precision"]
+    assert shown == f"kernels: {describe_kernels()}"
 
 
 def test_unsure_line_is_shown_by_default(run, tmp_path):

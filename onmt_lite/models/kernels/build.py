@@ -31,8 +31,10 @@ from onmt_lite.system.processor import read_cpu_flags
 VARIABLE = "ONMT_LITE_KERNELS"
 SOURCE = Path(__file__).with_name("kernels.c")
 SOURCES = (SOURCE, SOURCE.with_name("simd.h"))
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
-FLAGS += ("-ffp-contract=off",)  # fused multiply-adds only where the source has them
+FLAGS = (
+    *("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    "-ffp-contract=off",  # fused multiply-adds only where the source has them
+)
 LIBRARIES = ("-lm",)
 COMPILE_TIMEOUT = 300  # seconds
 
@@ -91,6 +93,12 @@ def load_library() -> KernelLibrary | None:
                     has_amx = enabled == 2
                     return KernelLibrary(functions, "amx" if has_amx else SETS[name].library)
     return None
+
+
+def describe_kernels() -> str:
+    """Return the name of the instruction set in use, or the reason why torch is used instead."""
+    library = load_library()
+    return library.instruction_set if library else "none; torch computes the layers"
 
 
 def supported_sets() -> tuple[str, ...]:

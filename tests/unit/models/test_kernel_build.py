@@ -10,12 +10,11 @@ import pytest
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
+SETS = build.supported_sets()
 HAS_LIBRARY = (
     "from onmt_lite.models.kernels.bindings import get_library; print(get_library() is not None)"
 )
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.uname().machine != "x86_64", reason="kernels are for x86-64"
-)
+pytestmark = pytest.mark.skipif(not build.supported_sets(), reason="no kernels for this CPU")
 
 # A fake compiler: copies $SOURCE to its output, and logs each call
 COMPILER = """#!/bin/sh
@@ -75,14 +74,15 @@ def test_find_library_recompiles_for_changed_source(count_compilations, tmp_path
     first = build.find_library()
     source = tmp_path / "kernels.c"
     source.write_text("int other;", encoding="utf-8")
-    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "SOURCES", (source,))
     assert build.find_library() != first and count_compilations() == 2
 
 
 def test_find_library_prefers_installed_library(count_compilations, tmp_path, monkeypatch):
-    (tmp_path / "library.so").write_bytes(b"")
+    installed = tmp_path / f"library_{build.SETS[build.supported_sets()[0]].library}.so"
+    installed.write_bytes(b"")
     monkeypatch.setattr(build, "SOURCE", tmp_path / "kernels.c")
-    assert build.find_library() == tmp_path / "library.so" and count_compilations() == 0
+    assert build.find_library() == installed and count_compilations() == 0
 
 
 @pytest.mark.parametrize("case", ["no compiler", "a compiler that fails", "no home", "shared"])
@@ -133,9 +133,13 @@ def test_translation_without_library_equals_translation_with_it(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("tiles", ["", "-DEMULATE_TILES"])
-def test_kernels_pass_address_and_undefined_behavior_sanitizers(tmp_path, tiles):
+@pytest.mark.parametrize(
+    ("instruction_set", "tiles"), [*((name, "") for name in SETS), ("avx512", "-DEMULATE_TILES")]
+)
+def test_kernels_pass_address_and_undefined_behavior_sanitizers(tmp_path, instruction_set, tiles):
     """Run the kernel tests with both sanitizers, also with emulated AMX instructions."""
+    if instruction_set not in SETS:
+        pytest.skip(f"this CPU does not support {instruction_set}")
     found = [
         subprocess.run(["cc", f"-print-file-name={name}.so"], capture_output=True, text=True)
         for name in ("libasan", "libubsan")
@@ -151,6 +155,7 @@ def test_kernels_pass_address_and_undefined_behavior_sanitizers(tmp_path, tiles)
         **os.environ,
         **{"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "LD_PRELOAD": " ".join(libraries)},
         "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks at exit
+        build.VARIABLE: instruction_set,
     }
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/unit/models/test_kernels.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
