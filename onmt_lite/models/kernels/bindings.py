@@ -1,4 +1,4 @@
-"""ctypes bindings of the C kernels for CPUs with AVX-512 and VNNI; see `kernels.c`.
+"""ctypes bindings of the C kernels for CPUs; see `kernels.c`.
 
 If `get_library()` returns None, layers are computed by torch.
 

@@ -18,10 +18,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 #ifdef __linux__
-#include <sys/syscall.h>
-#endif
-#if defined __aarch64__ && defined __linux__
 #include <sys/auxv.h>
+#include <sys/syscall.h>
 #endif
 
 #include "simd.h"
@@ -33,8 +31,8 @@
 #define HEIGHT 16    /* rows of an AMX tile */
 #define STEP 64      /* bytes of a row in an AMX tile */
 #define QUERIES 6    /* queries that share a key while it is in a register */
-#define WIDE (WIDTH == 16 ? 2 : 1)                         /* the sums in registers are those of this many times 16 outputs */
-#define TILE (WIDTH == 16 ? 12 : WIDTH == 8 ? 6 : 5)       /* for this many rows */
+#define WIDE (WIDTH == 16 ? 2 : 1)                    /* sums in registers: this many times 16 outputs */
+#define TILE (WIDTH == 16 ? 12 : WIDTH == 8 ? 6 : 5)  /* of this many rows */
 #define API __attribute__((visibility("default")))
 
 /* Weights (N, D) in panels of 32 outputs.  Integers: [N/32][D/DEPTH][32][DEPTH], so that the inputs
@@ -925,12 +923,10 @@ static int request_amx(void) {
 /* Return 0 if this processor cannot run the kernels, 1 if it can, 2 if it also uses AMX, which is
    enabled by `amx` */
 API int enable(int amx) {
-#if defined SET_NEON
-#ifdef __linux__
+#if defined SET_NEON && defined __linux__
     return getauxval(AT_HWCAP) >> 20 & 1;  /* HWCAP_ASIMDDP */
-#else
+#elif defined SET_NEON
     return 1;  /* every arm64 Mac */
-#endif
 #else
     __builtin_cpu_init();
 #if defined SET_AVX512

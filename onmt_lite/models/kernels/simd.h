@@ -84,7 +84,6 @@ typedef int32_t IntsAt __attribute__((vector_size(4 * WIDTH), aligned(1), may_al
 INLINE Ints mask_of(size n);
 
 #if defined SET_NEON
-
 #define DEPTH 4
 typedef int8_t Input;
 enum { INPUT_ZERO = 128 };
@@ -122,7 +121,6 @@ INLINE void narrow(Ints v, Input *to) {
 INLINE void pause_thread(void) { __asm__ volatile("yield"); }
 
 #else
-
 enum { INPUT_ZERO = 0 };
 INLINE Four pairs_low(Four a, Four b) { return _mm_unpacklo_ps(a, b); }
 INLINE Four pairs_high(Four a, Four b) { return _mm_unpackhi_ps(a, b); }
@@ -134,7 +132,6 @@ INLINE Four quarter_of_eight(__m256 v) {
 INLINE void pause_thread(void) { __builtin_ia32_pause(); }
 
 #if defined SET_AVX512
-
 #define DEPTH 4
 typedef uint8_t Input;
 INLINE FloatReg reg_fma(FloatReg a, FloatReg b, FloatReg c) { return _mm512_fmadd_ps(a, b, c); }
@@ -254,23 +251,18 @@ INLINE Four sums_of_four(Floats a, Floats b, Floats c, Floats d) {
     return pairs_low(low, high) + pairs_high(low, high);
 }
 
-/* The largest number; NaN is ignored unless all are NaN */
-INLINE float max_of(Floats v) {
-    float numbers[16];
-    store_all(numbers, v);
-    UNROLL for (int half = 8; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++)
-            numbers[i] = numbers[i] > numbers[i + half] ? numbers[i] : numbers[i + half];
-    return numbers[0];
-}
-INLINE int32_t max_of_ints(Ints v) {
-    int32_t numbers[16];
-    memcpy(numbers, &v, sizeof numbers);
-    UNROLL for (int half = 8; half; half /= 2)
-        UNROLL for (int i = 0; i < half; i++)
-            numbers[i] = numbers[i] > numbers[i + half] ? numbers[i] : numbers[i + half];
-    return numbers[0];
-}
+/* The largest of 16 numbers, none of which is NaN */
+#define FOLD_MAX(Type, v)                                                     \
+    ({                                                                        \
+        Type n_[16];                                                          \
+        memcpy(n_, &(v), sizeof n_);                                          \
+        UNROLL for (int half = 8; half; half /= 2)                            \
+            UNROLL for (int i = 0; i < half; i++)                             \
+                n_[i] = n_[i] > n_[i + half] ? n_[i] : n_[i + half];          \
+        n_[0];                                                                \
+    })
+INLINE float max_of(Floats v) { return FOLD_MAX(float, v); }
+INLINE int32_t max_of_ints(Ints v) { return FOLD_MAX(int32_t, v); }
 
 /* Integers in the low bits of a float: adding it rounds to the nearest integer */
 static const float ROUNDING = 12582912.f;  /* 1.5 * 2^23 */
