@@ -68,14 +68,14 @@ def load_onmt_lite(job: Job) -> tuple[Translate, str, str]:
 
     prepare_environment()
     from onmt_lite import Translator
-    from onmt_lite.inference.runtime import precision_of
+    from onmt_lite.inference.runtime import get_precision
 
     n, length = job["threads"], job["length"]
     options = {"device": "cpu", "workers": n, "threads": 1, "beam_size": job["beam_size"]}
     if job["precision"]:
         options["precision"] = job["precision"]
     translator: Any = Translator.from_pretrained(job["model"], **options)
-    precision = translator.machine["precision"] if n > 1 else precision_of(translator.model)
+    precision = translator.machine["precision"] if n > 1 else get_precision(translator.model)
     src, output = (Path(job["directory"], f"{os.getpid()}.{end}") for end in ("src", "out"))
 
     def translate(lines: list[str], search: str) -> tuple[list[str], int]:

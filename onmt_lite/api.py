@@ -32,7 +32,7 @@ from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcessEngine
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.text.lines import growing_windows, lines_from_texts
+from onmt_lite.text.lines import iterate_growing_windows, make_lines_from_texts
 from onmt_lite.text.phrases import Phrases
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.trace.tracer import Tracer
@@ -301,7 +301,7 @@ class Translator:
         pairs, add = pair_lines(lines, prefixes, force_words, ban_words), accumulate(progress)
         return (
             translation
-            for window in growing_windows(pairs)
+            for window in iterate_growing_windows(pairs)
             for translation in self._translate_pairs(window, parsed, add)
         )
 
@@ -372,8 +372,8 @@ class Translator:
         """
         if isinstance(src_lines, str) and isinstance(tgt_lines, str):
             return self.score([src_lines], [tgt_lines])[0]
-        sources = list(lines_from_texts(src_lines, "src_lines"))
-        targets = list(lines_from_texts(tgt_lines, "tgt_lines"))
+        sources = list(make_lines_from_texts(src_lines, "src_lines"))
+        targets = list(make_lines_from_texts(tgt_lines, "tgt_lines"))
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines but {len(targets)} target lines; pass one target "

@@ -62,28 +62,28 @@ class ConfigReader:
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is not int or not -(1 << 31) < value < 1 << 31:
-            raise self._type_error(name, "an integer")
+            raise self._make_type_error(name, "an integer")
         return value
 
     def get_float(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self._get_required(name, default)
         if type(value) not in (int, float) or not abs(value) < 1e30:
-            raise self._type_error(name, "a number")
+            raise self._make_type_error(name, "a number")
         return float(value)
 
     def get_bool(self, name: str, default: bool | None = False) -> bool:
         """Return a boolean; 0 and 1 count as booleans."""
         value = self._get_required(name, default)
         if value not in (True, False) or isinstance(value, float):
-            raise self._type_error(name, "true or false")
+            raise self._make_type_error(name, "true or false")
         return bool(value)
 
     def get_str(self, name: str, default: str | None = None) -> str:
         """Return a string."""
         value = self._get_required(name, default)
         if type(value) is not str:
-            raise self._type_error(name, "a string")
+            raise self._make_type_error(name, "a string")
         return value
 
     def get_label(self, name: str) -> str:
@@ -120,7 +120,7 @@ class ConfigReader:
             raise CheckpointError(f"{self.path}: {name} is missing")
         return default if value is None else value
 
-    def _type_error(self, name: str, expected: str) -> CheckpointError:
+    def _make_type_error(self, name: str, expected: str) -> CheckpointError:
         found = format_value(self.values.get(name))
         return CheckpointError(f"{self.get_file(name)}: {name} must be {expected}, not {found}")
 

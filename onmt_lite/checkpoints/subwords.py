@@ -225,7 +225,7 @@ def make_onmt_tokenizer(
 def _read_text(path: str) -> str:
     data = read_bytes(path)
     if file_type := detect_file_type(data[:HEAD_BYTES]):
-        remedy = file_type.remedy_for(shlex.quote(path))
+        remedy = file_type.get_remedy(shlex.quote(path))
         raise CheckpointError(f"{path} is {file_type.name}; {remedy}")
     try:
         return data.decode("utf-8-sig")

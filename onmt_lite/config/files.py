@@ -131,7 +131,7 @@ def check_directories(written: Sequence[NamedPath]) -> None:
             problem = "it is a directory; use the path of a file"
         elif not is_regular_output(path) or not os.path.basename(path):
             continue
-        elif not os.path.exists(directory) and os.path.isdir(_nearest_existing(directory)):
+        elif not os.path.exists(directory) and os.path.isdir(_find_nearest_existing(directory)):
             remedy = f"create it: mkdir -p {shlex.quote(shown)}"
             problem = f"the directory {shown} does not exist; {remedy}"
         elif os.path.isdir(directory) and not os.access(directory, os.W_OK) and name != "log_file":
@@ -141,7 +141,7 @@ def check_directories(written: Sequence[NamedPath]) -> None:
             raise FileError(f"cannot write {format_path(path)}: {problem}")
 
 
-def _nearest_existing(directory: str) -> str:
+def _find_nearest_existing(directory: str) -> str:
     """Return the closest existing parent of a directory, or the directory itself."""
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)

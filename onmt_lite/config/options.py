@@ -30,9 +30,9 @@ from onmt_lite.config.text_options import DataOptions, ModelOptions, TextOptions
 from onmt_lite.config.translate_rules import RULES
 from onmt_lite.errors import use_keyword_style
 from onmt_lite.models.kernels.build import (
-    candidate_sets,
     describe_kernels,
     find_library,
+    list_candidate_sets,
     load_library,
 )
 from onmt_lite.search.presets import PRESETS, SWITCHES
@@ -236,7 +236,7 @@ def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
     is_auto = values["precision"] == "auto"
     if build_group(SpeedOptions, values).expects_gpu:
         return {"precision": "here bf16, or fp32 if the GPU does not support it"} if is_auto else {}
-    is_compiled = not candidate_sets() or find_library(compiles=False) is not None
+    is_compiled = not list_candidate_sets() or find_library(compiles=False) is not None
     kernels = f"kernels: {describe_kernels() if is_compiled else 'not compiled yet'}"
     precision = f"here {choose_precision(values, is_compiled)}; " if is_auto else ""
     return {"precision": precision + kernels}

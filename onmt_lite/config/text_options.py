@@ -83,7 +83,7 @@ class TextOptions:
         before, after = self.transforms[:split], self.transforms[split:]
         return tuple(n for n in before if n in active), tuple(n for n in after if n in active)
 
-    def subword_files(self) -> tuple[SubwordFile, SubwordFile]:
+    def list_subword_files(self) -> tuple[SubwordFile, SubwordFile]:
         """Return the subword files of source and target, with path "" if not set.
 
         As in OpenNMT-py, both use the same file if the vocabulary is shared and restricted alike.

@@ -149,7 +149,7 @@ def check_subword_models(v: Values) -> Iterator[str]:
     """Yield an error if a subword model is missing."""
     transform, is_ours = find_subword_transform(v), v.tokenizer in ("bpe", "sentencepiece")
     user = f"transforms {transform}" if transform else f"tokenizer {v.tokenizer}"
-    src, tgt = (bool(file.path) for file in build_group(TextOptions, v).subword_files())
+    src, tgt = (bool(file.path) for file in build_group(TextOptions, v).list_subword_files())
     if transform == "onmt_tokenize":
         src |= v.src_subword_type == "none"
         tgt |= v.tgt_subword_type == "none"

@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         "tgt_subword_model",
         lambda v: (
             v.share_vocab
-            and len({f.path for f in build_group(TextOptions, v).subword_files()}) == 1
+            and len({f.path for f in build_group(TextOptions, v).list_subword_files()}) == 1
         ),
         "share_vocab uses src_subword_model for the target",
     ),

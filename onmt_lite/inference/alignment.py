@@ -15,7 +15,7 @@ from onmt_lite.inference.records import Example, Hypothesis, Pairs, SearchResult
 from onmt_lite.inference.runner import Runner
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.models.base import LAST_LAYER, HeadSelection
-from onmt_lite.text.tokenizers import token_word_ids
+from onmt_lite.text.tokenizers import compute_token_word_ids
 
 
 class Aligner:
@@ -40,13 +40,13 @@ class Aligner:
         pairs = [(e, hyp) for e, result in zip(examples, results) for hyp in result.hyps]
         targets = [with_target(example, hyp) for example, hyp in pairs]
         aligned = []
-        for (example, hyp), sources in zip(pairs, self._best_sources(targets, options)):
+        for (example, hyp), sources in zip(pairs, self._find_best_sources(targets, options)):
             sources = sources[: len(hyp.ids)]
             if options.text.replace_unk:
                 hyp = self.postprocessor.replace_unk(hyp, example, sources)
             if options.attention.report_align:
                 words = self._align_words(example, hyp.tokens, hyp.text, sources)
-                hyp = replace(hyp, align=alignment_pairs(sources), word_align=words)
+                hyp = replace(hyp, align=list_alignment_pairs(sources), word_align=words)
             aligned.append(hyp)
         remaining = iter(aligned)
         lists = [[next(remaining) for _ in result.hyps] for result in results]
@@ -72,10 +72,10 @@ class Aligner:
         best = [translation.hyps[0] for translation in translations]
         with_tables = list(translations)
         targets = [with_target(*pair) for pair in zip(examples, best)]
-        for i, weights in enumerate(self._attention_weights(targets, heads, options)):
+        for i, weights in enumerate(self._compute_attention_weights(targets, heads, options)):
             if weights is not None and best[i].token_log_probs:
                 rows = [*best[i].tokens, "</s>"][: len(best[i].token_log_probs)]
-                table = format_attention(line_tokens(examples[i]), rows, weights.tolist())
+                table = format_attention(get_line_tokens(examples[i]), rows, weights.tolist())
                 with_tables[i] = replace(with_tables[i], attn_table=table)
         return with_tables
 
@@ -97,22 +97,26 @@ class Aligner:
             self.postprocessor.tokenizer.decode,
         )
         aligned = []
-        for e, t, sources in zip(examples, translations, self._best_sources(examples, options)):
+        for e, t, sources in zip(
+            examples, translations, self._find_best_sources(examples, options)
+        ):
             tokens = vocab.decode(e.tgt_ids or [], e.oov_words)
             sources = sources[: len(tokens)]
             words = self._align_words(e, tokens, detokenize(tokens), sources)
             hyps = [replace(hyp, word_align=words) for hyp in t.hyps]
-            aligned.append(replace(t, hyps=hyps, gold_align=alignment_pairs(sources)))
+            aligned.append(replace(t, hyps=hyps, gold_align=list_alignment_pairs(sources)))
         return aligned
 
-    def _best_sources(
+    def _find_best_sources(
         self, targets: Sequence[Example], options: TranslateOptions
     ) -> list[list[int]]:
         """Return the source token with the largest weight for each target token and the end."""
-        weights = self._attention_weights(targets, alignment_heads(options.attention), options)
+        weights = self._compute_attention_weights(
+            targets, alignment_heads(options.attention), options
+        )
         return [[] if w is None else w.argmax(1).tolist() for w in weights]
 
-    def _attention_weights(
+    def _compute_attention_weights(
         self, targets: Sequence[Example], heads: HeadSelection, options: TranslateOptions
     ) -> list[Tensor | None]:
         """Return the attention weights (T + 1, S) of each example.
@@ -145,13 +149,13 @@ class Aligner:
             sources: source token of each target token.
         """
         decode = self.postprocessor.tokenizer.decode
-        line = line_tokens(example)
+        line = get_line_tokens(example)
         if not sources or not text.split():
             return []
-        source = token_word_ids(
+        source = compute_token_word_ids(
             line, decode, example.line.text if example.masked_line else decode(line)
         )
-        target = token_word_ids(tokens, decode, text)
+        target = compute_token_word_ids(tokens, decode, text)
         return sorted({(source[s], target[t]) for t, s in enumerate(sources)})
 
 
@@ -173,12 +177,12 @@ def alignment_heads(attention: AttentionOptions) -> HeadSelection:
     return HeadSelection(attention.alignment_layer, attention.alignment_heads)
 
 
-def alignment_pairs(sources: Sequence[int]) -> Pairs:
+def list_alignment_pairs(sources: Sequence[int]) -> Pairs:
     """Return sorted (source, target) pairs from the source token of each target token."""
     return sorted((source, target) for target, source in enumerate(sources))
 
 
-def line_tokens(example: Example) -> list[str]:
+def get_line_tokens(example: Example) -> list[str]:
     """Return the tokens of the line, without its language tag."""
     return list(example.src_tokens[example.n_tag :])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from onmt_lite.errors import DataError
 from onmt_lite.inference.records import ProgressDelta, ProgressTotal
-from onmt_lite.text.lines import Line, lines_from_texts
+from onmt_lite.text.lines import Line, make_lines_from_texts
 from onmt_lite.text.phrases import Phrases, iter_phrases, with_phrases
 
 Pair = tuple[Line, Line | None]  # a line and the target prefix
@@ -31,11 +31,13 @@ def pair_lines(
         TypeError: An entry has the wrong type.
     """
     columns: dict[str, Iterator[Any]] = {
-        "prefixes": repeat(None) if prefixes is None else lines_from_texts(prefixes, "prefixes"),
+        "prefixes": repeat(None)
+        if prefixes is None
+        else make_lines_from_texts(prefixes, "prefixes"),
         "force_words": iter_phrases("force_words", forced),
         "ban_words": iter_phrases("ban_words", banned),
     }
-    rows = zip_with_lines(lines_from_texts(lines, "lines"), columns)
+    rows = zip_with_lines(make_lines_from_texts(lines, "lines"), columns)
     return ((with_phrases(line, *phrases), prefix) for line, prefix, *phrases in rows)
 
 

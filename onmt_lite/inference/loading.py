@@ -40,8 +40,8 @@ from onmt_lite.text.transforms import (
     Punctuation,
     TokenizeFn,
     TransformTokenizer,
-    sentencepiece_decoder,
-    sentencepiece_encoder,
+    make_sentencepiece_decoder,
+    make_sentencepiece_encoder,
     uppercase,
 )
 from onmt_lite.text.vocab import Vocab
@@ -140,7 +140,7 @@ def with_tokenizer(
         )
         checkpoint = replace(checkpoint, src_end=end, raw_text_end=(), languages=languages)
     if isinstance(tokenizer, TransformTokenizer) and options.text.token_transforms:
-        if not _subword_transform(options.text) and "space" in checkpoint.tokenizers:
+        if not _load_subword_transform(options.text) and "space" in checkpoint.tokenizers:
             # Tokenized lines are split as in the toolkit of the model
             spaces = checkpoint.tokenizers["space"]
             tokenizer = TransformTokenizer(
@@ -199,7 +199,7 @@ def _with_affixes(checkpoint: Checkpoint, tokenizer: TransformTokenizer) -> Chec
     return fitted
 
 
-def forced_prefix_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
+def get_forced_prefix_ids(checkpoint: Checkpoint, options: TranslateOptions) -> tuple[int, ...]:
     """Return the ids with which all translations start if tgt_file_prefix is set without tgt.
 
     With the transform `prefix`, these are the words of tgt_prefix as it adds them to an empty line.
@@ -264,7 +264,7 @@ def _with_text_transforms(tokenizer: Tokenizer, options: TranslateOptions) -> Tr
 
 def _tokenizer_from_transforms(text: TextOptions) -> TransformTokenizer:
     """Return the tokenizer of the options `transforms`."""
-    names, subword_transform = text.token_transforms, _subword_transform(text)
+    names, subword_transform = text.token_transforms, _load_subword_transform(text)
     # Transforms that are applied to text
     text_transforms = names[: names.index(subword_transform)] if subword_transform else ()
 
@@ -285,7 +285,7 @@ def _tokenizer_from_transforms(text: TextOptions) -> TransformTokenizer:
     return TransformTokenizer(*_tokenize_functions(subword_transform, text), src, tgt)
 
 
-def _subword_transform(text: TextOptions) -> str:
+def _load_subword_transform(text: TextOptions) -> str:
     """Return the name of the subword transform, or ""."""
     return next((name for name in text.token_transforms if name in SUBWORD_TRANSFORMS), "")
 
@@ -294,10 +294,10 @@ def _tokenize_functions(
     transform: str, text: TextOptions
 ) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
     """Return functions that tokenize source and target and detokenize output."""
-    src, tgt = text.subword_files()
-    check_inputs(_subword_files(transform, text), CheckpointError)
+    src, tgt = text.list_subword_files()
+    check_inputs(_list_subword_files(transform, text), CheckpointError)
     if transform == "onmt_tokenize":
-        return _onmt_functions(text)
+        return _load_onmt_functions(text)
     if transform == "bpe":
         codes = read_bpe_codes(*src)
         if not tgt.path:
@@ -306,20 +306,24 @@ def _tokenize_functions(
     if transform == "sentencepiece":
         src_model = read_sentencepiece(*src)
         if not tgt.path:
-            return sentencepiece_encoder(src_model), _reject_target_line, detokenize_sentencepiece
+            return (
+                make_sentencepiece_encoder(src_model),
+                _reject_target_line,
+                detokenize_sentencepiece,
+            )
         tgt_model = src_model if tgt == src else read_sentencepiece(*tgt)
         return (
-            sentencepiece_encoder(src_model),
-            sentencepiece_encoder(tgt_model),
-            sentencepiece_decoder(tgt_model),
+            make_sentencepiece_encoder(src_model),
+            make_sentencepiece_encoder(tgt_model),
+            make_sentencepiece_decoder(tgt_model),
         )
     spaces = SpaceTokenizer()  # default until the model is known
     return spaces.encode, spaces.encode, DETOKENIZERS.get(text.detokenizer, spaces.decode)
 
 
-def _subword_files(transform: str, text: TextOptions) -> Iterator[tuple[str, str]]:
+def _list_subword_files(transform: str, text: TextOptions) -> Iterator[tuple[str, str]]:
     """Yield (option, path) of each subword file that is read."""
-    src, tgt = text.subword_files()
+    src, tgt = text.list_subword_files()
     for side, file in (("src", src), ("tgt", tgt)) if transform else ():
         if transform == "onmt_tokenize" and getattr(text, f"{side}_subword_type") == "none":
             continue
@@ -337,12 +341,12 @@ def _reject_target_line(line: str) -> NoReturn:
     )
 
 
-def _onmt_functions(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
+def _load_onmt_functions(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, DetokenizeFn]:
     """Return the functions of `_tokenize_functions` for onmt_tokenize.
 
     The package pyonmttok is used only if sentencepiece cannot do the same.
     """
-    src, tgt = text.subword_files()
+    src, tgt = text.list_subword_files()
     sides = {
         "src": (src, text.src_subword_type, parse_kwargs(text.src_onmttok_kwargs)),
         "tgt": (tgt, text.tgt_subword_type, parse_kwargs(text.tgt_onmttok_kwargs)),
@@ -364,16 +368,16 @@ def _onmt_functions(text: TextOptions) -> tuple[TokenizeFn, TokenizeFn, Detokeni
 
     # Only scoring tokenizes target lines, so pyonmttok is not required before
     make_target_function = cache(
-        lambda: _onmt_tokenize_function("tgt", *sides["tgt"], breaks_lines)
+        lambda: _load_onmt_tokenize_function("tgt", *sides["tgt"], breaks_lines)
     )
     return (
-        _onmt_tokenize_function("src", *sides["src"], breaks_lines),
+        _load_onmt_tokenize_function("src", *sides["src"], breaks_lines),
         lambda line: make_target_function()(line),
         lambda tokens: detokenize(tokens).replace("\n", NEWLINE),
     )
 
 
-def _onmt_tokenize_function(
+def _load_onmt_tokenize_function(
     side: str, file: SubwordFile, subword_type: str, kwargs: dict, breaks_lines: bool
 ) -> TokenizeFn:
     """Return the function that tokenizes one side with onmt_tokenize.
@@ -386,7 +390,7 @@ def _onmt_tokenize_function(
         breaks_lines: the line break marker is a line break for the tokenizer, too.
     """
     if subword_type == "sentencepiece" and breaks_lines and kwargs in PLAIN and not file.threshold:
-        return sentencepiece_encoder(read_sentencepiece(file.path))
+        return make_sentencepiece_encoder(read_sentencepiece(file.path))
     tokenize = make_onmt_tokenizer(side, subword_type, file, kwargs)
     return (lambda line: tokenize(line.replace(NEWLINE, "\n"))) if breaks_lines else tokenize
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
-from onmt_lite.inference.postprocess import confidence_in
+from onmt_lite.inference.postprocess import get_confidence
 from onmt_lite.inference.preprocess import LANGUAGE_TAG
 from onmt_lite.inference.records import Hypothesis, Pairs, ProgressDelta, Translation
 from onmt_lite.inference.search_setup import SearchConfig
@@ -20,7 +20,7 @@ from onmt_lite.text.sentence_splitter import MARKS, split_sentences
 SENTENCE_END = re.compile(rf"[{MARKS}]\S*\s")
 
 
-def max_unsplit_length(config: SearchConfig) -> int:
+def get_max_unsplit_length(config: SearchConfig) -> int:
     """Return the number of characters up to which a line is not split; 0 if no line is split.
 
     Lines are not split if an option applies to the whole translation, or with sampling, because all
@@ -60,7 +60,7 @@ class SplitLines:
             config: the search configuration.
             prefixes: a prefix for each line.
         """
-        max_length = max_unsplit_length(config)
+        max_length = get_max_unsplit_length(config)
 
         def split_line(line: Line, prefix: Line | None) -> list[Line]:
             # Not split: lines with a prefix, forced phrases or a language tag, and lines with a
@@ -80,7 +80,7 @@ class SplitLines:
         self.prefixes = [p for p, sentences in zip(prefixes or (), self.parts) for _ in sentences]
         self.is_split = len(self.lines) > len(lines)
 
-    def progress_by_original_line(self, progress: ProgressDelta) -> ProgressDelta:
+    def map_progress_to_lines(self, progress: ProgressDelta) -> ProgressDelta:
         """Return a progress callback for `lines` that reports their share of the original lines."""
         n_parts = n_reported = 0
         n_whole, n_all = len(self.original_lines), max(1, len(self.lines))
@@ -119,7 +119,7 @@ def join_translations(
     sums_scores = config.options.search.length_penalty == "none"
     is_flawed = any(note in part.notes for part in parts for note in ("unfinished", "repeats"))
     best = [part.hyps[0] for part in parts]
-    confidence = confidence_in(best, config.checkpoint.confidence, is_flawed)
+    confidence = get_confidence(best, config.checkpoint.confidence, is_flawed)
     is_sure = confidence is not None and confidence >= 0.5
     notes = dict.fromkeys(chain(*(part.notes for part in parts)))
     tokens = [part.src_tokens for part in parts if part.src_tokens is not None]

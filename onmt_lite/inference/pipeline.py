@@ -11,10 +11,10 @@ import torch
 from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.alignment import Aligner, line_tokens
+from onmt_lite.inference.alignment import Aligner, get_line_tokens
 from onmt_lite.inference.loading import (
     NamedTokenizer,
-    forced_prefix_ids,
+    get_forced_prefix_ids,
     load_files,
     load_phrase_table,
     tokenizer_from_options,
@@ -25,7 +25,7 @@ from onmt_lite.inference.postprocess import (
     Postprocessor,
     assess,
     find_unmet_phrases,
-    model_notices,
+    list_model_notices,
     with_number_warning,
     with_reference,
 )
@@ -41,8 +41,8 @@ from onmt_lite.inference.runner import Runner, run_groups
 from onmt_lite.inference.runtime import (
     DTYPES,
     BatchBudget,
+    get_precision,
     move_to,
-    precision_of,
     resolve_device,
     thread_settings,
 )
@@ -82,7 +82,7 @@ class Deduplicator:
         n_lines = Counter(example.line.text for example in examples) if merge else Counter[str]()
         groups: dict[Hashable, Example] = {}
         self.representatives = [
-            groups.setdefault(deduplication_key(e) if n_lines[e.line.text] > 1 else id(e), e)
+            groups.setdefault(make_deduplication_key(e) if n_lines[e.line.text] > 1 else id(e), e)
             for e in examples
         ]
         self.distinct = list(groups.values())
@@ -105,7 +105,7 @@ class Deduplicator:
         return [t if t.id == example.line.id else copy_for(t, example) for example, t in pairs]
 
 
-def deduplication_key(example: Example) -> str:
+def make_deduplication_key(example: Example) -> str:
     """Return a key that is equal for examples with equal translations.
 
     It covers all fields of an example except PER_LINE_FIELDS, including any fields added later. It
@@ -194,11 +194,11 @@ class Pipeline:
     @property
     def machine(self) -> dict[str, str]:
         """Device type and precision, on which results may depend."""
-        return {"device": self.device.type, "precision": precision_of(self.model)}
+        return {"device": self.device.type, "precision": get_precision(self.model)}
 
     def option_notices(self, options: TranslateOptions) -> list[str]:
         """Return notices about options that have no effect with this model."""
-        return model_notices(options, self.checkpoint, self.device)
+        return list_model_notices(options, self.checkpoint, self.device)
 
     def direction(self, options: TranslateOptions) -> LanguagePair:
         """Return the languages of lines without a language tag.
@@ -240,13 +240,13 @@ class Pipeline:
         with self.clock.phase("tokenize"):
             missing = [None] * len(split_lines.lines)
             targets = tgt_lines if tgt_lines is not None and has_references else missing
-            forced = forced_prefix_ids(self.checkpoint, options) if prefixes is None else ()
+            forced = get_forced_prefix_ids(self.checkpoint, options) if prefixes is None else ()
             direction, limit = self.direction(options), config.preset.max_source
             make = partial(self.preprocessor.make_example, direction=direction, max_source=limit)
             inputs = zip(split_lines.lines, targets, split_lines.prefixes or missing, strict=True)
             examples = [make(*sides, forced) for sides in inputs]
             deduplicator = Deduplicator(
-                examples, config.can_deduplicate, split_lines.progress_by_original_line(progress)
+                examples, config.can_deduplicate, split_lines.map_progress_to_lines(progress)
             )
         with thread_settings(options.speed, self.device):
             translations = self._translate_distinct(deduplicator, config, has_references)
@@ -390,7 +390,7 @@ class Pipeline:
             trace=result.trace,
             calibrated=bool(hyps) and self.checkpoint.confidence is not None,
             fields=line.fields,
-            src_tokens=line_tokens(example) if has_alignment else None,
+            src_tokens=get_line_tokens(example) if has_alignment else None,
             n_forced=len(line.forced) if hyps else 0,
             unmet=find_unmet_phrases(hyps[0].text, line.forced) if hyps else (),
         )

@@ -30,7 +30,7 @@ from onmt_lite.inference.records import (
     SearchResult,
     Translation,
 )
-from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.runtime import get_precision
 from onmt_lite.inference.search_setup import (
     SearchConfig,
     min_length_exceeds_limit,
@@ -231,7 +231,7 @@ LENGTH_TOLERANCE = (
 FLAWED_FACTOR = 0.49  # factor for the confidence of a truncated or repetitive translation
 
 
-def confidence_in(
+def get_confidence(
     hyps: Sequence[Hypothesis], curve: Confidence | None, is_flawed: bool
 ) -> float | None:
     """Return the probability that hypotheses that form one text are correct, or None if unknown.
@@ -265,7 +265,7 @@ def assess(
         best = result.hyps[0]
         is_truncated = not best.ended and not result.note
         repeats = has_repetition(best.text, example.line.text)
-        confidence = confidence_in([best], config.checkpoint.confidence, is_truncated or repeats)
+        confidence = get_confidence([best], config.checkpoint.confidence, is_truncated or repeats)
         flags |= {
             "prefix-over-limit": prefix_reaches_limit(config, example),
             "min-length-over-limit": min_length_exceeds_limit(config, example),
@@ -285,16 +285,19 @@ def has_repetition(text: str, source: str) -> bool:
     characters count if they repeat for longer than in `source`.
     """
     text, source = TAG.sub(" ", text), TAG.sub(" ", source)
-    lengths = zip(longest_char_runs(text), longest_char_runs(source))
+    lengths = zip(find_longest_char_runs(text), find_longest_char_runs(source))
     if any(n >= MIN_REPEATED_CHARS and n > LENGTH_TOLERANCE * n_source for n, n_source in lengths):
         return True
-    n_repeats, n_source_repeats = max_consecutive_repeats(text), max_consecutive_repeats(source)
+    n_repeats, n_source_repeats = (
+        count_max_consecutive_repeats(text),
+        count_max_consecutive_repeats(source),
+    )
     # hahahaha may become ha ha ha ha
-    is_long_word = n_source_repeats < MIN_REPEATS and longest_char_runs(source)[0] > 0
+    is_long_word = n_source_repeats < MIN_REPEATS and find_longest_char_runs(source)[0] > 0
     return n_repeats >= MIN_REPEATS and n_repeats > n_source_repeats and not is_long_word
 
 
-def longest_char_runs(text: str) -> tuple[int, int]:
+def find_longest_char_runs(text: str) -> tuple[int, int]:
     """Return the lengths of the longest repetitions of letters and of other characters.
 
     Examples are hahahaha and ...... . Spaces and case are ignored, and digits do not count.
@@ -307,7 +310,7 @@ def longest_char_runs(text: str) -> tuple[int, int]:
     return longest[0], longest[1]
 
 
-def max_consecutive_repeats(text: str) -> int:
+def count_max_consecutive_repeats(text: str) -> int:
     """Return how often the same words are repeated at most, ignoring case and numbers."""
     words = WORD.findall(text.casefold())
     best = 1
@@ -341,7 +344,7 @@ def with_number_warning(
 
 def with_reference(translation: Translation, gold: list[float] | None) -> Translation:
     """Add the token log-probabilities of the reference, unless they are NaN."""
-    log_prob = reference_log_prob(gold)
+    log_prob = compute_reference_log_prob(gold)
     valid = gold if log_prob is not None else None
     return replace(
         translation,
@@ -353,7 +356,7 @@ def with_reference(translation: Translation, gold: list[float] | None) -> Transl
     )
 
 
-def reference_log_prob(gold: list[float] | None) -> float | None:
+def compute_reference_log_prob(gold: list[float] | None) -> float | None:
     """Return the log-probability of a reference, which may be -inf.
 
     None if there is no reference, or if the sum is NaN or infinity.
@@ -361,7 +364,7 @@ def reference_log_prob(gold: list[float] | None) -> float | None:
     return sum(gold) if gold is not None and sum(gold) < math.inf else None
 
 
-def model_notices(
+def list_model_notices(
     options: TranslateOptions, checkpoint: Checkpoint, device: torch.device
 ) -> list[str]:
     """Return notices about options that have no effect with this model on this device.
@@ -400,7 +403,7 @@ def model_notices(
             precision != "auto" and not isinstance(model, torch.nn.Module)
         ),
         Message.of(in_fp32, precision=precision): (
-            precision == "int8" and precision_of(model) != "int8"
+            precision == "int8" and get_precision(model) != "int8"
         ),
     }
     return [*checkpoint.notices, *(notice for notice, applies in conditions.items() if applies)]

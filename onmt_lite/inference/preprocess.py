@@ -127,7 +127,7 @@ class Preprocessor:
         ids = encode(checkpoint.src_vocab, tokens, line)
         copy_ids, oov_words = self._copy_ids(tokens, before, after)
         max_target = self.max_positions - len(special.start)
-        target = self._target_side(tgt, prefix, source, oov_words, max_target)
+        target = self._get_target_side(tgt, prefix, source, oov_words, max_target)
         prefix_ids = target.prefix or list(forced)
         is_truncated = len(prefix_ids) > max_target or has_lost_end(prefix)
         notes += target.warnings + ("prefix-truncated",) * is_truncated
@@ -145,7 +145,7 @@ class Preprocessor:
             prefix_ids=tuple(prefix_ids[:max_target]),
             src_tokens=tuple(tokens),
             n_tag=n_tag,
-            masked_line=self._spans_to_restore(masked_line),
+            masked_line=self._find_spans_to_restore(masked_line),
             is_uppercase=source.is_uppercase,
             # Phrases must match the casing of the model output
             uppercase_spans=() if line.forced or line.banned else source.uppercase_spans,
@@ -175,7 +175,7 @@ class Preprocessor:
             tokens = self.tokenizer.encode(masked_line.head + masked_line.plain)
         return sum(map(self.checkpoint.src_vocab.lacks, tokens[:max_source]))
 
-    def _spans_to_restore(self, masked_line: MaskedLine) -> MaskedLine | None:
+    def _find_spans_to_restore(self, masked_line: MaskedLine) -> MaskedLine | None:
         """Return the spans to restore in the translation; with the rule `drop`, only the head."""
         if self.rule == "drop":
             masked_line = replace(masked_line, spans=())
@@ -231,7 +231,7 @@ class Preprocessor:
         ids, oov_words = tgt.encode_copied(tokens)
         return special[0] + ids + special[1], tuple(oov_words)
 
-    def _target_side(
+    def _get_target_side(
         self,
         tgt: Line | None,
         prefix: Line | None,

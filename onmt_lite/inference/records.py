@@ -82,7 +82,7 @@ class Hypothesis:
         """Return the hypothesis as part of the JSONL record."""
         internal = ("word_align", "ids", "n_replaced", "has_empty_markup")
         return {
-            name: json_safe(value)
+            name: make_json_safe(value)
             for name, value in vars(self).items()
             if name not in internal and value is not None
         }
@@ -261,13 +261,13 @@ class Translation:
             value = self.confidence
             record["confidence"] = None if value is None else round(value, 4)
         if self.has_gold:
-            record["gold_log_prob"] = json_safe(self.gold_log_prob)  # None for an empty line
-            record["gold_token_log_probs"] = json_safe(self.gold_token_log_probs)
+            record["gold_log_prob"] = make_json_safe(self.gold_log_prob)  # None for an empty line
+            record["gold_token_log_probs"] = make_json_safe(self.gold_token_log_probs)
         return record
 
 
-def json_safe(value: Any) -> Any:
+def make_json_safe(value: Any) -> Any:
     """Replace infinite numbers and NaN by None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return [json_safe(item) for item in value] if isinstance(value, list) else value
+    return [make_json_safe(item) for item in value] if isinstance(value, list) else value

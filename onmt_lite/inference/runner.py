@@ -14,7 +14,7 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference.loading import read_checkpoint
-from onmt_lite.inference.postprocess import Postprocessor, reference_log_prob
+from onmt_lite.inference.postprocess import Postprocessor, compute_reference_log_prob
 from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Example, SearchResult
 from onmt_lite.inference.runtime import BatchBudget, OomRetry, move_to
 from onmt_lite.inference.search_setup import SearchConfig, needs_log_softmax, to_sentence
@@ -165,10 +165,12 @@ class Runner:
             config: the search configuration.
         """
 
-        def memory_size(example: Example) -> int:
-            return source_length(example) * config.spec.beam_size
+        def estimate_memory_size(example: Example) -> int:
+            return get_source_length(example) * config.spec.beam_size
 
-        return self.retry.run(group, n_slots, memory_size, partial(self._decode, model, config))
+        return self.retry.run(
+            group, n_slots, estimate_memory_size, partial(self._decode, model, config)
+        )
 
     def _can_refill(self, config: SearchConfig) -> bool:
         """Return True if waiting sentences may join a batch.
@@ -232,7 +234,7 @@ class Runner:
         all_scores = self._run_on_targets(examples, unbatched, retry, score_batch)
         return [
             self._rescore(example)
-            if scores is not None and reference_log_prob(scores) is None
+            if scores is not None and compute_reference_log_prob(scores) is None
             else scores
             for example, scores in zip(examples, all_scores)
         ]
@@ -307,10 +309,10 @@ class Runner:
         max_tokens = 1 if unbatched else self.budget.scored_tokens
         groups = [
             (group, len(group))
-            for group in make_batches(complete, max_tokens, "tokens", longer_side)
+            for group in make_batches(complete, max_tokens, "tokens", get_longer_side)
         ]
         return run_groups(
-            examples, groups, lambda group, n: retry.run(group, n, longer_side, run_chunks)
+            examples, groups, lambda group, n: retry.run(group, n, get_longer_side, run_chunks)
         )
 
 
@@ -344,12 +346,12 @@ def iter_chunks(group: list[Example], size: int) -> Iterator[tuple[int, list[Exa
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def source_length(example: Example) -> int:
+def get_source_length(example: Example) -> int:
     """Return the number of source tokens, including special tokens."""
     return len(example.src_ids)
 
 
-def longer_side(example: Example) -> int:
+def get_longer_side(example: Example) -> int:
     """Return the number of tokens of the longer side, including EOS."""
     return max(len(example.src_ids), len(example.tgt_ids or []) + 1)
 
@@ -358,7 +360,7 @@ def make_batches(
     examples: list[Example],
     batch_size: int,
     batch_type: str,
-    length: Callable[[Example], int] = source_length,
+    length: Callable[[Example], int] = get_source_length,
     max_sentences: float = math.inf,
 ) -> list[list[Example]]:
     """Group examples of similar length into batches, longest first.
@@ -405,7 +407,7 @@ def merge_batches(
     buckets: list[tuple[list[Example], int]] = []
     longest = 0
     for batch in batches:
-        width = source_length(batch[0])
+        width = get_source_length(batch[0])
         # The first batch without prefixes may be wider than the last one with prefixes
         if not refills or not buckets or 2 * width < longest or width > longest:
             buckets.append(([], len(batch)))

@@ -103,7 +103,7 @@ def move_to(
     weights = [*model.parameters(), *model.buffers()]
     stay = all(w.dtype == dtype or not w.is_floating_point() for w in weights)
     stay = stay and all(w.device == device for w in weights)
-    if stay and kernels_of(model) == kernels:
+    if stay and get_kernels(model) == kernels:
         return model
     try:
         module: Any = model
@@ -122,20 +122,20 @@ def move_to(
     )
 
 
-def kernels_of(model: EncoderDecoder) -> str:
+def get_kernels(model: EncoderDecoder) -> str:
     """Return the name of the kernels of the linear layers, or ""."""
     return getattr(model, "kernels", "")
 
 
-def precision_of(model: EncoderDecoder) -> str:
+def get_precision(model: EncoderDecoder) -> str:
     """Return the precision of a model; "fp32" if it has no weights."""
-    if kernels_of(model) in ("int8", "rounded"):
+    if get_kernels(model) in ("int8", "rounded"):
         return "int8"
     dtypes = {w.dtype for w in model.parameters()} if isinstance(model, torch.nn.Module) else set()
     return next((name for name, dtype in DTYPES.items() if dtypes == {dtype}), "fp32")
 
 
-def threads_per_process(speed: SpeedOptions, n: int) -> int:
+def count_threads_per_process(speed: SpeedOptions, n: int) -> int:
     """Return the CPU threads per process: the option, or an equal share of the cores."""
     return speed.threads or min(torch.get_num_threads(), max(1, count_usable_cores() // n))
 
@@ -182,7 +182,7 @@ SCORED_TOKENS = 1024  # per batch when scoring references
 LOGIT_BYTES = 20  # per logit when scoring, including float32 copies
 
 
-def batch_bytes(device: str, free: int | None) -> int:
+def estimate_batch_bytes(device: str, free: int | None) -> int:
     """Return the bytes for one batch.
 
     Args:
@@ -281,7 +281,7 @@ class BatchBudget:
         elif free is None:
             free = get_free_memory()
         size = MemoryEstimate.of(getattr(model, "members", [model]), dtype.itemsize)
-        return cls(size, device.type, batch_bytes(device.type, free))
+        return cls(size, device.type, estimate_batch_bytes(device.type, free))
 
     def limit(self, beam_size: int) -> BatchLimit:
         """Return the default batch, or the largest of 1/2, 1/4, ... of it that fits in the budget.

@@ -141,7 +141,7 @@ def make_search_spec(
         beam_groups=search.beam_groups,
         diversity_rate=search.diversity_rate,
         length_penalty=search.length_penalty,
-        alpha=length_exponent(options, preset),
+        alpha=get_length_exponent(options, preset),
         coverage_penalty=coverage,
         beta=search.beta,
         stepwise_penalty=search.stepwise_penalty and coverage != "none",
@@ -245,13 +245,13 @@ def choose_policy(
         policy = replace(policy, idle_score=0.0)
     if separate_greedy:
         return policy, Full()
-    option_values = {**vars(options.search), "alpha": length_exponent(options, preset)}
+    option_values = {**vars(options.search), "alpha": get_length_exponent(options, preset)}
     if options.search.coverage_penalty == "none":
         option_values["beta"] = 0.0
     return policy, preset.choose_stop_rule(option_values)
 
 
-def length_exponent(options: TranslateOptions, preset: Preset) -> float:
+def get_length_exponent(options: TranslateOptions, preset: Preset) -> float:
     """Return the length exponent alpha; 0 without length normalization."""
     if preset.policy.average_ignores_alpha and options.search.length_penalty == "avg":
         return 1.0
@@ -318,23 +318,26 @@ def check_line_options(config: SearchConfig, lines: Sequence[Line], has_prefixes
 
 def to_sentence(config: SearchConfig, example: Example) -> Sentence:
     """Return the input of the search for an example."""
-    limits, phrases = sentence_limits(config, example), _phrase_automaton(config, example)
+    limits, phrases = (
+        make_sentence_limits(config, example),
+        _build_phrase_automaton(config, example),
+    )
     return Sentence(example.src_ids, limits, example.copy_ids, phrases)
 
 
-def sentence_limits(config: SearchConfig, example: Example) -> SentenceLimits:
+def make_sentence_limits(config: SearchConfig, example: Example) -> SentenceLimits:
     """Return the limits of the search for an example."""
     search, preset, spec = config.options.search, config.preset, config.spec
     prefix, n_uncounted_prefix = example.prefix_ids, 0
     if prefix and preset.prefix_outside_limits:
         # OpenNMT-py 3.5.1 treats the last prefix token like an end token
         n_uncounted_prefix = len(prefix) - 1
-    steps = max(_max_target_tokens(config, example) + n_uncounted_prefix, len(prefix) + 1)
+    steps = max(_get_max_target_tokens(config, example) + n_uncounted_prefix, len(prefix) + 1)
     first_step = n_uncounted_prefix + 1 - spec.n_counted_start
     return SentenceLimits(
         min(steps, config.checkpoint.model.max_positions - spec.n_forced_start),
         min_eos_step=search.min_length + spec.policy.min_length_offset + first_step,
-        expected_length=search.ratio * _src_length(config, example),
+        expected_length=search.ratio * _get_src_length(config, example),
         prefix=prefix,
         seed=derive_line_seed(config.options.sampling.seed, example.line.id),
         start=example.start,
@@ -347,33 +350,33 @@ def prefix_reaches_limit(config: SearchConfig, example: Example) -> bool:
     return (
         n > 0
         and not config.preset.prefix_outside_limits
-        and n >= _max_target_tokens(config, example)
+        and n >= _get_max_target_tokens(config, example)
     )
 
 
 def min_length_exceeds_limit(config: SearchConfig, example: Example) -> bool:
     """Return True if a line reaches its maximum length before `min_length` allows it to end."""
-    limits = sentence_limits(config, example)
+    limits = make_sentence_limits(config, example)
     return config.options.search.min_length > 0 and limits.min_eos_step > limits.max_steps
 
 
-def _max_target_tokens(config: SearchConfig, example: Example) -> int:
+def _get_max_target_tokens(config: SearchConfig, example: Example) -> int:
     """Return the maximum number of target tokens, by max_length and max_length_ratio."""
     search, preset = config.options.search, config.preset
     limit, ratio = search.max_length, search.max_length_ratio
     if ratio:
-        ratio_limit = ratio * _src_length(config, example) + preset.limit_extra
+        ratio_limit = ratio * _get_src_length(config, example) + preset.limit_extra
         limit = min(limit, math.ceil(ratio_limit) if preset.limit_rounds_up else int(ratio_limit))
     # If the start token counts, a limit of one token allows only that
     return max(1, limit + config.spec.policy.steps_offset - config.spec.n_counted_start)
 
 
-def _src_length(config: SearchConfig, example: Example) -> int:
+def _get_src_length(config: SearchConfig, example: Example) -> int:
     """Return the source length as the preset counts it."""
     return len(example.src_ids) if config.preset.limit_counts_src_eos else example.n_src_tokens
 
 
-def _phrase_automaton(config: SearchConfig, example: Example) -> PhraseAutomaton | None:
+def _build_phrase_automaton(config: SearchConfig, example: Example) -> PhraseAutomaton | None:
     """Return the phrase automaton of a line, or None."""
     line = example.line
     if not (line.forced or line.banned):

@@ -21,7 +21,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import DataError, FileError, OptionError, wrap_os_errors
 from onmt_lite.search.presets import PRESETS
 from onmt_lite.system.byte_stream import STANDARD_INPUT, open_text_stream
-from onmt_lite.text.lines import MAX_LINE_BYTES, max_window_bytes
+from onmt_lite.text.lines import MAX_LINE_BYTES, get_max_window_bytes
 
 Role = str  # src, tgt, force_words or ban_words
 
@@ -245,10 +245,12 @@ def scan_streams(options: TranslateOptions) -> Inputs:
 def scan_sources(options: TranslateOptions, sources: Sequence[str]) -> list[InputScan]:
     """Split the files of src; the bucket size depends on their lines."""
     limit = choose_bucket_lines(options, None)
-    scans = [scan_file(path, repeat(limit), max_window_bytes(limit)) for path in sources]
+    scans = [scan_file(path, repeat(limit), get_max_window_bytes(limit)) for path in sources]
     balanced = choose_bucket_lines(options, sum(scan.n_lines for scan in scans))
     if balanced < limit and all(scan.n_bytes <= SMALL_FILE_BYTES for scan in scans):
-        scans = [scan_file(path, repeat(balanced), max_window_bytes(balanced)) for path in sources]
+        scans = [
+            scan_file(path, repeat(balanced), get_max_window_bytes(balanced)) for path in sources
+        ]
     return scans
 
 

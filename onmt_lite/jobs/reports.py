@@ -52,7 +52,7 @@ def build_writer(options: DataOptions, n_best: int) -> Writer:
     return lambda translation: to_text(translation, options, n_best)
 
 
-def per_hypothesis(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> Format:
+def list_per_hypothesis(row: Callable[[int, int, Hypothesis, DataOptions], str]) -> Format:
     """Build a format with n_best lines, best first; empty lines if hypotheses are missing."""
 
     def rows(translation: Translation, options: DataOptions, n_best: int) -> str:
@@ -153,9 +153,9 @@ def format_tsv_row(number: int, rank: int, hyp: Hypothesis, options: DataOptions
 
 
 FORMATS: dict[str, Format] = {
-    "text": per_hypothesis(format_text_row),
-    "moses": per_hypothesis(format_moses_row),
-    "tsv": per_hypothesis(format_tsv_row),
+    "text": list_per_hypothesis(format_text_row),
+    "moses": list_per_hypothesis(format_moses_row),
+    "tsv": list_per_hypothesis(format_tsv_row),
     "jsonl": format_jsonl,
 }
 REFERENCE_FORMATS: dict[str, Format] = {

@@ -32,7 +32,7 @@ from onmt_lite.text.lines import (
     LineReader,
     decode_line,
     iter_raw_lines,
-    line_from_json,
+    make_line_from_json,
 )
 from onmt_lite.text.phrases import parse_phrases, with_phrases
 
@@ -110,7 +110,7 @@ def choose_parser(data: DataOptions, role: Role, path: str) -> Parse:
         return decode_line
     # -input_format is for src; a tgt of JSON objects is recognized by its name
     is_jsonl = (role == "src" and data.input_format == "jsonl") or data.is_jsonl(path)
-    return partial(line_from_json, field=data.text_field) if is_jsonl else decode_line
+    return partial(make_line_from_json, field=data.text_field) if is_jsonl else decode_line
 
 
 class RangeReader:

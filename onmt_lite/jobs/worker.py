@@ -25,7 +25,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OnmtLiteError, WorkerLost
 from onmt_lite.inference.loading import LoadedFiles, load_files
 from onmt_lite.inference.pipeline import Pipeline
-from onmt_lite.inference.runtime import move_to, resolve_device, threads_per_process
+from onmt_lite.inference.runtime import count_threads_per_process, move_to, resolve_device
 from onmt_lite.jobs.tasks import InProcessEngine
 from onmt_lite.system.resources import get_free_memory, release_freed_memory
 
@@ -88,7 +88,7 @@ class SharedModel:
 
 def load_shared(options: TranslateOptions, n: int) -> SharedModel:
     """Load the models for n workers.  Raises what `Pipeline.load` raises."""
-    speed = replace(options.speed, threads=threads_per_process(options.speed, n))
+    speed = replace(options.speed, threads=count_threads_per_process(options.speed, n))
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # a fork keeps only the calling thread
     machines = resolve_machines(options)

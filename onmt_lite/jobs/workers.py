@@ -4,7 +4,7 @@ The parent starts a fork server (`worker.py`), which loads the models once.  The
 of the server and share its memory.  A worker that dies or sends no heartbeat is replaced.
 
 The parent waits for all workers in one call.  Reading an incomplete message times out (see
-`new_pipe`), so a worker that was stopped in the middle of sending one is noticed as well.
+`make_pipe`), so a worker that was stopped in the middle of sending one is noticed as well.
 """
 
 import errno
@@ -232,7 +232,7 @@ class ForkServer:
                 problem += f" (the last one {describe_exit(self.exit_code)})"
             raise WorkerLost(f"{problem}; {Workers.remedy}", self.exit_code == KILLED)
         self.n_starts += 1
-        parent_end, child_end = new_pipe(None)
+        parent_end, child_end = make_pipe(None)
         try:
             self._open(child_end)
             parent_end.send(self.task)
@@ -279,7 +279,7 @@ class ForkServer:
         while True:
             if self.channel is None:
                 self.start()
-            parent_end, child_end = new_pipe(self.timeout)
+            parent_end, child_end = make_pipe(self.timeout)
             with child_end:
                 reply = self._request(("fork", index), child_end.fileno())
             if isinstance(reply, int):
@@ -326,7 +326,7 @@ class ForkServer:
         self.process = self.channel = self._starting = None
 
 
-def new_pipe(timeout: float | None) -> tuple[Connection, Connection]:
+def make_pipe(timeout: float | None) -> tuple[Connection, Connection]:
     """Create a pipe.
 
     Args:

@@ -209,7 +209,7 @@ class KeyValueCache:
             self.masks = masks
             return
         if not has_same_beam or len(self.masks) < self.n_slots:
-            self.masks = self._new_masks()
+            self.masks = self._make_new_masks()
         self.masks[:b] = masks
 
     def _apply_parents(self, b: int) -> None:
@@ -232,7 +232,7 @@ class KeyValueCache:
                 if selection.additions is not None:  # the previous sentence may have left NaN
                     entries.index_fill_(1, selection.additions[0], 0.0)
 
-    def _new_masks(self) -> Tensor:
+    def _make_new_masks(self) -> Tensor:
         """Return masks in which every hypothesis attends to all entries so far."""
         shape = self.n_slots, 1, self.beam_size, self.capacity
         masks = self.empty.new_full(shape, -math.inf, dtype=torch.float32)
@@ -252,7 +252,7 @@ class KeyValueCache:
         sizes = self.layers_per_buffer, self.n_slots, self.heads, self.capacity, self.width
         # A GPU also attends to entries that have not been written: 0 * NaN would be NaN
         new_buffer = self.empty.new_zeros if self.has_static_shapes else self.empty.new_empty
-        self.masks = self._new_masks()
+        self.masks = self._make_new_masks()
         if self.needs_positions:
             shape = self.n_slots, self.capacity
             self.entry_positions = self.empty.new_zeros(shape, dtype=torch.long)

@@ -385,7 +385,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
             logits = state.logits[: len(rows)]
             block = choose_block_width(logits.size(1))
             state.logit_stats = LogitStats(
-                *kernels.output_logits(rows, kernel.weights, logits, block)
+                *kernels.compute_output_logits(rows, kernel.weights, logits, block)
             )
             return logits, attn.flatten(0, 1)
         logits = self.output(hidden, attn, memory)  # (B, K, V + X)

@@ -200,10 +200,10 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         if layer is None:
             layer = (cfg.report_layer or max(1, n_layers - 1)) - 1
         n_heads = cfg.report_heads if heads.n_heads is None else heads.n_heads
-        weights = self.layer_attention(memory, tgt, layer % n_layers)
+        weights = self.get_layer_attention(memory, tgt, layer % n_layers)
         return weights[:, : n_heads or None].float().mean(1)
 
-    def layer_attention(self, memory: TransformerMemory, tgt: Tensor, layer: int) -> Tensor:
+    def get_layer_attention(self, memory: TransformerMemory, tgt: Tensor, layer: int) -> Tensor:
         """Return the cross-attention of all heads of a decoder layer.
 
         Args:

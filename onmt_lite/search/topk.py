@@ -132,14 +132,14 @@ class TopK:
         """
         b, k, v = logits.shape
         if block_max is None:
-            block_max = self._block_max(logits)
+            block_max = self._compute_block_max(logits)
         else:
             for i in self.stale_blocks:
                 block = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
                 torch.amax(block, 2, out=block_max[:, :, i])
         block_scores = block_max - log_z[:, :, None] + scores[:, :, None]  # (B, k, blocks)
         block_scores = block_scores.flatten(1)  # (B, k*blocks)
-        blocks = self._stable_topk(block_scores, min(n, block_scores.size(1)))  # (B, N)
+        blocks = self._select_stable_topk(block_scores, min(n, block_scores.size(1)))  # (B, N)
         blocks = blocks.sort(1).values  # (B, N) in flat order, for ties
         block_row = blocks.div(block_max.size(2), rounding_mode="floor")  # (B, N)
         flat_index, beyond = self._locate(blocks, block_row, k, v)  # (B, N, block)
@@ -152,14 +152,14 @@ class TopK:
         torch.sub(block_logits, log_z.gather(1, block_row)[:, :, None], out=both[0])
         torch.add(both[0], scores.gather(1, block_row)[:, :, None], out=both[1])
         both = both.flatten(2)  # (2, B, N*block)
-        best = self._stable_topk(both[1], n)  # (B, n)
+        best = self._select_stable_topk(both[1], n)  # (B, n)
         log_prob, score = both.gather(2, best.expand(2, b, n))  # (B, n)
         best_index = flat_index.flatten(1).gather(1, best)  # (B, n)
         row = best_index.div(v, rounding_mode="floor")  # (B, n)
         token = torch.sub(best_index, row, alpha=v)  # (B, n)
         return Candidates(score, row, token, log_prob, is_eos(self.spec, token))
 
-    def _block_max(self, logits: Tensor) -> Tensor:
+    def _compute_block_max(self, logits: Tensor) -> Tensor:
         """Return the block maxima (B, k, blocks) of logits (B, k, V)."""
         (b, k, v), n_whole = logits.shape, logits.size(2) // self.block
         whole = logits[:, :, : n_whole * self.block]
@@ -219,7 +219,7 @@ class TopK:
         last = torch.arange(n, device=self.device) >= limit  # (B, N)
         return replace(best, score=best.score.masked_fill(last, -math.inf))
 
-    def _stable_topk(self, scores: Tensor, n: int) -> Tensor:
+    def _select_stable_topk(self, scores: Tensor, n: int) -> Tensor:
         """Return the columns (B, n) of the n largest scores (B, M); ties by the lower column.
 
         torch.topk returns ties in any order, and a stable sort takes twenty times longer.  So

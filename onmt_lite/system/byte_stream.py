@@ -92,6 +92,6 @@ def open_text_stream(fd: int, name: str) -> ByteStream:
     if file_type is not None:
         in_gzip = " within gzip data" if is_gzip and file_type.name == "gzip data" else ""
         shown_name = "FILE" if name == STANDARD_INPUT else shlex.quote(name)
-        remedy = file_type.remedy_for(shown_name, is_gzip)
+        remedy = file_type.get_remedy(shown_name, is_gzip)
         raise DataError(f"{name} is {file_type.name}{in_gzip}; {remedy}")
     return stream

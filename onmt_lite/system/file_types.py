@@ -25,7 +25,7 @@ class FileType(NamedTuple):
     name: str
     remedy: str
 
-    def remedy_for(self, name: str, packed: bool = False) -> str:
+    def get_remedy(self, name: str, packed: bool = False) -> str:
         """Return the command that converts a file to text.
 
         Args:

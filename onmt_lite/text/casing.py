@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from onmt_lite.text.masked_line import MaskedLine
 from onmt_lite.text.sentence_splitter import load_abbreviations
-from onmt_lite.text.tag_projection import AlignedText, count_nonspace, token_texts
+from onmt_lite.text.tag_projection import AlignedText, count_nonspace, get_token_texts
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 SENTENCE_START = re.compile(r"[.!?…:]\W*$")
@@ -108,7 +108,7 @@ def lower_masked_line(masked_line: MaskedLine, encode: Encode) -> tuple[MaskedLi
         position += len(part) + len(placeholder_text)
 
     def count_before(index: int) -> int:
-        return count_nonspace("".join(token_texts(encode(text[:index]))))
+        return count_nonspace("".join(get_token_texts(encode(text[:index]))))
 
     return replace(masked_line, parts=tuple(parts)), tuple(
         (count_before(start), count_before(end)) for start, end in spans
@@ -127,7 +127,7 @@ def restore_uppercase(text: str, aligned: AlignedText, spans: Spans) -> str:
     units = {
         unit
         for first, last in spans
-        for unit in range(source.unit_at(first), source.unit_at(last - 1) + 1)
+        for unit in range(source.find_unit_at(first), source.find_unit_at(last - 1) + 1)
     }
     chars, positions = list(text), [i for i, char in enumerate(text) if not char.isspace()]
     is_upper, stops = False, {*target.stops}

@@ -73,7 +73,7 @@ class LineReader:
             FileError: if reading fails.
             DataError: if the input is not text.
         """
-        max_bytes = max_window_bytes(self.window_lines)
+        max_bytes = get_max_window_bytes(self.window_lines)
         lines: list[Line] = []
         n_bytes = 0
         for line, size in self._lines:
@@ -102,12 +102,12 @@ class LineReader:
             yield line, len(raw)
 
 
-def max_window_bytes(n_lines: int) -> int:
+def get_max_window_bytes(n_lines: int) -> int:
     """Return the number of bytes at which a window of `n_lines` lines ends early."""
     return max(MAX_WINDOW_BYTES, MAX_MEAN_BYTES * n_lines)
 
 
-def growing_windows(
+def iterate_growing_windows(
     pairs: Iterable[tuple[Line, Line | None]],
 ) -> Iterator[list[tuple[Line, Line | None]]]:
     """Yield windows of growing size.
@@ -198,13 +198,13 @@ def _decode(raw: bytes, number: int, is_truncated: bool) -> Line:
         return Line(number, raw.decode("utf-8", "replace"), (*notes, "invalid-utf8"))
 
 
-def line_from_text(text: str, number: int) -> Line:
+def make_line_from_text(text: str, number: int) -> Line:
     """Make a line from a string. Lone surrogates are replaced, because UTF-8 cannot encode them."""
     valid = text.encode("utf-8", "replace").decode("utf-8")
     return warn_about_breaks(Line(number, valid, () if valid == text else ("invalid-utf8",)))
 
 
-def lines_from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
+def make_lines_from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
     """Make lines from the strings in a list, a generator, a column or an open file.
 
     A final line feed is removed.
@@ -221,7 +221,9 @@ def lines_from_texts(texts: Iterable[str], name: str) -> Iterator[Line]:
         got = "one string" if isinstance(texts, str) else type(texts).__name__
         raise TypeError(f"{name}: expected a list of lines, got {got}")
     return (
-        line_from_text(_require_text(text, f"{name}[{i}]").removesuffix("\n").removesuffix("\r"), i)
+        make_line_from_text(
+            _require_text(text, f"{name}[{i}]").removesuffix("\n").removesuffix("\r"), i
+        )
         for i, text in enumerate(texts)
     )
 
@@ -249,7 +251,7 @@ MAX_DEPTH = 200  # nesting of arrays and objects; some JSON readers fail at 1,00
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be encoded
 
 
-def line_from_json(
+def make_line_from_json(
     raw: bytes, number: int, is_truncated: bool = False, field: str = "text"
 ) -> Line:
     """Make a line from a JSON object: the value of `field` is its text, the rest its `fields`.

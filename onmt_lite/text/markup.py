@@ -83,7 +83,7 @@ EMPHASIS = re.compile(
 )
 
 
-def indices_inside_spans(text: str) -> set[int]:
+def find_indices_inside_spans(text: str) -> set[int]:
     """Return the indices of all characters inside inline spans."""
     matches = SPANS.finditer(text) if HINT.search(text) else ()
     return {i for match in matches for i in range(*match.span())}

@@ -98,21 +98,21 @@ def load_words(code: str) -> NumberWords:
                 if "ending" in language and word_type != "hint":
                     stems |= {word, language["link"]}
 
-    def any_of(words: Iterable[str]) -> re.Pattern[str]:
+    def join_alternatives(words: Iterable[str]) -> re.Pattern[str]:
         return re.compile("|".join(sorted(words, key=len, reverse=True)) or "(?!)")
 
     return NumberWords(
         known,
-        any_of(stems),
-        any_of(language["ending"] for language in languages if "ending" in language),
+        join_alternatives(stems),
+        join_alternatives(language["ending"] for language in languages if "ending" in language),
         frozenset([" ", "-", *(f" {language['link']} " for language in languages)]),
-        any_of(rf"\b(?:{language['earlier']}) $" for language in languages),
+        join_alternatives(rf"\b(?:{language['earlier']}) $" for language in languages),
         next((language["decimal"] for language in languages), ","),
     )
 
 
 @lru_cache
-def prefilter_pattern() -> re.Pattern[str]:
+def make_prefilter_pattern() -> re.Pattern[str]:
     """Return a pattern that finds possible numbers in lowercase text. Most texts have none."""
     words = load_words("").known.items()
     begin = [word for word, number in words if number.type != "hint"]
@@ -162,8 +162,8 @@ def add_up(words: Sequence[Number], glued: bool = False) -> list[tuple[Fraction,
         while end < len(words) and words[end].type == "scale":
             scale, end = scale * Fraction(words[end].values[0]), end + 1
         last, n_words = totals.pop() if totals else (Fraction(0), 0)
-        fits = small < addend_limit(last) or glued and last % 100 < 10 <= small < 100
-        if not last or small * scale < addend_limit(last) or fits and scale == 1:
+        fits = small < get_addend_limit(last) or glued and last % 100 < 10 <= small < 100
+        if not last or small * scale < get_addend_limit(last) or fits and scale == 1:
             last += small * scale
         elif fits and last < scale:
             last = (last + small) * scale
@@ -176,7 +176,7 @@ def add_up(words: Sequence[Number], glued: bool = False) -> list[tuple[Fraction,
     return totals
 
 
-def addend_limit(value: Fraction) -> int:
+def get_addend_limit(value: Fraction) -> int:
     """Return the value below which a number can be added: 100 for 500, 10 for 20, 1 for 7."""
     powers = (10**n for n in (12, 9, 6, 3, 2) if value % 10**n == 0)
     return next(powers, 10 if value % 10 == 0 and value % 100 > 10 else int(value % 1 == 0))
@@ -342,7 +342,7 @@ def find_number_mismatch(
     """
     source, translation = NUMBERED_ENTITY.sub(" ", source), NUMBERED_ENTITY.sub(" ", translation)
     texts = detokenize_line(source), detokenize_line(translation)
-    if not any(prefilter_pattern().search(text.lower()) for text in texts):
+    if not any(make_prefilter_pattern().search(text.lower()) for text in texts):
         return ""
     numbers = find_numbers(texts[0], src_lang, True), find_numbers(texts[1], tgt_lang, False)
     only_source, only_target = find_unmatched(numbers, any(map(CLOCK.search, texts)))
@@ -385,8 +385,8 @@ def find_unmatched(sides: Sides, is_clock: bool) -> Sides:
         ]
         rests = cancel_common(rests[0], possible[1])[0], cancel_common(rests[1], possible[0])[0]
         if is_clock:
-            rests = cancel_common(as_hours(rests[0]), as_hours(rests[1]))
-            possible = [*map(as_hours, possible)]
+            rests = cancel_common(parse_hours(rests[0]), parse_hours(rests[1]))
+            possible = [*map(parse_hours, possible)]
             rests = cancel_common(rests[0], possible[1])[0], cancel_common(rests[1], possible[0])[0]
         if not any(rests):
             return rests
@@ -426,7 +426,7 @@ def is_hour(value: str) -> bool:
     return value.isdigit() and len(value) < 3 and int(value) <= 24
 
 
-def as_hours(numbers: Iterable[Number]) -> list[Number]:
+def parse_hours(numbers: Iterable[Number]) -> list[Number]:
     """Reduce values that can be hours to the 12-hour clock."""
     hours = ((n, tuple({str(int(v) % 12) for v in n.values if is_hour(v)})) for n in numbers)
     return [number._replace(values=values or number.values) for number, values in hours]

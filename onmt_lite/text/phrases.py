@@ -19,7 +19,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from onmt_lite.errors import DataError
-from onmt_lite.text.lines import Line, line_from_text, lines_from_texts
+from onmt_lite.text.lines import Line, make_line_from_text, make_lines_from_texts
 from onmt_lite.text.tokenizers import Tokenizer
 from onmt_lite.text.vocab import Vocab
 
@@ -103,8 +103,8 @@ def iter_phrases(name: str, phrases: Phrases) -> Iterator[tuple[str, ...]]:
         phrases: one string for all lines, or one for each line.
     """
     if isinstance(phrases, str | None):
-        return repeat(parse_phrases(line_from_text(phrases or "", 0).text))
-    return (parse_phrases(line.text) for line in lines_from_texts(phrases, name))
+        return repeat(parse_phrases(make_line_from_text(phrases or "", 0).text))
+    return (parse_phrases(line.text) for line in make_lines_from_texts(phrases, name))
 
 
 def collapse_spaces(text: str) -> str:
@@ -156,7 +156,7 @@ class SurfaceForms:
         self.tokenizer, self.vocab, self.case = tokenizer, vocab, case
         self.ids = [i for i in range(len(vocab)) if not vocab.is_special(i)]
         self.anchor, self.word = self._find_anchor()
-        self.surfaces = [self._surface_of(token) for token in vocab.tokens]
+        self.surfaces = [self._get_surface(token) for token in vocab.tokens]
         texts = [
             self.surfaces[i] for i in self.ids if self.surfaces[i][0] not in ("", INVALID_TEXT)
         ]
@@ -182,7 +182,7 @@ class SurfaceForms:
                 return tokens, word
         return encoded, ANCHOR
 
-    def _surface_of(self, token: str) -> tuple[str, bool, bool]:
+    def _get_surface(self, token: str) -> tuple[str, bool, bool]:
         """Return the surface of a token, determined between two anchor words.
 
         Returns:
@@ -201,7 +201,7 @@ class SurfaceForms:
         text = inner[0 if attaches_left else 1 : None if attaches_right else -1]
         return self.case(text), attaches_left, attaches_right
 
-    def added_text(self, token: str | int, joined: bool) -> tuple[str, bool]:
+    def get_added_text(self, token: str | int, joined: bool) -> tuple[str, bool]:
         """Return the text that a token adds and whether it attaches to the next token.
 
         Args:
@@ -209,7 +209,7 @@ class SurfaceForms:
             joined: the previous token attaches to it, or it is the first token.
         """
         text, attaches_left, attaches_right = (
-            self.surfaces[token] if isinstance(token, int) else self._surface_of(token)
+            self.surfaces[token] if isinstance(token, int) else self._get_surface(token)
         )
         return (text if attaches_left or joined else f" {text}"), attaches_right
 
@@ -222,10 +222,10 @@ class SurfaceForms:
         Row 0: the previous token does not attach to the next token; row 1: it does.
         """
         ids = range(len(self.surfaces))
-        texts = ([self.added_text(i, joined)[0] for i in ids] for joined in (False, True))
+        texts = ([self.get_added_text(i, joined)[0] for i in ids] for joined in (False, True))
         return [[text != "" and is_word_char(text[0]) for text in row] for row in texts]
 
-    def starting_with(self, text: str) -> list[int]:
+    def find_starting_with(self, text: str) -> list[int]:
         """Return the tokens whose text starts with `text`."""
         start, end = (bisect_left(self.by_text, (bound,)) for bound in (text, text + MAX_CHAR))
         return [i for _, i in self.by_text[start:end]]
@@ -235,7 +235,7 @@ class SurfaceForms:
         """The tokens that can add each text."""
         tokens_by_text: dict[str, list[int]] = {}
         for i in self.ids:
-            for text in {self.added_text(i, joined)[0] for joined in (False, True)}:
+            for text in {self.get_added_text(i, joined)[0] for joined in (False, True)}:
                 tokens_by_text.setdefault(text, []).append(i)
         return tokens_by_text
 
@@ -259,8 +259,8 @@ class SurfaceForms:
                     return ids
                 for end in range(n + 1, len(text) + 1):
                     for token in self.by_added_text.get(text[n:end], ()):
-                        added_text, joins = self.added_text(token, joined)
-                        if added_text == text[n:end] and (end, joins) not in seen:
+                        get_added_text, joins = self.get_added_text(token, joined)
+                        if get_added_text == text[n:end] and (end, joins) not in seen:
                             seen.add((end, joins))
                             queue.append((end, joins, (*ids, token)))
         return ()
@@ -280,8 +280,8 @@ class SurfaceForms:
         """Return True if tokens between two words are exactly a phrase of whole words."""
         text, joined = ANCHOR, False
         for token in ids:
-            added_text, joined = self.added_text(token, joined)
-            text += added_text
+            get_added_text, joined = self.get_added_text(token, joined)
+            text += get_added_text
         text += ANCHOR if joined else f" {ANCHOR}"
         return text[1:-1].strip() == phrase and contains_phrase(text, phrase)
 
@@ -354,7 +354,7 @@ class PhraseAutomaton:
     def _append(self, state: PhraseState, token: int) -> tuple[str, bool]:
         """Return the tail of the text with a token, and whether it attaches to the next token."""
         word = token if token < self.n_tokens else self.oov_words[token - self.n_tokens]
-        added, joined = self.surface_forms.added_text(word, state.joined)
+        added, joined = self.surface_forms.get_added_text(word, state.joined)
         # If no token attaches to its left, a space follows and the word is complete
         space = "" if joined or self.surface_forms.any_attaches_left else " "
         return collapse_spaces(state.tail + added + space), joined
@@ -392,7 +392,7 @@ class PhraseAutomaton:
     def _effects(self, state: PhraseState) -> PhraseEffects:
         """Return the effects of the tokens that may follow a state."""
         forbidden, completing = [], []
-        for token in self._critical_tokens(state.tail):
+        for token in self._find_critical_tokens(state.tail):
             text, _ = self._append(state, token)
             if any(contains_after_first(text, phrase) for phrase in self.banned):
                 forbidden.append(token)
@@ -411,7 +411,7 @@ class PhraseAutomaton:
         may_end = not at_end and all(complete)
         return PhraseEffects(forbidden, completing, continues_word, may_end, bank, advances)
 
-    def _critical_tokens(self, tail: str) -> list[int]:
+    def _find_critical_tokens(self, tail: str) -> list[int]:
         """Return the tokens after which a banned phrase may be complete."""
         if not self.banned:
             return []
@@ -421,5 +421,5 @@ class PhraseAutomaton:
             tokens.update(i for i in self.surface_forms.with_inner_boundary if phrase in texts[i])
             for n in range(len(phrase)):
                 if n == 0 or ends_with_words(tail, phrase[:n]):
-                    tokens.update(self.surface_forms.starting_with(phrase[n:].lstrip()))
+                    tokens.update(self.surface_forms.find_starting_with(phrase[n:].lstrip()))
         return sorted(tokens)

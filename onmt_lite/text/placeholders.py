@@ -48,13 +48,13 @@ from onmt_lite.text.markup import (
     SELF_CLOSING,
     SPAN,
     TAG_NAME,
+    find_indices_inside_spans,
     find_line_head,
-    indices_inside_spans,
     iter_emphases,
 )
 from onmt_lite.text.masked_line import MaskedLine, MaskedSpan
 from onmt_lite.text.tokenizers import LANGUAGE, SPACER
-from onmt_lite.text.units import amount_pattern
+from onmt_lite.text.units import make_amount_pattern
 
 UnknownRule = Literal["copy", "drop", "model"]
 BREAKS = ("Cc", "Zl", "Zp")  # categories of line ends and control characters
@@ -138,7 +138,7 @@ class LineSpan:
     closes: bool = False  # this span closes a pair
     role: str = ""  # "opens" or "closes" a link or emphasis; "speaker": a new speaker
 
-    def text_in(self, line: str) -> str:
+    def extract_text(self, line: str) -> str:
         """Return the text of the span."""
         return line[self.start : self.end]
 
@@ -195,7 +195,9 @@ class LineMasker:
             start = language.end() if self.encode(line[:50])[:1] == [language[0]] else 0
         head = find_line_head(line, start)
         line = line[:start] + line[start + len(head) :]
-        hinted = head or HINT.search(line) or self.unknown.numbers and amount_pattern().search(line)
+        hinted = (
+            head or HINT.search(line) or self.unknown.numbers and make_amount_pattern().search(line)
+        )
         if has_words and all(map(self.is_known, set(line))) and not hinted:
             return None
         if not has_words and not self.encode(line):  # empty line
@@ -230,7 +232,7 @@ class LineMasker:
         )
         line = _sub_outside_spans(TEXT_ENTITY, self._decode_entity, line)
         line = _sub_outside_spans(LOOSE_ACCENTS, self._compose, line)
-        inside = indices_inside_spans(line)
+        inside = find_indices_inside_spans(line)
         chars: list[str] = []
         for i, char in enumerate(line):
             is_protected = i in inside and unicodedata.category(char) not in BREAKS
@@ -291,10 +293,10 @@ class LineMasker:
         for start, end, width in iter_emphases("".join(masked), 0, len(line)):
             spans.append(LineSpan(start, start + width, False, role="opens"))
             spans.append(LineSpan(end - width, end, False, role="closes"))
-        classes = list(map(self._char_class, line))
+        classes = list(map(self._make_char_class, line))
         for span in spans:
             classes[span.start : span.end] = "#" * (span.end - span.start)
-        for match in amount_pattern().finditer(line) if self.unknown.numbers else ():
+        for match in make_amount_pattern().finditer(line) if self.unknown.numbers else ():
             if "#" not in classes[match.start() : match.end()]:  # 10 KBps
                 spans.append(LineSpan(*match.span(), True))
                 classes[match.start() : match.end()] = "#" * len(match[0])
@@ -303,10 +305,10 @@ class LineMasker:
         spans.sort(key=lambda span: span.start)
         _extend_over_brackets(line, spans)
         _set_glued(line, spans)
-        _pair_spans(line, spans)
+        _find_pair_spans(line, spans)
         return spans
 
-    def _char_class(self, char: str) -> str:
+    def _make_char_class(self, char: str) -> str:
         """Return the character class used by the patterns UNKNOWN."""
         category = unicodedata.category(char)
         if char.isspace():
@@ -350,11 +352,11 @@ def _set_glued(line: str, spans: list[LineSpan]) -> None:
         span.glued = span.glued[0], glued
 
 
-def _pair_spans(line: str, spans: list[LineSpan]) -> None:
+def _find_pair_spans(line: str, spans: list[LineSpan]) -> None:
     """Pair opening and closing tags, brackets and emphasis marks (*this*)."""
     opened: list[tuple[str, int]] = []  # text of the closing tag, index of the opening span
     for i, span in enumerate(spans):
-        text, glued = span.text_in(line), span.glued
+        text, glued = span.extract_text(line), span.glued
         tag = TAG_NAME.match(text)
         closing = "".join(BRACKETS.get(char, char) for char in reversed(text))
         opens, closes = glued == (False, True), glued == (True, False)
@@ -389,8 +391,10 @@ def _choose_placeholders(line: str, spans: Sequence[LineSpan], unknown: UnknownP
     lower = line.lower()
     names = (name for name in unknown.names if name.lower() not in lower)
     numbers = chain((name for name in unknown.numbers if name not in lower), names)
-    texts = [span.text_in(line) for span in spans]
-    queues = [numbers if NUMBER.match(t) or amount_pattern().fullmatch(t) else names for t in texts]
+    texts = [span.extract_text(line) for span in spans]
+    queues = [
+        numbers if NUMBER.match(t) or make_amount_pattern().fullmatch(t) else names for t in texts
+    ]
     return [next(queue, "") if span.is_word else "" for queue, span in zip(queues, spans)]
 
 
@@ -406,7 +410,7 @@ def _make_masked_span(
         before: class of the text before it, from `_classify_before`.
         after: class of the text after it.
     """
-    text, glued, opens = span.text_in(line), span.glued, span.partner is not None
+    text, glued, opens = span.extract_text(line), span.glued, span.partner is not None
     spaced = line[span.start - 1 : span.start].isspace(), line[span.end : span.end + 1].isspace()
     next_cell = NEXT_CELL.match(line, span.start) is not None
     tag = TAG_NAME.match(text)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from onmt_lite.text.markup import find_line_head, indices_inside_spans
+from onmt_lite.text.markup import find_indices_inside_spans, find_line_head
 
 DATA_FILE = Path(__file__).with_name("abbreviations.yaml")
 FIRST_WORD = re.compile(r"[^\W_]+")
@@ -29,7 +29,7 @@ def split_sentences(text: str) -> list[str]:
     A list mark at the start keeps the space before it.
     """
     words, one_case = list(WORD.finditer(text)), text in (text.lower(), text.upper())
-    inside = indices_inside_spans(text)  # no sentence ends inside a tag, a variable or code
+    inside = find_indices_inside_spans(text)  # no sentence ends inside a tag, a variable or code
     starts = [
         i
         for i in range(1, len(words))

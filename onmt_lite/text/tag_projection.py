@@ -31,7 +31,7 @@ class TextUnits:
         Args:
             tokens: tokens with sentencepiece spacers.
         """
-        texts = token_texts(tokens)
+        texts = get_token_texts(tokens)
         text = "".join(texts)
         # Number of non-space characters before each character
         n_before = [0, *accumulate(not char.isspace() for char in text)]
@@ -50,11 +50,11 @@ class TextUnits:
         for token_text in texts:
             # The other bytes of a character belong to the unit of its first byte
             self.unit_of_token.append(
-                self.unit_at(position) if token_text else self.unit_of_token[-1]
+                self.find_unit_at(position) if token_text else self.unit_of_token[-1]
             )
             position += count_nonspace(token_text)
 
-    def unit_at(self, position: int) -> int:
+    def find_unit_at(self, position: int) -> int:
         """Return the index of the unit at a position, or of the last unit before it; -1 if none."""
         return bisect_right(self.starts, position) - 1
 
@@ -63,7 +63,7 @@ class TextUnits:
         return bisect_left(self.stops, unit)
 
 
-def token_texts(tokens: Sequence[str]) -> list[str]:
+def get_token_texts(tokens: Sequence[str]) -> list[str]:
     """Return the text that each token adds.
 
     For a character encoded as byte tokens, the first byte adds all of it. Invalid bytes become one
@@ -133,7 +133,7 @@ class AlignedText:
 
         For an unaligned source word, the nearest aligned word before it is used.
         """
-        before = range(self.source.unit_at(position - 1), -1, -1)
+        before = range(self.source.find_unit_at(position - 1), -1, -1)
         return next(
             (
                 self.target.ends[self.main_units[unit][-1]]
@@ -145,7 +145,7 @@ class AlignedText:
 
     def before(self, position: int) -> int:
         """Return the target position before the translation of the next source word."""
-        after = range(max(0, self.source.unit_at(position)), len(self.source.starts))
+        after = range(max(0, self.source.find_unit_at(position)), len(self.source.starts))
         units = (self.main_units[unit][0] for unit in after if unit in self.main_units)
         return next((self.target.starts[unit] for unit in units), self.target.n_nonspace)
 
@@ -156,7 +156,8 @@ class AlignedText:
         """
         source, target, spans = self.source, self.target, set[Span]()
         covered = range(
-            max(0, source.unit_at(start)), source.unit_at(end - 1) + 1 if start < end else 0
+            max(0, source.find_unit_at(start)),
+            source.find_unit_at(end - 1) + 1 if start < end else 0,
         )
         units = (
             self.main_units
@@ -284,7 +285,7 @@ class Editor:
         regions = self._find_regions(partners, region)
         starts = list[tuple[Span, int]]()
         for i in singles:
-            edits = self.edits_of[i] = self._edits_of_single(
+            edits = self.edits_of[i] = self._make_single_edits(
                 self.spans[i], self.positions[i], region.indices
             )
             starts.append((edits[0][:2], i))
@@ -339,7 +340,7 @@ class Editor:
                 self.edits_of[k] = [(index, stop, inserted)]
         return regions
 
-    def _edits_of_single(self, span: MaskedSpan, position: int, region: Span) -> list[Edit]:
+    def _make_single_edits(self, span: MaskedSpan, position: int, region: Span) -> list[Edit]:
         """Return the edits for a span without a partner, or whose partner was truncated.
 
         Args:
@@ -421,7 +422,7 @@ def restore_spans(
     """
     positions, position = [], 0
     for part, span in zip(masked_line.parts, masked_line.spans):
-        position += count_nonspace("".join(token_texts(encode(part))))
+        position += count_nonspace("".join(get_token_texts(encode(part))))
         positions.append(position)
         position += count_nonspace(span.placeholder)
     parts, end = [masked_line.head], 0

@@ -327,7 +327,7 @@ DETOKENIZERS: dict[str, Callable[[list[str]], str]] = {
 Decode = Callable[[list[str]], str]
 
 
-def token_word_ids(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
+def compute_token_word_ids(tokens: Sequence[str], decode: Decode, text: str) -> list[int]:
     """Return for each token the index of its word in `text`: `▁Gu ten ▁Tag !` has 0 0 1 1.
 
     Words are separated by white space. A token without text, such as a case marker, belongs to the
@@ -358,11 +358,11 @@ def word_log_probs(
         tokens: tokens of the text.
         log_probs: one per token, in nats. The end token, if any, belongs to no word.
         decode: detokenizes tokens.
-        text: see `token_word_ids`.
+        text: see `compute_token_word_ids`.
     """
     sums = [0.0] * len(text.split())
     if sums:
-        for word, log_prob in zip(token_word_ids(tokens, decode, text), log_probs):
+        for word, log_prob in zip(compute_token_word_ids(tokens, decode, text), log_probs):
             sums[word] += log_prob
     return sums
 

@@ -90,12 +90,12 @@ class TransformTokenizer:
         return LINE_BREAKS.sub(" ", text)
 
 
-def sentencepiece_encoder(processor: spm.SentencePieceProcessor) -> TokenizeFn:
+def make_sentencepiece_encoder(processor: spm.SentencePieceProcessor) -> TokenizeFn:
     """Return the function that tokenizes with a sentencepiece model."""
     return lambda text: processor.encode(text.replace(NEWLINE, "\n"), out_type=str)
 
 
-def sentencepiece_decoder(processor: spm.SentencePieceProcessor) -> DetokenizeFn:
+def make_sentencepiece_decoder(processor: spm.SentencePieceProcessor) -> DetokenizeFn:
     """Return the function that detokenizes with a sentencepiece model."""
     return lambda tokens: processor.decode(tokens).replace("\n", NEWLINE)
 

@@ -21,13 +21,13 @@ def load_data() -> Any:
 
 
 @lru_cache
-def unit_pattern() -> re.Pattern[str]:
+def make_unit_pattern() -> re.Pattern[str]:
     """Return a pattern of a number with a unit sign, the group `unit`."""
     return re.compile(rf"\d[{SPACES}]?(?P<unit>{'|'.join(load_data()['units'])})(?!\w)")
 
 
 @lru_cache
-def symbol_pattern() -> re.Pattern[str]:
+def make_symbol_pattern() -> re.Pattern[str]:
     """Return a pattern of a unit that is copied literally; prefix and base are groups."""
     units = load_data()["symbols"]
     prefixes, prefixed, plain = (
@@ -41,28 +41,30 @@ def symbol_pattern() -> re.Pattern[str]:
 
 
 @lru_cache
-def amount_pattern() -> re.Pattern[str]:
+def make_amount_pattern() -> re.Pattern[str]:
     """Return a pattern of a number with such a unit, the group `unit`; 60s is not seconds."""
-    unit = re.sub(r"\?P<(?:prefix|base|plain)>", "?:", symbol_pattern().pattern)
+    unit = re.sub(r"\?P<(?:prefix|base|plain)>", "?:", make_symbol_pattern().pattern)
     return re.compile(
         rf"(?<![\w.,:−–-])[−-]?\d+(?:[.,–-]\d+)*(?:[{SPACES}](?=\S)|(?![a-z](?!\w)))(?P<unit>{unit})"
     )
 
 
 @lru_cache(1 << 8)
-def unit_form_pattern(unit: str) -> re.Pattern[str]:
+def make_unit_form_pattern(unit: str) -> re.Pattern[str]:
     """Return a pattern of the forms of a unit: its sign or symbol, or its words in any case."""
     symbols = load_data()["symbols"]
 
-    def forms_of(symbol: str, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    def list_forms(symbol: str, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         return ((sign, forms) for sign, forms in words.items() if re.fullmatch(sign, symbol))
 
-    sign, words = next(forms_of(unit, load_data()["units"]), ("", ""))
+    sign, words = next(list_forms(unit, load_data()["units"]), ("", ""))
     if not sign:
-        match = symbol_pattern().match(unit)
+        match = make_symbol_pattern().match(unit)
         assert match is not None
-        prefix = "".join(forms for _, forms in forms_of(match["prefix"] or "", symbols["prefixes"]))
-        bases = forms_of(
+        prefix = "".join(
+            forms for _, forms in list_forms(match["prefix"] or "", symbols["prefixes"])
+        )
+        bases = list_forms(
             match["base"] or match["plain"], {**symbols["prefixed"], **symbols["plain"]}
         )
         sign, words = re.escape(unit), f"{prefix}[ -]?(?:{next(bases)[1]})"
@@ -75,10 +77,14 @@ def find_lost_sign(source: str, translation: str) -> str:
         return minus[0]
     units = (
         match["unit"]
-        for pattern in (unit_pattern(), amount_pattern())
+        for pattern in (make_unit_pattern(), make_amount_pattern())
         for match in pattern.finditer(source)
     )
     return next(
-        (unit for unit in dict.fromkeys(units) if not unit_form_pattern(unit).search(translation)),
+        (
+            unit
+            for unit in dict.fromkeys(units)
+            if not make_unit_form_pattern(unit).search(translation)
+        ),
         "",
     )

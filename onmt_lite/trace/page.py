@@ -16,7 +16,7 @@ from itertools import accumulate, takewhile
 from operator import itemgetter
 from string import Formatter
 
-from onmt_lite.inference.records import Continuation, Trace, json_safe
+from onmt_lite.inference.records import Continuation, Trace, make_json_safe
 
 # OpenNMT-py's keys, and the attributes of a row
 KEYS = {
@@ -37,7 +37,10 @@ def to_json(traces: Sequence[Trace]) -> str:
     finished hypotheses that took no row.  A missing row has "" and null.
     """
     columns = {
-        key: [[[json_safe(getattr(row, name)) for row in rows] for rows in t.steps] for t in traces]
+        key: [
+            [[make_json_safe(getattr(row, name)) for row in rows] for rows in t.steps]
+            for t in traces
+        ]
         for key, name in KEYS.items()
     }
     return json.dumps(columns, ensure_ascii=False, allow_nan=False) + "\n"

@@ -39,7 +39,7 @@ from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import Example, Translation
 from onmt_lite.jobs.reports import has_sacrebleu
-from onmt_lite.text.lines import Line, lines_from_texts
+from onmt_lite.text.lines import Line, make_lines_from_texts
 from onmt_lite.text.placeholders import is_one_word
 from onmt_lite.text.tag_projection import TextUnits
 from onmt_lite.train.data import read_pairs
@@ -128,11 +128,11 @@ def calibrate(options: CalibrateOptions) -> None:
     checkpoint = apply_options(native.load(path), options)
     pipeline = Pipeline(checkpoint, TranslateOptions.of())
     translations = pipeline.translate_lines(
-        list(lines_from_texts((src for src, _ in pairs), "lines"))
+        list(make_lines_from_texts((src for src, _ in pairs), "lines"))
     )
     config, n_found, n_shared = find_alignment_head(pipeline, translations)
     translations += pipeline.translate_lines(
-        list(lines_from_texts((src for src, _ in concatenations), "lines"))
+        list(make_lines_from_texts((src for src, _ in concatenations), "lines"))
     )
     points = [
         Point(
@@ -322,7 +322,9 @@ def find_attended_tokens(
     tgt = torch.tensor([ids], device=device)
     with torch.inference_mode():
         memory = model.encode(src, torch.tensor([src.size(1)], device=device))
-        maps = [model.layer_attention(memory, tgt, layer) for layer in range(len(model.decoder))]
+        maps = [
+            model.get_layer_attention(memory, tgt, layer) for layer in range(len(model.decoder))
+        ]
     return [m[0, :, :, : len(example.src_tokens)].argmax(-1).tolist() for m in maps]
 
 

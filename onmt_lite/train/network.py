@@ -109,7 +109,7 @@ def describe_export_limits(checkpoint: Checkpoint, cfg: TransformerConfig) -> li
 CHUNK = 512  # tokens per chunk of logits
 
 
-def smoothed_nll(
+def compute_smoothed_nll(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> Tensor:
     """Return the summed label-smoothed cross-entropy (Szegedy et al. 2016).

@@ -315,7 +315,7 @@ class Trainer:
             memory = model.encode(b.src, b.src_lengths)
             hidden, _ = model.decode_all(b.tgt_in, memory)  # (B, T, D)
             tokens = b.tgt_out != data.PAD  # (B, T)
-            return network.smoothed_nll(
+            return network.compute_smoothed_nll(
                 hidden[tokens], output.weight, output.bias, b.tgt_out[tokens], label_smoothing
             )
 

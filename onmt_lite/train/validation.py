@@ -10,7 +10,7 @@ from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.log import LOG
-from onmt_lite.text.lines import lines_from_texts
+from onmt_lite.text.lines import make_lines_from_texts
 
 
 def translate_greedily(
@@ -29,7 +29,7 @@ def translate_greedily(
     options = TranslateOptions.of(beam_size=1, device=str(model.device), precision="fp32")
     model.eval()
     pipeline = Pipeline(native.make_checkpoint(model, sp), options)
-    translations = pipeline.translate_lines(list(lines_from_texts(lines, "lines")))
+    translations = pipeline.translate_lines(list(make_lines_from_texts(lines, "lines")))
     model.train()
     return [translation.hyps[0].text for translation in translations]
 

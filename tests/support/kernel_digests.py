@@ -56,7 +56,7 @@ def linear_layers() -> Iterator[tuple[str, str]]:
                 out = kernels.feed_forward(x, up, down, norms[1], activation, x)
                 yield f"feed-forward-{activation}-{case}", digest(out)
             logits = torch.empty(rows, n)
-            log_sums, maxima = kernels.output_logits(x, up, logits, 16)
+            log_sums, maxima = kernels.compute_output_logits(x, up, logits, 16)
             yield f"logits-{case}", digest(logits, log_sums, maxima)
             yield f"log-sums-{case}", digest(kernels.logsumexp(make_random(rows, 40 * n)))
 

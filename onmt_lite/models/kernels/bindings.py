@@ -90,14 +90,14 @@ class Norm(ctypes.Structure):
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm):
         """Store pointers to the parameters; these must not be moved or freed."""
         self.tensors = norm.weight, getattr(norm, "bias", None)
-        super().__init__(*map(data_pointer, self.tensors), norm.eps)
+        super().__init__(*map(get_data_pointer, self.tensors), norm.eps)
         self.address = ctypes.addressof(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Norm":
         return self
 
 
-def data_pointer(x: Tensor | None) -> int | None:
+def get_data_pointer(x: Tensor | None) -> int | None:
     """Return the address of the data of x (any shape), or None."""
     return None if x is None else x.data_ptr()
 
@@ -126,7 +126,7 @@ def linear(
     d, n = weights.inputs, weights.outputs
     get_library().linear(
         *(x.data_ptr(), d, x.numel() // d, weights.address, norm and norm.address),
-        *(ACTIVATIONS[activation], data_pointer(residual)),
+        *(ACTIVATIONS[activation], get_data_pointer(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
@@ -158,13 +158,15 @@ def feed_forward(
     d, n = up.inputs, down.outputs
     get_library().feed_forward(
         *(x.data_ptr(), d, x.numel() // d, up.address, down.address, norm and norm.address),
-        *(ACTIVATIONS[activation], data_pointer(residual)),
+        *(ACTIVATIONS[activation], get_data_pointer(residual)),
         *(out.data_ptr(), n, torch.get_num_threads()),
     )
     return out
 
 
-def output_logits(x: Tensor, weights: Weights, logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def compute_output_logits(
+    x: Tensor, weights: Weights, logits: Tensor, block: int
+) -> tuple[Tensor, Tensor]:
     """Compute logits and their statistics.
 
     Args:
@@ -234,7 +236,7 @@ def attend_memory(
     weights = q.new_empty(b, heads, k, s) if needs_weights else None
     get_library().attend_memory(
         *(q.data_ptr(), size, b, k, heads, groups, width),
-        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), data_pointer(weights)),
+        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), get_data_pointer(weights)),
         *(out.data_ptr(), size, torch.get_num_threads()),
     )
     return out, weights

@@ -84,7 +84,7 @@ def load_library() -> KernelLibrary | None:
     Raises:
         OptionError: ONMT_LITE_KERNELS names a set that does not exist or that the CPU lacks.
     """
-    for name in candidate_sets():
+    for name in list_candidate_sets():
         path = find_library(name)
         with contextlib.suppress(OSError):
             if path is not None:
@@ -101,7 +101,7 @@ def describe_kernels() -> str:
     return library.instruction_set if library else "none; torch computes the layers"
 
 
-def supported_sets() -> tuple[str, ...]:
+def list_supported_sets() -> tuple[str, ...]:
     """Return the instruction sets of this CPU, best first."""
     flags, machine = read_cpu_flags(), platform.machine()
     if sys.platform not in ("linux", "darwin"):
@@ -112,9 +112,9 @@ def supported_sets() -> tuple[str, ...]:
     return tuple(name for name, s in sets.items() if s.cpu_flags <= flags)
 
 
-def candidate_sets() -> tuple[str, ...]:
+def list_candidate_sets() -> tuple[str, ...]:
     """Return the instruction sets to try, best first.  Raises OptionError as `load_library`."""
-    wanted, supported = os.environ.get(VARIABLE, ""), supported_sets()
+    wanted, supported = os.environ.get(VARIABLE, ""), list_supported_sets()
     if not wanted:
         return supported
     if wanted == "none":
@@ -134,7 +134,7 @@ def find_library(name: str | None = None, compiles: bool = True) -> Path | None:
         name: instruction set; None: the best set of this CPU
         compiles: compile the library if it is missing
     """
-    name = next(iter(candidate_sets()), None) if name is None else name
+    name = next(iter(list_candidate_sets()), None) if name is None else name
     if name is None:
         return None
     library = SETS[name].library

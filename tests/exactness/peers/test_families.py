@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onmt_lite import Translator
-from onmt_lite.text.lines import lines_from_texts
+from onmt_lite.text.lines import make_lines_from_texts
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
@@ -61,7 +61,9 @@ def test_n_best_lists_equal_transformers(name, seed):
     )
     pipeline = translator.pipeline
     make, direction = pipeline.preprocessor.make_example, pipeline.direction(translator.options)
-    ids = [make(line, direction=direction).src_ids for line in lines_from_texts(LINES, "lines")]
+    ids = [
+        make(line, direction=direction).src_ids for line in make_lines_from_texts(LINES, "lines")
+    ]
     if OLD:
         tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / name, use_fast=False)
         assert ids == [tokenizer(line)["input_ids"] for line in LINES]

@@ -18,7 +18,7 @@ from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.errors import CheckpointError
 from onmt_lite.inference.search_setup import make_search_config, to_sentence
 from onmt_lite.search.beam_search import decode
-from onmt_lite.text.lines import lines_from_texts
+from onmt_lite.text.lines import make_lines_from_texts
 from tests.support.files import update_json
 from tests.support.sweeps import mark_sweeps
 
@@ -94,7 +94,7 @@ def encode_sources(translator, lines):
     direction = translator.pipeline.direction(translator.options)
     examples = (
         translator.pipeline.preprocessor.make_example(line, direction=direction)
-        for line in lines_from_texts(lines, "x")
+        for line in make_lines_from_texts(lines, "x")
     )
     return [example.src_ids for example in examples]
 
@@ -257,7 +257,7 @@ class TestLanguages:
         direction = translator.pipeline.direction(options)
         group = [
             translator.pipeline.preprocessor.make_example(x, direction=direction)
-            for x in lines_from_texts(lines, "x")
+            for x in make_lines_from_texts(lines, "x")
         ]
         config = make_search_config(options, translator.checkpoint)
         sentences = [to_sentence(config, example) for example in group]

@@ -12,7 +12,7 @@ from onmt_lite.checkpoints import safetensors
 from onmt_lite.checkpoints.checkpoint import describe
 from onmt_lite.checkpoints.loading import load_checkpoint
 from onmt_lite.models.positions import make_sinusoids
-from onmt_lite.text.lines import lines_from_texts
+from onmt_lite.text.lines import make_lines_from_texts
 from tests.support.files import DATA, assert_gold, assert_refused, compute_model_logits, update_json
 
 MARIAN = DATA / "hf" / "marian"
@@ -234,7 +234,7 @@ class TestLanguages:
         translator = Translator.from_pretrained(path, device="cpu", threads=1, **options)
         direction = translator.pipeline.direction(translator.options)
         make, vocab = translator.pipeline.preprocessor.make_example, translator.checkpoint.src_vocab
-        examples = (make(line, direction=direction) for line in lines_from_texts(lines, "x"))
+        examples = (make(line, direction=direction) for line in make_lines_from_texts(lines, "x"))
         return [" ".join(vocab.decode(example.src_ids)) for example in examples]
 
     @pytest.mark.parametrize("tokenizer, spacer", [("auto", ""), ("space", "▁")])

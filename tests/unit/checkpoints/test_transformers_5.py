@@ -11,7 +11,7 @@ import torch
 
 from onmt_lite import Translator
 from onmt_lite.checkpoints.loading import load_checkpoint
-from onmt_lite.text.lines import lines_from_texts
+from onmt_lite.text.lines import make_lines_from_texts
 from tests.exactness.peers import make_transformers_5 as peer
 
 REFERENCE = json.loads(peer.FILE.read_text("utf-8"))
@@ -27,7 +27,7 @@ def load(path, target, **options):
 def encode_sources(translator, lines):
     make = translator.pipeline.preprocessor.make_example
     direction = translator.pipeline.direction(translator.options)
-    return [make(line, direction=direction).src_ids for line in lines_from_texts(lines, "x")]
+    return [make(line, direction=direction).src_ids for line in make_lines_from_texts(lines, "x")]
 
 
 @pytest.mark.parametrize("case", IDS.values(), ids=IDS)

@@ -14,7 +14,7 @@ import translate
 from onmt_lite import Translator
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import OptionError
-from onmt_lite.inference.runtime import precision_of
+from onmt_lite.inference.runtime import get_precision
 from onmt_lite.models.table_model import TableModel
 from onmt_lite.text.vocab import Vocab
 from tests.support import table_models, tiny
@@ -443,7 +443,7 @@ class TestPrecision:
         translator = Translator.from_pretrained(tiny_checkpoint, device="cpu", precision=precision)
         dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
         dtypes |= {"fp32": torch.float32, "int8": torch.float32}
-        assert precision_of(translator.model) == precision
+        assert get_precision(translator.model) == precision
         assert {p.dtype for p in translator.model.parameters()} == {dtypes[precision]}
         assert translator.translate(["der hund"])[0].hyps[0].score < 0
 

@@ -442,10 +442,10 @@ def test_init_from_makes_sizes_ineffective(line, ineffective):
 def test_threads_on_gpu_causes_notice(monkeypatch):
     import torch
 
-    from onmt_lite.inference.postprocess import model_notices
+    from onmt_lite.inference.postprocess import list_model_notices
 
     options = TranslateOptions.of(threads=2)
     checkpoint = load_checkpoint(TOY)
-    assert model_notices(options, checkpoint, torch.device("cpu")) == []
-    (note,) = model_notices(options, checkpoint, torch.device("cuda:0"))
+    assert list_model_notices(options, checkpoint, torch.device("cpu")) == []
+    (note,) = list_model_notices(options, checkpoint, torch.device("cuda:0"))
     assert note == "threads: has no effect; the model runs on cuda:0"

@@ -17,7 +17,7 @@ from onmt_lite.inference.runtime import (
     BatchBudget,
     BatchLimit,
     MemoryEstimate,
-    batch_bytes,
+    estimate_batch_bytes,
 )
 from onmt_lite.jobs import worker
 from onmt_lite.models.config import TransformerConfig
@@ -37,7 +37,7 @@ SIZES = st.builds(
 
 @given(SIZES, st.integers(1, 64), st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB))
 def test_batch_limit_is_default_or_repeated_half(size, beam, device, free):
-    n_bytes = batch_bytes(device, free)
+    n_bytes = estimate_batch_bytes(device, free)
     limit = BatchBudget(size, device, n_bytes).limit(beam)
     most = BatchBudget(size, device, 1 << 60).limit(beam)
     halves = [most]
@@ -48,14 +48,14 @@ def test_batch_limit_is_default_or_repeated_half(size, beam, device, free):
     assert limit == SMALLEST_BATCH or limit.bytes(size, beam) <= n_bytes
     if limit != most:  # twice the batch would not fit
         assert halves[halves.index(limit) - 1].bytes(size, beam) > n_bytes
-    usual = BatchBudget(size, device, batch_bytes(device, None))
+    usual = BatchBudget(size, device, estimate_batch_bytes(device, None))
     assert bool(BatchBudget(size, device, n_bytes).notices(beam)) == (limit != usual.limit(beam))
 
 
 @given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB))
 def test_batch_bytes_depend_on_free_memory_only_if_short(device, free, more):
-    n_bytes, rich = batch_bytes(device, free), batch_bytes(device, free + more)
-    assert n_bytes <= rich <= batch_bytes(device, None) == MAX_BATCH_BYTES[device]
+    n_bytes, rich = estimate_batch_bytes(device, free), estimate_batch_bytes(device, free + more)
+    assert n_bytes <= rich <= estimate_batch_bytes(device, None) == MAX_BATCH_BYTES[device]
     if free >= 2 * MAX_BATCH_BYTES[device]:
         assert n_bytes == MAX_BATCH_BYTES[device]
     elif free >= 32 * MIB:

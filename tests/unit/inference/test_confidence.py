@@ -342,7 +342,7 @@ class TestCalibrate:
             src = torch.tensor([example.src_ids])
             memory = plain.model.encode(src, torch.tensor([src.size(1)]))
             for layer, heads in enumerate(found):
-                weights = plain.model.layer_attention(memory, torch.tensor([ids]), layer)[0]
+                weights = plain.model.get_layer_attention(memory, torch.tensor([ids]), layer)[0]
                 for own, exact in zip(heads, weights, strict=True):
                     highest = exact[:, : len(example.src_tokens)].amax(-1)
                     assert (exact[range(len(ids)), own] > highest - 0.05).all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import translate
 from onmt_lite.inference import runner as runner_module
-from onmt_lite.inference.pipeline import PER_LINE_FIELDS, Deduplicator, deduplication_key
+from onmt_lite.inference.pipeline import PER_LINE_FIELDS, Deduplicator, make_deduplication_key
 from onmt_lite.inference.records import Example
 from onmt_lite.inference.search_setup import SearchConfig
 from onmt_lite.text.lines import Line
@@ -119,14 +119,14 @@ class TestDeduplicationKey:
         example = Example(Line(0, "a"), [1], 1)
         others = {"line": Line(0, "b"), "src_ids": [2], "tgt_ids": [1], "copy_ids": [1]}
         other = replace(example, **{name: others.get(name, ("other",))})
-        assert deduplication_key(other) != deduplication_key(example)
+        assert make_deduplication_key(other) != make_deduplication_key(example)
 
     @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Line)])
     def test_key_depends_on_every_field_of_line_but_id_and_fields(self, name):
         example = Example(Line(0, "a"), [1], 1)
         other = replace(example, line=replace(example.line, **{name: "other"}))
         assert (
-            (deduplication_key(other) == deduplication_key(example))
+            (make_deduplication_key(other) == make_deduplication_key(example))
             == (name in PER_LINE_FIELDS)
             == (name in "id fields")
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onmt_lite import Translator
 from onmt_lite.checkpoints.checkpoint import Confidence
 from onmt_lite.config.options import TranslateOptions
-from onmt_lite.inference.postprocess import has_repetition, max_consecutive_repeats
+from onmt_lite.inference.postprocess import count_max_consecutive_repeats, has_repetition
 from onmt_lite.text.lines import Line, decode_line
 from tests.support.table_models import WORDS, make_checkpoint, make_source
 
@@ -32,9 +32,9 @@ def count_by_brute_force(text: str) -> int:
 @settings(max_examples=300)
 @given(st.text(st.sampled_from("aAb1 .-"), max_size=14))
 def test_max_consecutive_repeats_equals_brute_force(text):
-    assert (max_consecutive_repeats(text) >= 3) == (count_by_brute_force(text) >= 3)
+    assert (count_max_consecutive_repeats(text) >= 3) == (count_by_brute_force(text) >= 3)
     if count_by_brute_force(text) >= 3:
-        assert max_consecutive_repeats(text) == count_by_brute_force(text)
+        assert count_max_consecutive_repeats(text) == count_by_brute_force(text)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from onmt_lite.errors import MemoryExhausted
 from onmt_lite.inference import runner as runner_module
 from onmt_lite.inference import runtime as budget_module
 from onmt_lite.inference.records import Example
-from onmt_lite.inference.runner import longer_side, source_length
+from onmt_lite.inference.runner import get_longer_side, get_source_length
 from onmt_lite.inference.runtime import OomRetry, is_out_of_memory
 from onmt_lite.search.teacher_forcing import score_targets
 from onmt_lite.text.lines import Line
@@ -80,7 +80,7 @@ def test_oom_retry_loses_nothing_and_fails_rarely(
     retry, failed, done = OomRetry(""), [], []
 
     def work(group, n):
-        size = n * max(map(source_length, group))
+        size = n * max(map(get_source_length, group))
         fails = n > max_rows or size > max_tokens
         for i, example in enumerate(group[:n_before] if fails else group):
             done.append(example.line.id)
@@ -94,7 +94,7 @@ def test_oom_retry_loses_nothing_and_fails_rarely(
         examples = sorted(make_examples(lengths, n_lines), key=lambda e: -e.n_src_tokens)
         n_lines += len(lengths)
         places = [e.line.id for e in examples]
-        assert retry.run(examples, n_at_once, source_length, work) == places
+        assert retry.run(examples, n_at_once, get_source_length, work) == places
     assert sorted(done) == list(range(n_lines))  # each example once
     # Each failure reduces the size to at most two thirds
     assert all(b <= a * 2 / 3 + 1 for a, b in zip(failed, failed[1:]))
@@ -130,7 +130,9 @@ def test_oom_retry_halves_after_each_failure(batches, n_at_once, fails, dice):
         for lengths in batches:
             examples = make_examples(lengths, len(places))
             places += [e.line.id for e in examples]
-            assert retry.run(examples, n_at_once, source_length, work) == places[-len(lengths) :]
+            assert (
+                retry.run(examples, n_at_once, get_source_length, work) == places[-len(lengths) :]
+            )
     except MemoryExhausted:
         assert tried[-1] == 1
     else:
@@ -321,7 +323,7 @@ def test_large_vocabulary_gives_smaller_scoring_batches(fresh, monkeypatch):
     sizes = limit_memory(monkeypatch, "score_targets", 100)
     fresh.pipeline.runner.budget = replace(fresh.pipeline.runner.budget, n_bytes=8000)
     fresh.score(["a" + " " * i for i in range(6)], ["red"] * 6)  # no duplicates
-    length = longer_side(fresh.pipeline.preprocessor.make_example(Line(0, "a"), Line(0, "red")))
+    length = get_longer_side(fresh.pipeline.preprocessor.make_example(Line(0, "a"), Line(0, "red")))
     assert 2 <= length <= 5
     assert sizes[0] == 10 // length
 

@@ -13,7 +13,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
-SETS = build.supported_sets()
+SETS = build.list_supported_sets()
 pytestmark = pytest.mark.skipif(
     not SETS or build.load_library() is None, reason="this machine has no kernels"
 )
@@ -52,9 +52,9 @@ def test_amx_gives_the_same_bits_as_vnni(tmp_path):
 def test_kernels_variable_selects_a_set(monkeypatch):
     for name in SETS:
         monkeypatch.setenv(build.VARIABLE, name)
-        assert build.candidate_sets() == (name,)
+        assert build.list_candidate_sets() == (name,)
     monkeypatch.setenv(build.VARIABLE, "none")
-    assert build.candidate_sets() == () and build.find_library() is None
+    assert build.list_candidate_sets() == () and build.find_library() is None
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_kernels_variable_rejects_other_sets(monkeypatch, name, message):
         pytest.skip(f"this machine has {name}")
     monkeypatch.setenv(build.VARIABLE, name)
     with pytest.raises(OptionError, match=message):
-        build.candidate_sets()
+        build.list_candidate_sets()

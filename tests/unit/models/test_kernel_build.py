@@ -10,11 +10,11 @@ import pytest
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
-SETS = build.supported_sets()
+SETS = build.list_supported_sets()
 HAS_LIBRARY = (
     "from onmt_lite.models.kernels.bindings import get_library; print(get_library() is not None)"
 )
-pytestmark = pytest.mark.skipif(not build.supported_sets(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not build.list_supported_sets(), reason="no kernels for this CPU")
 
 # A fake compiler: copies $SOURCE to its output, and logs each call
 COMPILER = """#!/bin/sh
@@ -79,7 +79,7 @@ def test_find_library_recompiles_for_changed_source(count_compilations, tmp_path
 
 
 def test_find_library_prefers_installed_library(count_compilations, tmp_path, monkeypatch):
-    installed = tmp_path / f"library_{build.SETS[build.supported_sets()[0]].library}.so"
+    installed = tmp_path / f"library_{build.SETS[build.list_supported_sets()[0]].library}.so"
     installed.write_bytes(b"")
     monkeypatch.setattr(build, "SOURCE", tmp_path / "kernels.c")
     assert build.find_library() == installed and count_compilations() == 0

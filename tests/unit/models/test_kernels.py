@@ -85,7 +85,7 @@ def compute_logits(x, weights, block):
         block: width of the blocks
     """
     logits = torch.empty(len(x), weights.outputs)
-    return logits, *k.output_logits(x, weights, logits, block)
+    return logits, *k.compute_output_logits(x, weights, logits, block)
 
 
 def make_norm(seed, d, norm_type):

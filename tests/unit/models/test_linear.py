@@ -134,10 +134,10 @@ class TestChooseKernel:
         monkeypatch.setattr(linear, "read_cpu_flags", lambda: ZEN_5)
         model, x = tiny.make_model(d_model=128), torch.tensor([[4, 5, 6]])
         expected = model.encode(x, torch.tensor([3])).bank
-        assert runtime.kernels_of(runtime.move_to(model, CPU, "auto")) == "packed"
+        assert runtime.get_kernels(runtime.move_to(model, CPU, "auto")) == "packed"
         monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
         found = runtime.move_to(model, CPU, "auto")
-        assert runtime.kernels_of(found) == "" and found.encoder[0].ffn.up.kernel is None
+        assert runtime.get_kernels(found) == "" and found.encoder[0].ffn.up.kernel is None
         assert torch.equal(found.encode(x, torch.tensor([3])).bank, expected)
 
     def test_choose_kernel_precision_of_models(self, no_library):
@@ -146,7 +146,7 @@ class TestChooseKernel:
             for precision in ("auto", "int8")
             for width in (64, 128)
         }
-        assert {key: runtime.precision_of(model) for key, model in chosen.items()} == {
+        assert {key: runtime.get_precision(model) for key, model in chosen.items()} == {
             ("auto", 64): "fp32",
             ("auto", 128): "fp32",
             ("int8", 64): "int8",
@@ -165,7 +165,7 @@ class TestChooseKernel:
             processor.read_cpu_flags.cache_clear()
             models = (tiny.make_model(d_model=256, heads=4) for _ in range(3))
             moved = [runtime.move_to(m, CPU, p) for m, p in zip(models, ("auto", "fp32", "int8"))]
-            chosen.append([*map(runtime.kernels_of, moved)])
+            chosen.append([*map(runtime.get_kernels, moved)])
         assert chosen[0] == chosen[1] == ["int8", "fp32", "int8"]
 
     @needs_library

@@ -148,8 +148,8 @@ def test_file_types_are_detected(name):
 )
 def test_file_types_remedy_command_converts_file(data, plain, packed):
     kind = detect_file_type(data[:HEAD_BYTES])
-    assert kind.remedy_for("F").endswith(f": {plain}")
-    assert kind.remedy_for("F", packed=True).endswith(f": {packed}")
+    assert kind.get_remedy("F").endswith(f": {plain}")
+    assert kind.get_remedy("F", packed=True).endswith(f": {packed}")
 
 
 def test_file_types_sqlite_database_is_detected(tmp_path):
@@ -165,7 +165,7 @@ def test_file_types_remedy_command_unpacks_file(tmp_path, command):
         [*command.split(), "-c", "text"], cwd=tmp_path, capture_output=True, check=True
     ).stdout
     (tmp_path / "p").write_bytes(packed)
-    made = detect_file_type(packed).remedy_for("p").partition(": ")[2]
+    made = detect_file_type(packed).get_remedy("p").partition(": ")[2]
     unpacked = subprocess.run(made, shell=True, cwd=tmp_path, capture_output=True, check=True)
     assert unpacked.stdout.decode("utf-8") == TEXT
 

@@ -13,7 +13,7 @@ from onmt_lite.jobs.inputs import scan_inputs
 from onmt_lite.jobs.reports import format_jsonl
 from onmt_lite.jobs.tasks import RangeReader
 from onmt_lite.system.file_types import detect_file_type
-from onmt_lite.text.lines import MAX_DEPTH, Line, line_from_json
+from onmt_lite.text.lines import MAX_DEPTH, Line, make_line_from_json
 from tests.unit.text.test_lines import line_break_warnings
 
 INVALID = Line(1, "", ("invalid-json",), "{}")
@@ -84,7 +84,7 @@ def parse(text):
 @example('{"text": "a\\nb"}')
 def test_json_line_has_text_of_field(text):
     raw = text.encode("utf-8", "replace")
-    line = line_from_json(raw, 1)
+    line = make_line_from_json(raw, 1)
     parsed = parse(raw.decode("utf-8"))
     if parsed is None:
         assert line == INVALID
@@ -114,7 +114,7 @@ def test_json_line_has_text_of_field(text):
     ],
 )
 def test_json_line_fields_are_written_like_json_dumps(fields, written):
-    line = line_from_json(f'{fields[:-1]}, "text": "x"}}'.encode(), 1)
+    line = make_line_from_json(f'{fields[:-1]}, "text": "x"}}'.encode(), 1)
     assert line == Line(1, "x", (), written)
     line.fields.encode("utf-8")
 
@@ -122,7 +122,7 @@ def test_json_line_fields_are_written_like_json_dumps(fields, written):
 @settings(max_examples=60)
 @given(OBJECTS)
 def test_record_contains_other_fields(text):
-    line = line_from_json(text.encode("utf-8", "replace"), 7)
+    line = make_line_from_json(text.encode("utf-8", "replace"), 7)
     written = format_jsonl(Translation(7, line.text, notes=line.notes, fields=line.fields))
     assert written.splitlines(keepends=True) == [written]
     _, record = parse(written)
@@ -133,7 +133,7 @@ def test_record_contains_other_fields(text):
 @settings(max_examples=60)
 @given(st.binary(max_size=9), st.booleans())
 def test_json_line_any_bytes_give_a_line(data, cut):
-    line = line_from_json(b'{"text": "' + data + b'"}', 1, cut)
+    line = make_line_from_json(b'{"text": "' + data + b'"}', 1, cut)
     assert line.text.encode("utf-8") is not None
     assert ("truncated" in line.notes) == cut and (not cut or "invalid-json" in line.notes)
 
@@ -157,29 +157,29 @@ def test_json_lines_file_keeps_line_count(tmp_path_factory, lines):
     with contextlib.closing(RangeReader()) as reader:
         found = [line for each in ranges for line in reader.read_bucket(each, options.data).lines]
     lines = lines[:-1] if lines and not lines[-1] else lines
-    assert found == [line_from_json(line, i) for i, line in enumerate(lines)]
+    assert found == [make_line_from_json(line, i) for i, line in enumerate(lines)]
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity", "1e400", "9" * 4301])
 def test_json_line_unwritable_number_is_invalid(number):
     for value in (number, f"[1, {number}]"):
-        assert line_from_json(f'{{"text": "x", "n": {value}}}'.encode(), 1) == INVALID
+        assert make_line_from_json(f'{{"text": "x", "n": {value}}}'.encode(), 1) == INVALID
 
 
 @pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a": ', "}")], ids=["[]", "{}"])
 def test_json_line_too_deep_nesting_is_invalid(head, tail):
     for depth in (1, MAX_DEPTH, MAX_DEPTH + 1, 5000, 200_000):
         value = head * depth + "1" + tail * depth
-        line = line_from_json(f'{{"text": "a", "x": {value}}}'.encode(), 1)
+        line = make_line_from_json(f'{{"text": "a", "x": {value}}}'.encode(), 1)
         fits = Line(1, "a", (), f'{{"x": {value}}}')
         assert line == (fits if depth <= MAX_DEPTH else INVALID)
 
 
 def test_json_line_encoding_byte_order_mark_and_field_name():
-    line = line_from_json(b'{"text": "f\xfcr", "x": "\xff"}', 1)
+    line = make_line_from_json(b'{"text": "f\xfcr", "x": "\xff"}', 1)
     assert line == Line(1, "f\ufffdr", ("invalid-utf8",), '{"x": "\ufffd"}')
-    assert line_from_json(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")
-    assert line_from_json(b'\xef\xbb\xbf{"text": "a"}', 1) == INVALID
+    assert make_line_from_json(b'\xef\xbb\xbf{"text": "a"}\r', 0) == Line(0, "a", (), "{}")
+    assert make_line_from_json(b'\xef\xbb\xbf{"text": "a"}', 1) == INVALID
     raw = '{"text": "a", "ü b": "c"}'.encode()
-    assert line_from_json(raw, 1, field="ü b") == Line(1, "c", (), '{"text": "a"}')
-    assert line_from_json(raw, 1, field="none").notes == ("no-text-field",)
+    assert make_line_from_json(raw, 1, field="ü b") == Line(1, "c", (), '{"text": "a"}')
+    assert make_line_from_json(raw, 1, field="none").notes == ("no-text-field",)

@@ -21,8 +21,8 @@ from onmt_lite.text.lines import (
     LineReader,
     decode_line,
     is_all_uppercase,
-    line_from_json,
-    line_from_text,
+    make_line_from_json,
+    make_line_from_text,
 )
 
 BOM = b"\xef\xbb\xbf"
@@ -91,8 +91,8 @@ def test_is_all_uppercase(text):
 
 
 def test_line_from_text_replaces_lone_surrogate():
-    assert line_from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
-    assert line_from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
+    assert make_line_from_text("gut \U0001f600", 3) == Line(3, "gut \U0001f600")
+    assert make_line_from_text("gut \ud83d", 3) == Line(3, "gut ?", ("invalid-utf8",))
 
 
 def flat(windows):
@@ -186,7 +186,7 @@ def test_window_is_bounded_by_bytes(path, monkeypatch):
     assert [len(window) for window in windows] == [2, 2, 4]
 
 
-@pytest.mark.parametrize("parse", [decode_line, line_from_json])
+@pytest.mark.parametrize("parse", [decode_line, make_line_from_json])
 @pytest.mark.parametrize(
     ("text", "n"), [(b"a" * 999, 10), (b"a" * 99 + b"\n", 40)], ids=["one line", "many lines"]
 )

@@ -147,7 +147,7 @@ def test_surface_forms_add_up_to_detokenized_text(kind, data):
     ids = data.draw(st.lists(st.integers(1, len(tokens) - 1), max_size=8))
     text, joined = "", True
     for i in ids:
-        piece, joined = surface_forms.added_text(i, joined)
+        piece, joined = surface_forms.get_added_text(i, joined)
         text += piece
     assert text.split() == tokenizer.decode([tokens[i] for i in ids]).split()
 

@@ -9,7 +9,7 @@ from onmt_lite.text.tokenizers import (
     DETOKENIZERS,
     UPPERCASE_BEGIN,
     UPPERCASE_END,
-    token_word_ids,
+    compute_token_word_ids,
     word_log_probs,
 )
 
@@ -33,7 +33,7 @@ SP = "sentencepiece"
 )
 def test_token_word_ids_of_detokenizers(rule, tokens, words):
     tokens, decode = tokens.split(), DETOKENIZERS[rule]
-    assert token_word_ids(tokens, decode, decode(tokens)) == words
+    assert compute_token_word_ids(tokens, decode, decode(tokens)) == words
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_token_word_ids_of_detokenizers(rule, tokens, words):
     ],
 )
 def test_token_word_ids_of_changed_text(text, words):
-    assert token_word_ids("a b c d".split(), " ".join, text) == words
+    assert compute_token_word_ids("a b c d".split(), " ".join, text) == words
 
 
 WORDS = st.lists(st.sampled_from(["a", "b@@", "▁c", "￭d", "e￭", "▁", "￭", CAPITALIZED, "f"]))
@@ -66,7 +66,7 @@ def test_word_log_probs_count_each_token_once(rule, tokens, other, changed):
     assert len(sums) == len(text.split())
     if sums:
         assert sum(sums) == pytest.approx(sum(log_probs[:-1]))
-        found = token_word_ids(tokens, decode, text)
+        found = compute_token_word_ids(tokens, decode, text)
         assert found == sorted(found) and all(word < len(sums) for word in found)
 
 
@@ -86,4 +86,4 @@ def test_token_word_ids_of_random_segmentation(words, data):
     for rule, cut in (("sentencepiece", spaced), ("bpe", marked)):
         tokens = [token for token, _ in cut]
         expected = [i for _, i in cut]
-        assert token_word_ids(tokens, DETOKENIZERS[rule], " ".join(words)) == expected
+        assert compute_token_word_ids(tokens, DETOKENIZERS[rule], " ".join(words)) == expected

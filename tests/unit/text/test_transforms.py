@@ -26,7 +26,7 @@ from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import CheckpointError, OptionError
 from onmt_lite.export import ExportOptions, export
 from onmt_lite.inference.loading import tokenizer_from_options, with_tokenizer
-from onmt_lite.text.lines import line_from_text
+from onmt_lite.text.lines import make_line_from_text
 from onmt_lite.text.transforms import Affixes
 from tests.support import tiny
 from tests.support.files import DATA
@@ -329,7 +329,7 @@ class TestTokenizerAndDetokenizer:
     def test_affixes_of_truncated_line_are_kept(self):
         options = dict(transforms=["prefix", "suffix"], src_prefix="dog", src_suffix="</s>")
         translator = Translator.from_pretrained(SMALL, device="cpu", **options)
-        line = line_from_text("man " * (translator.model.max_positions + 5), 0)
+        line = make_line_from_text("man " * (translator.model.max_positions + 5), 0)
         example = translator.pipeline.preprocessor.make_example(line)
         assert len(example.src_ids) == translator.model.max_positions
         assert (example.src_ids[0], example.src_ids[-1]) == (5, 3)

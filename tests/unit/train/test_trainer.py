@@ -24,8 +24,8 @@ from onmt_lite.train.network import (
     Muon,
     build_optimizers,
     cast_embeddings,
+    compute_smoothed_nll,
     orthogonalize,
-    smoothed_nll,
 )
 from onmt_lite.train.run import train
 from onmt_lite.train.trainer import Trainer
@@ -218,7 +218,7 @@ def test_smoothed_nll_equals_cross_entropy(smoothing, has_bias):
     bias = torch.randn(v, requires_grad=True) if has_bias else None
     inputs = [x for x in (hidden, weight, bias) if x is not None]
     targets = torch.randint(v, (n,))
-    ours = smoothed_nll(hidden, weight, bias, targets, smoothing)
+    ours = compute_smoothed_nll(hidden, weight, bias, targets, smoothing)
     logits = F.linear(hidden, weight, bias)
     plain = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(ours, plain)

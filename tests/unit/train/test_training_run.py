@@ -443,7 +443,7 @@ def test_logged_calibrate_command_adds_a_confidence(run, corpus, capfd):
 
 def test_logged_commands_match_the_running_program(monkeypatch, tmp_path):
     out = tmp_path / "my runs"
-    monkeypatch.setattr(sys, "argv", ["/work/onmt_lite/train/__main__.py"])
+    monkeypatch.setattr(sys, "argv", ["/home/me/onmt_lite/train/__main__.py"])
     assert format_translate_command(out) == f"python translate.py -model '{out}' -src FILE"
     monkeypatch.chdir(tmp_path)  # no checkout
     assert format_translate_command(out) == f"python -m onmt_lite -model '{out}' -src FILE"
