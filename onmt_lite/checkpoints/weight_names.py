@@ -1,4 +1,4 @@
-"""Maps weight names of other toolkits to ours and back, by the tables in weight_names.yaml."""
+"""Weight names of other toolkits and the internal names, in both directions (weight_names.yaml)."""
 
 import re
 from functools import lru_cache
@@ -13,8 +13,8 @@ SUFFIX = re.compile(r"(weight|bias)\w*")  # omitted in the tables
 class Names(NamedTuple):
     """A table of weight_names.yaml in both directions."""
 
-    theirs: dict[str, list[str]]  # our name -> names of the tensors to stack
-    ours: dict[str, list[str]]  # name of a tensor -> our name, then all names of its stack
+    external: dict[str, list[str]]  # internal name -> names of the tensors to stack
+    internal: dict[str, list[str]]  # tensor name -> internal name, then all names of its stack
 
 
 @lru_cache
@@ -22,12 +22,12 @@ def load_weight_names(model: str) -> Names:
     """Load the table of a model format (cached)."""
     names = Names({}, {})
     for scope in load_yaml("weight_names.yaml")[model]:
-        for ours, versions in scope["parts"].items():
-            ours = join_name(scope.get("ours", ""), ours)
+        for internal, versions in scope["parts"].items():
+            internal = join_name(scope.get("internal", ""), internal)
             for version in versions if isinstance(versions, list) else [versions]:
-                stack = [join_name(scope.get("theirs", ""), part) for part in version.split()]
-                names.theirs.setdefault(ours, stack)
-                names.ours.update(dict.fromkeys(stack, [ours, *stack]))
+                stack = [join_name(scope.get("external", ""), part) for part in version.split()]
+                names.external.setdefault(internal, stack)
+                names.internal.update(dict.fromkeys(stack, [internal, *stack]))
     return names
 
 

@@ -99,17 +99,17 @@ class Weights:
             CheckpointError: if a matrix of a stack is missing or has a different width, or if two
                 weights map to the same name.
         """
-        table = load_weight_names(model).ours
+        table = load_weight_names(model).internal
         for name in list(self.tensors):
-            ours, *stack = translate_name(name, table) or [""]
-            if not ours or name not in self:  # already part of a stack
+            internal, *stack = translate_name(name, table) or [""]
+            if not internal or name not in self:  # already part of a stack
                 continue
             tensors = [self.pop(member) for member in stack]
-            if ours in self:
+            if internal in self:
                 raise CheckpointError(f"{self.path}: {name} is duplicated under another name")
             if any(t.dim() == 0 or t.shape[1:] != tensors[0].shape[1:] for t in tensors):
-                raise CheckpointError(f"{self.path}: the weights of {ours} differ in width")
-            self.tensors[ours] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+                raise CheckpointError(f"{self.path}: the weights of {internal} differ in width")
+            self.tensors[internal] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def dequantize(
@@ -351,22 +351,22 @@ def _infer_sizes(
     return sizes
 
 
-def _infer_switches(ours: Mapping[str, Tensor]) -> dict[str, Any]:
+def _infer_switches(internal: Mapping[str, Tensor]) -> dict[str, Any]:
     """Infer the variant of a Transformer from the names of its weights."""
-    src, tgt = (ours[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
-    has_gates = "decoder.0.self_attn.gates.weight" in ours
-    average = "average_ffn" if "decoder.0.self_attn.ffn.up.weight" in ours else "average"
+    src, tgt = (internal[f"{side}_embedding.token.weight"] for side in ("src", "tgt"))
+    has_gates = "decoder.0.self_attn.gates.weight" in internal
+    average = "average_ffn" if "decoder.0.self_attn.ffn.up.weight" in internal else "average"
     return dict(
         share_embeddings=has_same_values(src, tgt),
-        tie_output=has_same_values(tgt, ours["output.weight"]),
-        output_bias="output.bias" in ours,
-        final_norm="enc_norm.weight" in ours,
-        embedding_norm="src_embedding.norm.weight" in ours,
-        norm="layer" if any(name.endswith("norm.bias") for name in ours) else "rms",
-        parallel_residual="encoder.0.ffn_residual.norm.weight" not in ours,
-        attn_bias="encoder.0.self_attn.qkv.bias" in ours,
-        ffn_bias="encoder.0.ffn.up.bias" in ours,
-        gated_ffn="encoder.0.ffn.gate.weight" in ours,
+        tie_output=has_same_values(tgt, internal["output.weight"]),
+        output_bias="output.bias" in internal,
+        final_norm="enc_norm.weight" in internal,
+        embedding_norm="src_embedding.norm.weight" in internal,
+        norm="layer" if any(name.endswith("norm.bias") for name in internal) else "rms",
+        parallel_residual="encoder.0.ffn_residual.norm.weight" not in internal,
+        attn_bias="encoder.0.self_attn.qkv.bias" in internal,
+        ffn_bias="encoder.0.ffn.up.bias" in internal,
+        gated_ffn="encoder.0.ffn.gate.weight" in internal,
         dec_self_attn=average if has_gates else "dot",
     )
 
@@ -402,24 +402,24 @@ def assemble_convolution(weights: Weights, has_positions: bool, **switches: Any)
 BANNED_LOGIT = -1e9  # gives probability 0 in every precision
 
 
-def add_zero_start_token(ours: dict[str, Tensor]) -> None:
+def add_zero_start_token(internal: dict[str, Tensor]) -> None:
     """Append a banned token with an all-zero embedding, for decoders that start from zeros.
 
     The token is added to the target embeddings, to the source embeddings if shared, and to the
     output layer.
 
     Args:
-        ours: all weights, under our names; changed in place.
+        internal: all weights, under our names; changed in place.
     """
-    table, out = ours["tgt_embedding.token.weight"], ours["output.weight"]
+    table, out = internal["tgt_embedding.token.weight"], internal["output.weight"]
     longer = torch.cat([table, table.new_zeros(1, table.size(1))])
-    if has_same_values(table, ours["src_embedding.token.weight"]):
-        ours["src_embedding.token.weight"] = longer
-    ours["tgt_embedding.token.weight"] = longer
+    if has_same_values(table, internal["src_embedding.token.weight"]):
+        internal["src_embedding.token.weight"] = longer
+    internal["tgt_embedding.token.weight"] = longer
     tied = has_same_values(table, out)
-    ours["output.weight"] = longer if tied else torch.cat([out, out.new_zeros(1, out.size(1))])
-    bias = ours.get("output.bias", out.new_zeros(len(out)))
-    ours["output.bias"] = torch.cat([bias, bias.new_tensor([BANNED_LOGIT])])
+    internal["output.weight"] = longer if tied else torch.cat([out, out.new_zeros(1, out.size(1))])
+    bias = internal.get("output.bias", out.new_zeros(len(out)))
+    internal["output.bias"] = torch.cat([bias, bias.new_tensor([BANNED_LOGIT])])
 
 
 def has_same_values(a: Tensor, b: Tensor) -> bool:

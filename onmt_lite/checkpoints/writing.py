@@ -110,25 +110,25 @@ def _rename_special_tokens(
     return tokens
 
 
-def rename_weights(ours: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+def rename_weights(internal: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
     """Rename and split weights by a table of weight_names.yaml: the inverse of `Weights.rename`."""
     renamed: dict[str, Tensor] = {}
-    for name, stacked in ours.items():
-        theirs = translate_name(name, load_weight_names(model).theirs)
-        if len(theirs) < 2:
-            renamed |= dict.fromkeys(theirs, stacked)
+    for name, stacked in internal.items():
+        external = translate_name(name, load_weight_names(model).external)
+        if len(external) < 2:
+            renamed |= dict.fromkeys(external, stacked)
             continue
         # Rows of the query (model width), then of key and value
-        rows, width = stacked.size(0), ours[f"{name.rpartition('.')[0]}.weight"].size(-1)
+        rows, width = stacked.size(0), internal[f"{name.rpartition('.')[0]}.weight"].size(-1)
         sizes = {2: [rows // 2] * 2, 3: [width] + [(rows - width) // 2] * 2}
-        blocks = stacked.split(sizes[len(theirs)])
-        renamed |= {name: block.clone() for name, block in zip(theirs, blocks)}
+        blocks = stacked.split(sizes[len(external)])
+        renamed |= {name: block.clone() for name, block in zip(external, blocks)}
     return renamed
 
 
 # -- Marian ----------------------------------------------------------------------------------------
 
-ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+ACTIVATION_NAMES = {internal: external for external, internal in ACTIVATIONS.items()}
 NUM_BEAMS = 5  # our default beam_size
 
 
@@ -173,17 +173,17 @@ def _check_marian(checkpoint: Checkpoint, cfg: TransformerConfig) -> dict[str, b
 
 
 def _make_marian_weights(model: Transformer) -> dict[str, Tensor]:
-    cfg, ours = model.cfg, model.state_dict()
-    bias = ours.get("output.bias", torch.zeros(cfg.tgt_vocab_size))
-    theirs = {"final_logits_bias": bias[None]}
+    cfg, internal = model.cfg, model.state_dict()
+    bias = internal.get("output.bias", torch.zeros(cfg.tgt_vocab_size))
+    external = {"final_logits_bias": bias[None]}
     if cfg.share_embeddings:
-        theirs[SHARED] = ours["tgt_embedding.token.weight"]
+        external[SHARED] = internal["tgt_embedding.token.weight"]
     else:
-        theirs[SOURCE] = ours["src_embedding.token.weight"]
-        theirs[TARGET] = ours["tgt_embedding.token.weight"]
+        external[SOURCE] = internal["src_embedding.token.weight"]
+        external[TARGET] = internal["tgt_embedding.token.weight"]
     if not cfg.tie_output:
-        theirs[HEAD] = ours["output.weight"]
-    return theirs | rename_weights(ours, "bart")
+        external[HEAD] = internal["output.weight"]
+    return external | rename_weights(internal, "bart")
 
 
 def _make_marian_configs(
@@ -319,28 +319,28 @@ def _make_options(cfg: TransformerConfig, adds_src_eos: bool) -> dict[str, Any]:
 
 
 def _make_opennmt_weights(model: Transformer) -> dict[str, Tensor]:
-    cfg, ours = model.cfg, model.state_dict()
+    cfg, internal = model.cfg, model.state_dict()
     # The output layer of OpenNMT-py always has a bias (Vtgt,)
-    ours.setdefault("output.bias", torch.zeros(cfg.tgt_vocab_size))
+    internal.setdefault("output.bias", torch.zeros(cfg.tgt_vocab_size))
     offset, tables = cfg.position_offset, ("src_embedding.position", "tgt_embedding.position")
     if cfg.positions == "learned":
         for name in tables:
-            table = ours[name][offset:]
+            table = internal[name][offset:]
             # OpenNMT-py has a fixed table size: repeat the last position
             rest = table[-1:].expand(MAX_POSITIONS - len(table), -1)
-            ours[name] = torch.cat([table, rest])[:, None]  # (P, 1, E)
+            internal[name] = torch.cat([table, rest])[:, None]  # (P, 1, E)
     elif cfg.positions != "none":
         table = make_sinusoids(MAX_POSITIONS + offset, cfg.d_model, cfg.positions)
-        ours |= dict.fromkeys(tables, table[offset:, None])
+        internal |= dict.fromkeys(tables, table[offset:, None])
     if cfg.parallel_residual:  # OpenNMT-py has an unused norm here
         for i in range(cfg.dec_layers):
-            ours[f"decoder.{i}.cross_attn_residual.norm.weight"] = torch.ones(cfg.d_model)
+            internal[f"decoder.{i}.cross_attn_residual.norm.weight"] = torch.ones(cfg.d_model)
             if cfg.norm == "layer":
-                ours[f"decoder.{i}.cross_attn_residual.norm.bias"] = torch.zeros(cfg.d_model)
-    theirs = rename_weights(ours, "opennmt_transformer")
+                internal[f"decoder.{i}.cross_attn_residual.norm.bias"] = torch.zeros(cfg.d_model)
+    external = rename_weights(internal, "opennmt_transformer")
     if cfg.relative == "buckets":
-        return {name.replace(SHAW, BUCKETS): weight for name, weight in theirs.items()}
-    return theirs
+        return {name.replace(SHAW, BUCKETS): weight for name, weight in external.items()}
+    return external
 
 
 def _list_notices(

@@ -459,10 +459,10 @@ def test_log_names_commit(hub, run, src, tmp_path):
 def test_download_on_terminal_shows_progress_bar_unless_quiet(hub, process, src, env, words):
     hub.add("team/model", make_marian())
     screen = Terminal(80)
-    job = process("-src", src, "-model", "team/model", *words, env=env, stderr=screen.theirs)
+    job = process("-src", src, "-model", "team/model", *words, env=env, stderr=screen.slave)
     job.communicate()
     screen_text = screen.read()
-    os.close(screen.ours), os.close(screen.theirs)
+    os.close(screen.master), os.close(screen.slave)
     assert job.returncode == 0
     assert re.search(r"model.safetensors: *100%", screen_text) if not words else screen_text == ""
 

@@ -151,8 +151,8 @@ def read_token(token: Any, path: Path) -> AddedToken:
     special = ConfigReader(token, path).get_bool("special", True)
     # With the defaults of transformers
     flags = {"normalized": not special} | {
-        ours: ConfigReader(token, path).get_bool(name)
-        for name, ours in FLAGS.items()
+        field: ConfigReader(token, path).get_bool(name)
+        for name, field in FLAGS.items()
         if name in token
     }
     return AddedToken(text, special=special, **flags)

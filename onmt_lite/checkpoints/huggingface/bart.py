@@ -67,11 +67,11 @@ def read_transformer(
         CheckpointError: if the weights do not match the configuration.
     """
     config = directory.config
-    ours = _read_embeddings(config, weights) | tables
+    internal = _read_embeddings(config, weights) | tables
     if BIAS in weights:
-        ours["output.bias"] = weights.pop(BIAS).flatten()
+        internal["output.bias"] = weights.pop(BIAS).flatten()
     weights.rename("bart")
-    weights.tensors |= ours
+    weights.tensors |= internal
     weights.drop(r"model\.(encoder|decoder)\.version")  # in old files
     model = assemble_transformer(
         weights,
@@ -117,13 +117,13 @@ def _read_embeddings(config: ConfigReader, weights: Weights) -> dict[str, Tensor
         sources[table] = name
     tables = {name: weights.pop(name) for name in set(sources.values())}
     weights.drop("|".join(map(re.escape, (SHARED, SOURCE, TARGET, HEAD))))
-    ours = {name: tables[theirs] for name, theirs in sources.items()}
-    src, tgt = ours["src_embedding.token.weight"], ours["tgt_embedding.token.weight"]
+    internal = {name: tables[external] for name, external in sources.items()}
+    src, tgt = internal["src_embedding.token.weight"], internal["tgt_embedding.token.weight"]
     if is_single and not has_same_values(src, tgt):
         raise CheckpointError(
             f"{config.path}: the embeddings must be shared, but the weights differ"
         )
-    return ours
+    return internal
 
 
 # -- Marian ----------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     weights.drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     if not any(name.startswith("decoder.block.") for name in weights.tensors):
         raise CheckpointError(f"{config.path}: the model has no decoder; use a complete T5 model")
-    ours, factor = _read_embeddings(directory, weights)
-    d_model = ours["tgt_embedding.token.weight"].size(1)
+    internal, factor = _read_embeddings(directory, weights)
+    d_model = internal["tgt_embedding.token.weight"].size(1)
     heads, width = config.get_int("num_heads"), config.get_int("d_kv", 64)
     if min(heads, width) < 1:
         file = config.get_file("num_heads" if heads < 1 else "d_kv")
@@ -84,19 +84,19 @@ def _read_model(directory: Directory, weights: Weights) -> Transformer:
     activation = config.get_choice("feed_forward_proj", choices, default)
     is_gated = config.get_str("feed_forward_proj", default).startswith("gated-")
     weights.rename("t5")
-    weights.tensors |= ours
-    ours = weights.tensors
+    weights.tensors |= internal
+    internal = weights.tensors
     for side in ("encoder", "decoder"):
         bias = weights.pop(f"{side}.{BIAS}")
         layers = range(weights.count_layers(f"{side}."))
-        ours |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
-    for name in ours:
+        internal |= {f"{side}.{i}.self_attn.relation.weight": bias for i in layers}
+    for name in internal:
         if name.endswith("self_attn.qkv.weight"):
-            ours[name][: heads * width] *= width**0.5  # stacked from three matrices: a copy
+            internal[name][: heads * width] *= width**0.5  # stacked from three matrices: a copy
         elif name.endswith("cross_attn.q.weight"):
-            ours[name] = ours[name] * width**0.5
-    ours["enc_norm.weight"] = weights.pop("encoder.final_layer_norm.weight")
-    ours["dec_norm.weight"] = weights.pop("decoder.final_layer_norm.weight") * factor
+            internal[name] = internal[name] * width**0.5
+    internal["enc_norm.weight"] = weights.pop("encoder.final_layer_norm.weight")
+    internal["dec_norm.weight"] = weights.pop("decoder.final_layer_norm.weight") * factor
     model = assemble_transformer(
         weights,
         config.path,
@@ -140,11 +140,11 @@ def _read_embeddings(directory: Directory, weights: Weights) -> tuple[dict[str, 
     head = weights.tensors.get(HEAD)
     is_untied = head is not None and not has_same_values(weights.tensors[name], head)
     table = weights.pop(name)
-    ours = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
-    ours["output.weight"] = weights.pop(HEAD) if is_untied else table
+    internal = {f"{side}_embedding.token.weight": table for side in ("src", "tgt")}
+    internal["output.weight"] = weights.pop(HEAD) if is_untied else table
     weights.drop("|".join(re.escape(n) for n in (SHARED, *TABLES, HEAD)))
     scales = False  # never for mT5 in transformers 5, even if the output matrix is tied
     if directory.family == "t5":
         tied = config.get_bool("tie_word_embeddings", True)
         scales = config.get_bool("scale_decoder_outputs", tied)
-    return ours, table.size(1) ** -0.5 if scales else 1.0
+    return internal, table.size(1) ** -0.5 if scales else 1.0
