@@ -459,10 +459,10 @@ def test_log_names_commit(hub, run, src, tmp_path):
 def test_download_on_terminal_shows_progress_bar_unless_quiet(hub, process, src, env, words):
     hub.add("team/model", make_marian())
     screen = Terminal(80)
-    job = process("-src", src, "-model", "team/model", *words, env=env, stderr=screen.slave)
+    job = process("-src", src, "-model", "team/model", *words, env=env, stderr=screen.tty_fd)
     job.communicate()
     screen_text = screen.read()
-    os.close(screen.master), os.close(screen.slave)
+    os.close(screen.pty_fd), os.close(screen.tty_fd)
     assert job.returncode == 0
     assert re.search(r"model.safetensors: *100%", screen_text) if not words else screen_text == ""
 

@@ -22,20 +22,20 @@ class Terminal:
     """A terminal of a given size, and everything shown on it so far."""
 
     def __init__(self, columns, rows=24):
-        self.master, self.slave = os.openpty()
+        self.pty_fd, self.tty_fd = os.openpty()
         size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
-        os.set_blocking(self.master, False)
+        fcntl.ioctl(self.tty_fd, termios.TIOCSWINSZ, size)
+        os.set_blocking(self.pty_fd, False)
         self.shown = ""
 
     def read(self):
         with contextlib.suppress(OSError):  # no new output, or the writer is gone
-            while data := os.read(self.master, 1 << 16):
+            while data := os.read(self.pty_fd, 1 << 16):
                 self.shown += data.decode("utf-8")
         return self.shown
 
     def type(self, text):
-        os.write(self.master, text.encode("utf-8"))
+        os.write(self.pty_fd, text.encode("utf-8"))
 
     def lines(self):
         """Return the visible lines: text after a carriage return replaces the old text."""
@@ -50,7 +50,7 @@ class Terminal:
     def controls(self):
         """In a child: make this the controlling terminal, so that ^C reaches it."""
         os.setsid()
-        fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
+        fcntl.ioctl(self.tty_fd, termios.TIOCSCTTY, 0)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def terminal():
 
         def make(columns=80):
             one = Terminal(columns)
-            made.callback(lambda: (os.close(one.master), os.close(one.slave)))
+            made.callback(lambda: (os.close(one.pty_fd), os.close(one.tty_fd)))
             return one
 
         yield make
@@ -72,7 +72,7 @@ def shown_on(monkeypatch):
 
         def lead(screen, *names):
             for name in names:
-                stream = open(os.dup(screen.slave), "w", encoding="utf-8")
+                stream = open(os.dup(screen.tty_fd), "w", encoding="utf-8")
                 monkeypatch.setattr(sys, name, opened.enter_context(stream))
 
         yield lead
@@ -99,7 +99,7 @@ def test_bar_fits_terminal_and_last_line_names_output(main, terminal, shown_on, 
 
 def test_bar_moves_before_the_end(process, terminal, until):
     screen = terminal()
-    job = process("-output", "out", stdin=-1, stderr=screen.slave)
+    job = process("-output", "out", stdin=-1, stderr=screen.tty_fd)
     for n, text in enumerate(["1 lines", "2 lines", "3 lines"], 1):
         job.stdin.write(b"one\n")
         job.stdin.flush()
@@ -186,15 +186,15 @@ class TestWithoutATerminal:
         assert "4 of 4 lines, " in parts[0] and "00:00 left\n" in parts[0]
         assert re.fullmatch(END.format("out"), done.err.split("\n", 5)[-1])
         logged = re.sub(r"(?m)^\[.* INFO\] ", "", (tmp_path / "log").read_text())
-        details = "onmt_lite|precision|PRED"
+        details = "onmt_lite|precision|kernels|PRED"
         assert re.sub(f"(?m)^({details}).*\n", "", logged) == done.err
 
     def test_progress_with_unknown_line_count(self, main, monkeypatch):
         monkeypatch.setattr(module, "LOG_INTERVAL", 0.0)
-        master, slave = os.pipe()
-        os.write(slave, b"one\n")
-        os.close(slave)
-        with os.fdopen(master) as stdin:
+        pty_fd, tty_fd = os.pipe()
+        os.write(tty_fd, b"one\n")
+        os.close(tty_fd)
+        with os.fdopen(pty_fd) as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
             done = main("-output", "out")
         assert re.match(r"1 line, \d+ tokens/s\n", done.err.split("\n", 1)[-1])
@@ -203,7 +203,7 @@ class TestWithoutATerminal:
     def test_progress_of_file_opened_by_shell(self, shell, src, terminal):
         """Lines that another program has already read are not counted."""
         screen = terminal()
-        done = shell("; } < src.txt", first="{ read line;", stderr=screen.slave)
+        done = shell("; } < src.txt", first="{ read line;", stderr=screen.tty_fd)
         assert (done.code, done.out) == (0, OUT.removeprefix(b"ein\n"))
         assert "3/3" in screen.read()
 
@@ -220,7 +220,7 @@ class TestTypedInput:
     def typed(self, process, terminal, until):
         """A job that waits for typed lines, and its terminal."""
         screen = terminal()
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.slave)
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.tty_fd)
         job = process(**streams)
         until(lambda: job.poll() is not None or "Ctrl-D ends the input\r\n" in screen.read())
         assert screen.lines() == ["loading the model ...", "type a line; Ctrl-D ends the input", ""]
@@ -257,7 +257,7 @@ class TestTypedInput:
 
     def test_quiet_prints_no_prompt(self, process, terminal):
         screen = terminal()
-        job = process("-quiet", stdin=screen.slave, stderr=screen.slave)
+        job = process("-quiet", stdin=screen.tty_fd, stderr=screen.tty_fd)
         screen.type("one\n\x04")
         out, _ = job.communicate(timeout=200)
         assert (job.returncode, out, screen.lines()) == (0, b"ein\n", ["one", ""])
@@ -265,7 +265,7 @@ class TestTypedInput:
 
 def test_bar_of_stopped_job_ends_with_newline(process, terminal, until):
     screen = terminal()
-    job = process("-output", "new", stdin=-1, stderr=screen.slave)
+    job = process("-output", "new", stdin=-1, stderr=screen.tty_fd)
     job.stdin.write(b"one\n")
     job.stdin.flush()
     until(lambda: job.poll() is not None or "1 lines" in screen.read())
@@ -280,7 +280,7 @@ def test_bar_of_stopped_job_ends_with_newline(process, terminal, until):
 def test_ctrl_c_before_model_is_loaded(process, terminal, until):
     """^C arrives during the import of torch, which takes seconds."""
     screen = terminal()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.slave)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), screen.tty_fd)
     job = process("-model", "no/such", **streams, preexec_fn=screen.controls)
     until(lambda: job.poll() is not None or "...\r\n" in screen.read())
     screen.type("\x03")

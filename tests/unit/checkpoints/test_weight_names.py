@@ -21,7 +21,7 @@ def make_weights(**tensors: torch.Tensor) -> Weights:
 
 
 @pytest.mark.parametrize(
-    ("model", "theirs", "ours"),
+    ("model", "external", "internal"),
     [
         ("fairseq", "encoder.layers.3.fc1.bias", "encoder.3.ffn.up.bias"),
         ("fairseq", "encoder.layers.0.layer_norms.1.weight", "encoder.0.ffn_residual.norm.weight"),
@@ -32,8 +32,8 @@ def make_weights(**tensors: torch.Tensor) -> Weights:
         ("ctranslate2", "encoder.layer_2.ffn.linear_0_noact.weight", "encoder.2.ffn.gate.weight"),
     ],
 )  # fmt: skip
-def test_translate_name_to_ours(model, theirs, ours):
-    assert translate_name(theirs, load_weight_names(model).ours)[0] == ours
+def test_translate_name_to_ours(model, external, internal):
+    assert translate_name(external, load_weight_names(model).internal)[0] == internal
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def test_translate_name_to_ours(model, theirs, ours):
     ["encoder.layers.3.fc1.lora_A", "encoder.layers.fc1.bias", "encoder.layers.x.fc1.bias", "x"],
 )
 def test_translate_name_not_in_table_empty(name):
-    assert translate_name(name, load_weight_names("fairseq").ours) == []
+    assert translate_name(name, load_weight_names("fairseq").internal) == []
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_names_theirs_is_inverse_of_ours(model):
+def test_external_names_are_the_inverse_of_internal_names(model):
     names = load_weight_names(model)
-    for ours, stack in names.theirs.items():
-        for theirs in stack:
-            assert names.ours[theirs] == [ours, *stack]
-    assert len({name for stack in names.theirs.values() for name in stack}) == sum(
-        map(len, names.theirs.values())
+    for internal, stack in names.external.items():
+        for external in stack:
+            assert names.internal[external] == [internal, *stack]
+    assert len({name for stack in names.external.values() for name in stack}) == sum(
+        map(len, names.external.values())
     )
 
 
