@@ -162,7 +162,11 @@ class Beam:
         return [hyp for pool in self.pools for hyp in pool.finished]
 
     def append_rows(self, rows: RowHistory) -> None:
-        """Append the rows of the steps since the last call to the tables."""
+        """Append rows to the tables.
+
+        Args:
+            rows: the rows of all steps since the last call.
+        """
         self.scores += rows.scores
         self.prev_ks += rows.prev_ks
         self.next_ys += rows.next_ys
@@ -171,7 +175,11 @@ class Beam:
         self.attended += rows.attended
 
     def advance(self, event: StepEvent) -> None:
-        """Collect the hypotheses that finished at a step, then check the stop rule."""
+        """Collect the hypotheses that finished at a step, then check the stop rule.
+
+        Args:
+            event: the step, with its candidates and new rows.
+        """
         self.n_steps, candidates, rows, self.penalties = event
         n, size = len(candidates.score) // len(self.pools), self.spec.group_size
         for g, pool in enumerate(self.pools):
@@ -295,7 +303,11 @@ class Beam:
         self.pools[0].add(self.make_hypothesis(rows, k, step, rows.score[k], self.penalties[k]))
 
     def get_rows(self, step: int) -> CandidateList:
-        """Return the rows that a step (from 1) produced."""
+        """Return the K rows that a step produced.
+
+        Args:
+            step: the step, from 1.
+        """
         t = step - 1
         columns = self.scores[t], self.prev_ks[t], self.next_ys[step], self.log_probs[t]
         return CandidateList(*columns, self.ended[t])
@@ -309,14 +321,22 @@ class Beam:
         return sorted(finished, key=lambda hyp: -hyp.score)
 
     def backtrack(self, hyp: FinishedHypothesis) -> tuple[list[int], list[float]]:
-        """Return the tokens of a finished hypothesis and their log-probabilities in nats."""
+        """Return the tokens of a finished hypothesis and their log-probabilities in nats.
+
+        Args:
+            hyp: an element of `finished`.
+        """
         if hyp.step == 0:
             return [], []
         tokens, log_probs = self.get_hyp(hyp.step - 1, hyp.row)
         return [*tokens, hyp.token], [*log_probs, hyp.log_prob]
 
     def get_alignment(self, hyp: FinishedHypothesis) -> list[int]:
-        """Return the most attended source token for each token of a finished hypothesis."""
+        """Return the position of the most attended source token for each target token.
+
+        Args:
+            hyp: an element of `finished`.
+        """
         positions, k = [], hyp.row
         for t in range(hyp.step - 1, -1, -1):
             positions.append(self.attended[t][k])

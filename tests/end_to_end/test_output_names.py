@@ -79,8 +79,8 @@ def test_output_other_compression_is_rejected(main, tmp_path, ending):
     main("-report", name, stdin=b"one\n").failed(2, f"report {problem} that ends in .gz")
     for option in ("log_file", "save_config"):
         main(f"-{option}", name, stdin=b"one\n").failed(2, f"{option} {problem} without {ending}")
-        problem = f"{option} x.gz: .gz files are not supported; use a name without .gz"
-        main(f"-{option}", "x.gz", stdin=b"one\n").failed(2, problem)
+        rejected = f"{option} x.gz: .gz files are not supported; use a name without .gz"
+        main(f"-{option}", "x.gz", stdin=b"one\n").failed(2, rejected)
     main("-dump_beam", f"beam.html{ending}", stdin=b"one\n").failed(
         2,
         f"dump_beam: must be a file name that ends in .json or .html, got 'beam.html{ending}' "
