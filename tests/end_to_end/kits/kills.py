@@ -286,7 +286,7 @@ def after_the_holder(bench: Bench, random: Random, row: TrialResult, *argv: obje
         if not finished and refused.code != 5:
             fail(row, f"a second job ended with {refused.code}")
         if refused.code == 5 and str(holder.pid) not in refused.err:
-            fail(row, f"the refusal does not name the process {holder.pid}: {refused.last}")
+            fail(row, f"the refusal does not name the process {holder.pid}: {refused.last_line}")
     holder.signal(signal.SIGKILL)
     holder.wait()
     return resume(bench, row, room, *argv)
