@@ -31,9 +31,8 @@ from onmt_lite.config.translate_rules import RULES
 from onmt_lite.errors import use_keyword_style
 from onmt_lite.models.kernels.build import (
     describe_kernels,
-    find_library,
-    list_candidate_sets,
     load_library,
+    needs_compiling,
 )
 from onmt_lite.search.presets import PRESETS, SWITCHES
 from onmt_lite.system.processor import MIN_INT8_WIDTH
@@ -236,22 +235,15 @@ def describe_precision(values: Mapping[str, Any]) -> dict[str, str]:
     is_auto = values["precision"] == "auto"
     if build_group(SpeedOptions, values).expects_gpu:
         return {"precision": "here bf16, or fp32 if the GPU does not support it"} if is_auto else {}
-    is_compiled = not list_candidate_sets() or find_library(compiles=False) is not None
-    kernels = f"kernels: {describe_kernels() if is_compiled else 'not compiled yet'}"
-    precision = f"here {choose_precision(values, is_compiled)}; " if is_auto else ""
-    return {"precision": precision + kernels}
+    precision = f"here {choose_precision(values)}; " if is_auto else ""
+    return {"precision": f"{precision}kernels: {describe_kernels()}"}
 
 
-def choose_precision(values: Mapping[str, Any], is_compiled: bool) -> str:
-    """Return the precision that `auto` selects on a CPU, as far as it is known.
-
-    Args:
-        values: options by name.
-        is_compiled: whether it is known if this machine has kernels.
-    """
+def choose_precision(values: Mapping[str, Any]) -> str:
+    """Return the precision that `auto` selects on a CPU, as far as it is known."""
     if values["search"] != "opennmt":
         return "fp32"
-    if not is_compiled:
+    if needs_compiling():
         return "fp32, or int8 with kernels"
     if load_library() is None:
         return "fp32"

@@ -85,7 +85,7 @@ def load_library() -> KernelLibrary | None:
         OptionError: ONMT_LITE_KERNELS names a set that does not exist or that the CPU lacks.
     """
     for name in list_candidate_sets():
-        path = find_library(name)
+        path = find_set(name)
         with contextlib.suppress(OSError):
             if path is not None:
                 functions = ctypes.CDLL(str(path))
@@ -95,8 +95,15 @@ def load_library() -> KernelLibrary | None:
     return None
 
 
+def needs_compiling() -> bool:
+    """Return True if this CPU could use kernels, and no library for it is compiled yet."""
+    return bool(list_candidate_sets()) and find_library(compiles=False) is None
+
+
 def describe_kernels() -> str:
-    """Return the name of the instruction set in use, or the reason why torch is used instead."""
+    """Return the instruction set in use, or why torch is used instead; never compile."""
+    if needs_compiling():
+        return "not compiled yet"
     library = load_library()
     return library.instruction_set if library else "none; torch computes the layers"
 
@@ -127,16 +134,23 @@ def list_candidate_sets() -> tuple[str, ...]:
     return (wanted,)
 
 
-def find_library(name: str | None = None, compiles: bool = True) -> Path | None:
-    """Return the path of a library, or None if there is none and it cannot be compiled.
+def find_library(compiles: bool = True) -> Path | None:
+    """Return the path of the best library of this CPU, or None if there is none.
 
     Args:
-        name: instruction set; None: the best set of this CPU
         compiles: compile the library if it is missing
     """
-    name = next(iter(list_candidate_sets()), None) if name is None else name
-    if name is None:
-        return None
+    paths = (find_set(name, compiles) for name in list_candidate_sets())
+    return next(filter(None, paths), None)
+
+
+def find_set(name: str, compiles: bool = True) -> Path | None:
+    """Return the path of the library of an instruction set, or None if it cannot be compiled.
+
+    Args:
+        name: instruction set
+        compiles: compile the library if it is missing
+    """
     library = SETS[name].library
     installed = sorted(SOURCE.parent.glob(f"library_{library}*.so"))
     if installed:

@@ -69,7 +69,7 @@ MATRIX = """\
     test_sources.py::test_any_yaml_gives_values_or_option_error
 34 infinity and NaN: test_sources.py::test_yaml_invalid_value_is_rejected_with_key_and_line,
     test_sources.py::test_number_too_long_for_float_is_rejected
-35 values out of range, all told at once: test_options.py::test_error_has_remedy,
+35 values out of range, all reported at once: test_options.py::test_error_has_remedy,
     test_options.py::test_errors_of_all_sources_are_reported_together
 36 a beam larger than the vocabulary:
     test_brute_force.py::test_beam_as_large_as_search_space_equals_brute_force

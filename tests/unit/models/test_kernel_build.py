@@ -85,6 +85,20 @@ def test_find_library_prefers_installed_library(count_compilations, tmp_path, mo
     assert build.find_library() == installed and count_compilations() == 0
 
 
+def test_find_library_uses_next_set_if_best_set_fails(count_compilations, tmp_path, monkeypatch):
+    """A compiler may be too old for the best set."""
+    monkeypatch.setattr(build, "list_candidate_sets", lambda: ("avxvnni", "avx2"))
+    compiler = tmp_path / "cc"
+    source = compiler.read_text(encoding="utf-8")
+    fails = 'case "$*" in *AVXVNNI*) exit 1;; esac'
+    compiler.write_text(source.replace("#!/bin/sh\n", f"#!/bin/sh\n{fails}\n"), encoding="utf-8")
+    assert build.find_library().name.startswith("kernels-avx2-") and count_compilations() == 1
+
+
+def test_describe_kernels_does_not_compile(count_compilations):
+    assert build.describe_kernels() == "not compiled yet" and count_compilations() == 0
+
+
 @pytest.mark.parametrize("case", ["no compiler", "a compiler that fails", "no home", "shared"])
 def test_find_library_returns_none_if_it_cannot_compile(
     count_compilations, tmp_path, monkeypatch, case
