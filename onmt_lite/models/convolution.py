@@ -15,14 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Selection
+from onmt_lite.models.memory import Memory, make_padding_mask
+from onmt_lite.models.output import OutputLayer
 from onmt_lite.models.positions import Embedding
-from onmt_lite.models.seq2seq import (
-    DecoderState,
-    Memory,
-    OutputLayer,
-    Seq2SeqModel,
-    make_padding_mask,
-)
+from onmt_lite.models.seq2seq import DecoderState, Seq2SeqModel
 
 SQRT_HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values
 NO_LIMIT = 100_000  # maximum length without position embeddings

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onmt_lite.models.base import Constant, EncoderDecoder, HeadSelection, Selection
-from onmt_lite.models.seq2seq import CopyGenerator, Seq2SeqModel
+from onmt_lite.models.output import CopyGenerator
+from onmt_lite.models.seq2seq import Seq2SeqModel
 
 
 class EnsembleState:

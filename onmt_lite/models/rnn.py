@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from onmt_lite.models.base import Selection
-from onmt_lite.models.seq2seq import (
-    AttentionScorer,
-    DecoderState,
-    Memory,
-    Normalizer,
-    OutputLayer,
-    Score,
-    Seq2SeqModel,
-    make_padding_mask,
-)
+from onmt_lite.models.memory import Memory, make_padding_mask
+from onmt_lite.models.output import AttentionScorer, Normalizer, OutputLayer, Score
+from onmt_lite.models.seq2seq import DecoderState, Seq2SeqModel
 
 Hidden = tuple[Tensor, ...]  # (h,) of GRU cells, (h, c) of LSTM cells, each (L, R, D)
 Cell = Literal["lstm", "gru"]

@@ -19,14 +19,10 @@ from onmt_lite.models.cache import SYNC_FREE_DEVICES, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
 from onmt_lite.models.linear import CKernel
+from onmt_lite.models.memory import Memory, make_padding_mask
+from onmt_lite.models.output import OutputLayer
 from onmt_lite.models.positions import Embedding, make_sinusoids
-from onmt_lite.models.seq2seq import (
-    DecoderState,
-    Memory,
-    OutputLayer,
-    Seq2SeqModel,
-    make_padding_mask,
-)
+from onmt_lite.models.seq2seq import DecoderState, Seq2SeqModel
 
 
 @dataclass

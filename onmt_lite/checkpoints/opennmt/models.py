@@ -15,15 +15,9 @@ from onmt_lite.checkpoints.weights import (
 )
 from onmt_lite.errors import CheckpointError
 from onmt_lite.models.convolution import Convolution
+from onmt_lite.models.output import AttentionScorer, CopyGenerator, Normalizer, OutputLayer, Score
 from onmt_lite.models.rnn import Rnn, RnnConfig
-from onmt_lite.models.seq2seq import (
-    AttentionScorer,
-    CopyGenerator,
-    Normalizer,
-    OutputLayer,
-    Score,
-    Seq2SeqModel,
-)
+from onmt_lite.models.seq2seq import Seq2SeqModel
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.text.vocab import Vocab
 

@@ -8,7 +8,7 @@ import torch
 
 from onmt_lite.checkpoints.opennmt.models import build_rnn
 from onmt_lite.errors import CheckpointError
-from onmt_lite.models.seq2seq import sparsemax
+from onmt_lite.models.output import sparsemax
 from tests.support import archives, rnn_reference
 from tests.support.files import assert_gold
 from tests.support.random_models import RNNS, build, make_rnn, make_rnn_weights
