@@ -157,6 +157,11 @@ static void *scratch(int slot, size bytes) {
 static size smaller(size a, size b) { return a < b ? a : b; }
 static size round_up(size n, size multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+/* Prefetch n numbers whose address the processor does not predict */
+INLINE void prefetch(const float *x, size n) {
+    for (size i = 0; i < n; i += 16) __builtin_prefetch(x + i);
+}
+
 /* ---- Activation, norm and quantization ---------------------------------------------------------- */
 
 /* Apply an activation to n rows of `width` numbers, in place */
@@ -256,19 +261,11 @@ INLINE void finish(Floats v, Floats bound, size at, size left, const Outputs *to
     store(to->out + at, left, max(bound, v));  /* NaN stays */
 }
 
-/* The numbers that turn integer sums of 16 outputs into floats */
-typedef struct {
-    Floats scale, bias;
-    Ints excess;  /* part of the sum that is due to the zero of the inputs */
-} Columns;
+/* Integer sums start here, without the part that is due to the zero of the inputs */
+INLINE Ints first_sums(const Weights *w, size at, int zero) { return mul_int(load_ints(w->total + at), -zero); }
 
-INLINE Columns columns_at(const Weights *w, size at, int zero) {
-    return (Columns){load_all(w->scale + at), load_all(w->bias + at), mul_int(load_ints(w->total + at), zero)};
-}
-
-INLINE Floats dequantize(Ints sums, float step, const Columns *columns) {
-    Floats v = to_floats(sub_ints(sums, columns->excess));
-    return mul_add(mul(v, columns->scale), all(step), columns->bias);
+INLINE Floats dequantize(Ints sums, Floats scale, float step, Floats bias) {
+    return mul_add(mul(to_floats(sums), scale), all(step), bias);
 }
 
 /* Multiply n rows from row r on by WIDE * 16 outputs from output o on */
@@ -277,8 +274,10 @@ INLINE void int_tile(const int n, const Inputs *in, size r, const Weights *w, si
     const Input *x = (const Input *)in->rows + r * in->ld;
     const int8_t *panel = w->integers + o / PANEL * PANEL * round_up(w->inputs, STEP) + o % PANEL * DEPTH;
     Ints sums[TILE][WIDE];
-    UNROLL for (int i = 0; i < n; i++)
-        UNROLL for (int h = 0; h < WIDE; h++) sums[i][h] = all_ints(0);
+    UNROLL for (int h = 0; h < WIDE; h++) {
+        Ints first = first_sums(w, o + 16 * h, in->zero);
+        UNROLL for (int i = 0; i < n; i++) sums[i][h] = first;
+    }
     for (size k = 0; k < groups; k++) {
         Ints weights[WIDE];
         UNROLL for (int h = 0; h < WIDE; h++) weights[h] = load_weights(panel + (k * PANEL + 16 * h) * DEPTH);
@@ -292,9 +291,11 @@ INLINE void int_tile(const int n, const Inputs *in, size r, const Weights *w, si
     UNROLL for (int h = 0; h < WIDE; h++) {
         size at = o + 16 * h, left = w->outputs - at;
         if (left <= 0) break;
-        Columns columns = columns_at(w, at, in->zero);
-        UNROLL for (int i = 0; i < n; i++)
-            finish(dequantize(sums[i][h], in->step[r + i], &columns), bound, (r + i) * to->ld + at, left, to);
+        Floats scale = load_all(w->scale + at), bias = load_all(w->bias + at);
+        UNROLL for (int i = 0; i < n; i++) {
+            Floats v = dequantize(sums[i][h], scale, in->step[r + i], bias);
+            finish(v, bound, (r + i) * to->ld + at, left, to);
+        }
     }
 }
 
@@ -355,13 +356,11 @@ typedef union { uint8_t u[HEIGHT][STEP]; int8_t s[HEIGHT][STEP]; int32_t sum[HEI
 static _Thread_local EmulatedTile tiles_[8];
 #undef _tile_loadconfig
 #undef _tile_release
-#undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbusd
 #define _tile_loadconfig(config) ((void)(config))
 #define _tile_release() ((void)0)
-#define _tile_zero(t) memset(&tiles_[t], 0, sizeof(EmulatedTile))
 #define _tile_loadd(t, from, ld)                                                                   \
     for (size i_ = 0; i_ < HEIGHT; i_++) memcpy(tiles_[t].u[i_], (const char *)(from) + i_ * (ld), STEP)
 #define _tile_stored(t, to, ld)                                                                    \
@@ -382,10 +381,14 @@ static void amx_rows(const Inputs *in, size r, size n, const Weights *w, size o,
     size depth = round_up(w->inputs, STEP);
     const int8_t *panel = w->integers + o * depth;
     _Alignas(64) int32_t sums[2 * HEIGHT][PANEL];
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    for (int h = 0; h < 2; h++) {
+        Ints first = first_sums(w, o + 16 * h, in->zero);
+        memcpy(sums[0] + 16 * h, &first, sizeof first);
+    }
+    _tile_loadd(0, sums[0], 0);  /* the same sums in each row */
+    _tile_loadd(1, sums[0] + 16, 0);
+    _tile_loadd(2, sums[0], 0);
+    _tile_loadd(3, sums[0] + 16, 0);
     for (size k = 0; k < depth; k += STEP) {
         _tile_loadd(4, x + k, in->ld);
         _tile_loadd(6, panel + k * PANEL, 4 * PANEL);
@@ -407,9 +410,9 @@ static void amx_rows(const Inputs *in, size r, size n, const Weights *w, size o,
     for (int h = 0; h < 2; h++) {
         size at = o + 16 * h, left = w->outputs - at;
         if (left <= 0) break;
-        Columns columns = columns_at(w, at, in->zero);
+        Floats scale = load_all(w->scale + at), bias = load_all(w->bias + at);
         for (size i = 0; i < n; i++) {
-            Floats v = dequantize(load_ints(sums[i] + 16 * h), in->step[r + i], &columns);
+            Floats v = dequantize(load_ints(sums[i] + 16 * h), scale, in->step[r + i], bias);
             finish(v, bound, (r + i) * to->ld + at, left, to);
         }
     }
@@ -436,11 +439,14 @@ static void multiply(const Inputs *in, size n, const Weights *w, size begin, siz
     int uses_amx = w->integers && has_amx && n >= HEIGHT / 2;  /* few rows leave most of a tile empty */
     if (uses_amx) configure_tiles();
     for (size o = begin; o < end; o += PANEL) {
-        for (size r = 0; uses_amx && r < n; r += 2 * HEIGHT)
-            amx_rows(in, r, smaller(2 * HEIGHT, n - r), w, o, to);
-        for (size r = 0; !uses_amx && r < n; r += TILE)
-            for (size h = 0; h < PANEL && o + h < w->outputs; h += WIDE * 16)
-                tiles[smaller(TILE, n - r) - 1](in, r, w, o + h, to);
+        for (size r = 0, rows; r < n; r += rows) {
+            rows = smaller(uses_amx ? 2 * HEIGHT : TILE, n - r);
+            for (size i = 0; i < rows; i++) prefetch(to->out + (r + i) * to->ld + o, PANEL);
+            for (size i = 0; to->residual && i < rows; i++) prefetch(to->residual + (r + i) * to->ld + o, PANEL);
+            if (uses_amx) amx_rows(in, r, rows, w, o, to);
+            for (size h = 0; !uses_amx && h < PANEL && o + h < w->outputs; h += WIDE * 16)
+                tiles[rows - 1](in, r, w, o + h, to);
+        }
         if (to->activation > RELU)
             activate(to->out + o, to->ld, n, smaller(PANEL, w->outputs - o), to->activation);
     }
@@ -723,11 +729,6 @@ static void attend(size n, const float *q, size ldq, const float *keys, size ldk
 #undef CASE
         }
     }
-}
-
-/* Prefetch n numbers: the processor does not predict the address of the next head */
-INLINE void prefetch(const float *x, size n) {
-    for (size i = 0; i < n; i += 16) __builtin_prefetch(x + i);
 }
 
 typedef struct {

@@ -210,7 +210,6 @@ INLINE Floats mul(Floats a, Floats b) { return EACH(Floats, a.part[p] * b.part[p
 INLINE Floats divide(Floats a, Floats b) { return EACH(Floats, a.part[p] / b.part[p]); }
 INLINE Floats mul_add(Floats a, Floats b, Floats c) { return EACH(Floats, reg_fma(a.part[p], b.part[p], c.part[p])); }
 INLINE Floats max(Floats a, Floats b) { return EACH(Floats, reg_max(a.part[p], b.part[p])); }
-INLINE Ints sub_ints(Ints a, Ints b) { return EACH(Ints, a.part[p] - b.part[p]); }
 INLINE Ints mul_int(Ints a, int32_t b) { return EACH(Ints, a.part[p] * b); }
 INLINE Floats to_floats(Ints a) { return EACH(Floats, __builtin_convertvector(a.part[p], FloatReg)); }
 INLINE Ints bits(Floats a) { return EACH(Ints, (IntReg)a.part[p]); }
