@@ -8,6 +8,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.workloads import ROOT, Workload, write_formats
 WARM_UP = 64  # lines of the first, uncounted run; enough for all workers
 PHASE_LINES = 512
 PAUSE = 0.2  # seconds after a run, so that its threads become idle
+MEMORY_INTERVAL = 0.01  # seconds between measurements of the memory
 PROC = Path("/proc")
 
 
@@ -66,7 +68,6 @@ def compare(
             processes[name] = SystemProcess(name, job | system._asdict(), environment)
             stack.callback(processes[name].close)
             processes[name].translate(workload.lines[:WARM_UP])
-            processes[name].reset_peak_memory()
             log(f"  {name} is ready")
         systems = run_rounds(processes, workload.lines, options.rounds)
         compare_outputs(processes, systems, workload)
@@ -95,7 +96,8 @@ def run_rounds(
         n_rounds: number of rounds
 
     Returns:
-        Measurements by system name: seconds and CPU seconds of each round, tokens, peak memory.
+        Measurements by system name: seconds and CPU seconds of each round, tokens, and the peak
+        memory of one more run.
     """
     systems: dict[str, dict[str, Any]] = {
         name: {
@@ -120,7 +122,7 @@ def run_rounds(
             log(f"  round {i + 1} of {n_rounds}: {name:22} {rate:8.1f} lines/s")
             time.sleep(PAUSE)
     for name, process in processes.items():
-        systems[name]["memory"] = process.peak_memory()
+        systems[name]["memory"] = process.measure_peak_memory(lines)
     return systems
 
 
@@ -248,23 +250,19 @@ class SystemProcess:
         ticks = sum(int(number) for stat in stats for number in stat[11:15])
         return ticks / os.sysconf("SC_CLK_TCK") if stats else None
 
-    def reset_peak_memory(self) -> None:
-        """Reset the peak that `peak_memory` returns."""
-        for pid in list_process_tree(self._process.pid):
-            with suppress(OSError):
-                (PROC / str(pid) / "clear_refs").write_text("5", encoding="utf-8")
+    def measure_peak_memory(self, lines: list[str]) -> int | None:
+        """Translate lines and return the peak memory meanwhile in bytes.
 
-    def peak_memory(self) -> int | None:
-        """Return the peak memory of all processes in bytes, counting shared pages once."""
-        pids = list_process_tree(self._process.pid)
-        sizes = [size for pid in pids if (size := read_memory(pid))]
-        if not sizes:
-            return None
-        peaks = sum(size["VmHWM"] for size in sizes)
-        # Libraries may be shared with other systems; count them once, in the largest process
-        proportional = sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes)
-        proportional += max(size["RssFile"] for size in sizes)
-        return peaks - max(0, sum(size["VmRSS"] for size in sizes) - proportional)
+        The run is not timed, because reading the memory slows down the process.
+        """
+        peak = 0
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(self.translate, lines)
+            while not run.done():
+                peak = max(peak, read_memory(list_process_tree(self._process.pid)))
+                time.sleep(MEMORY_INTERVAL)
+        run.result()  # raises if the process ended
+        return peak or None
 
 
 def list_process_tree(pid: int) -> list[int]:
@@ -287,10 +285,18 @@ def read_stat(pid: int) -> list[str]:
     return []
 
 
-def read_memory(pid: int) -> dict[str, int]:
-    """Return the sizes in /proc/PID/status and smaps_rollup in bytes; {} if not readable."""
-    with suppress(OSError):
-        files = (PROC / str(pid) / name for name in ("status", "smaps_rollup"))
-        words = [line.split() for file in files for line in file.read_text("utf-8").splitlines()]
-        return {w[0].rstrip(":"): 1024 * int(w[1]) for w in words if w and w[-1] == "kB"}
-    return {}
+def read_memory(pids: Sequence[int]) -> int:
+    """Return the proportional set size (PSS) of processes in bytes; 0 if it is not readable.
+
+    PSS divides shared pages by the number of processes that share them.  Here pages of files, such
+    as libraries, are counted once even if a program outside of `pids` maps them, too.
+    """
+    private, files = 0, [0]
+    for pid in pids:
+        with suppress(OSError):  # the process has ended
+            text = (PROC / str(pid) / "smaps_rollup").read_text(encoding="utf-8")
+            rows = [line.split() for line in text.splitlines() if line.endswith(" kB")]
+            sizes = {name.rstrip(":"): 1024 * int(size) for name, size, _ in rows}
+            private += sizes["Pss_Anon"] + sizes["Pss_Shmem"]
+            files.append(sizes["Rss"] - sizes["Anonymous"])
+    return private + max(files)

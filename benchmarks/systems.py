@@ -68,14 +68,13 @@ def load_onmt_lite(job: Job) -> tuple[Translate, str, str]:
 
     prepare_environment()
     from onmt_lite import Translator
-    from onmt_lite.inference.runtime import get_precision
 
     n, length = job["threads"], job["length"]
     options = {"device": "cpu", "workers": n, "threads": 1, "beam_size": job["beam_size"]}
     if job["precision"]:
         options["precision"] = job["precision"]
     translator: Any = Translator.from_pretrained(job["model"], **options)
-    precision = translator.machine["precision"] if n > 1 else get_precision(translator.model)
+    precision = translator.machine["precision"]
     src, output = (Path(job["directory"], f"{os.getpid()}.{end}") for end in ("src", "out"))
 
     def translate(lines: list[str], search: str) -> tuple[list[str], int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main, parse
-from benchmarks.compare import SystemProcess, list_process_tree
+from benchmarks.compare import SystemProcess, list_process_tree, read_memory
 from benchmarks.report import (
     compute_speedups,
     format_headline,
@@ -77,25 +77,75 @@ def test_random_workload_has_fixed_lengths_and_is_reproducible(tmp_path):
 # -- processes ------------------------------------------------------------------------------------
 
 
-def test_cpu_seconds_and_peak_memory_include_descendants():
-    """A process that uses 0.3 s of CPU time, with a child that uses 0.3 s and 64 MiB."""
-    if not Path("/proc/self/stat").exists():
+@pytest.fixture
+def start_process():
+    """Return a function that runs a Python program as a SystemProcess, without the protocol."""
+    if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("no /proc here")
+    processes = []
+
+    def start(program):
+        process = SystemProcess.__new__(SystemProcess)
+        process._process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.close()
+        assert list_process_tree(process._process.pid) == []
+
+
+def test_cpu_seconds_include_descendants(start_process):
+    """A process that uses 0.3 s of CPU time, with a child that uses 0.3 s."""
     burn = "import time\nwhile time.process_time() < 0.3: pass\n"
-    inner = burn + "x = bytearray(b'1') * (64 << 20); print(1, flush=True); time.sleep(60)"
+    inner = burn + "print(1, flush=True); time.sleep(60)"
     outer = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {inner!r}])\n"
-    outer += burn + "p.wait()"
-    process = SystemProcess.__new__(SystemProcess)
-    process._process = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE)
+    process = start_process(outer + burn + "p.wait()")
     before = process.cpu_seconds()
     process._process.stdout.readline()
     while process.cpu_seconds() < 0.56:  # two clocks that tick 100 times a second
         time.sleep(0.01)
     assert before < 0.56
     assert len(list_process_tree(process._process.pid)) == 2
-    assert 64 << 20 < process.peak_memory() < 200 << 20
-    process.close()
-    assert list_process_tree(process._process.pid) == []
+
+
+MEMORY_PROGRAM = """
+import os, sys, time
+shared = bytearray(b"1") * (64 << 20)
+if os.fork() == 0:
+    shared[: 16 << 20] = bytes(16 << 20)  # now private
+print(1, flush=True)
+for line in sys.stdin:
+    x = bytearray(b"1") * (48 << 20)
+    time.sleep(0.3)
+    del x
+    print(2, flush=True)
+time.sleep(60)
+"""
+
+
+def test_memory_is_proportional_set_size_of_tree(start_process):
+    """Two processes that share 48 MiB and have 16 MiB each; one allocates 48 MiB for a while."""
+    process = start_process(MEMORY_PROGRAM)
+    for _ in range(2):
+        process._process.stdout.readline()
+    tree = list_process_tree(process._process.pid)
+    memory = read_memory(tree)
+    assert len(tree) == 2 and 80 << 20 < memory < 112 << 20  # with two Pythons
+
+    def allocate(lines):
+        process._process.stdin.write(b"line\n")
+        process._process.stdin.flush()
+        process._process.stdout.readline()
+
+    process.translate = allocate
+    peak = process.measure_peak_memory(["line"])
+    assert 40 << 20 < peak - memory < 56 << 20
+    assert read_memory(tree) < memory + (8 << 20)
+    assert read_memory([]) == 0
 
 
 # -- figures --------------------------------------------------------------------------------------
