@@ -1,7 +1,8 @@
 """Translator, the Python interface.
 
 A Translator checks the options of each call and translates its lines with a Pipeline in this
-process, or with worker processes that have a Pipeline each.
+process, or with worker processes that have a Pipeline each.  With workers, this process does not
+need torch, whose import takes 145 MiB.
 """
 
 import dataclasses
@@ -11,9 +12,6 @@ from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import torch
-
-from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.checkpoints.shipped import DEFAULT_MODEL
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.text_options import TextOptions
@@ -25,22 +23,23 @@ from onmt_lite.errors import (
     use_keyword_style,
 )
 from onmt_lite.inference.call_inputs import Pair, accumulate, pair_lines
-from onmt_lite.inference.pipeline import Pipeline
 from onmt_lite.inference.records import ProgressDelta, ProgressTotal, Translation
 from onmt_lite.jobs.engine import WorkerPool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcessEngine
-from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.text.lines import iterate_growing_windows, make_lines_from_texts
 from onmt_lite.text.phrases import Phrases
-from onmt_lite.text.tokenizers import Tokenizer
-from onmt_lite.trace.tracer import Tracer
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Unpack
 
+    from onmt_lite.checkpoints.checkpoint import Checkpoint
     from onmt_lite.config.keywords import AllOptions, CallOptions, FileOptions
+    from onmt_lite.inference.pipeline import Pipeline
+    from onmt_lite.models.base import EncoderDecoder
+    from onmt_lite.text.tokenizers import Tokenizer
 
 # Options that are fixed once the model is loaded
 FIXED_OPTIONS = (
@@ -60,7 +59,7 @@ class Translator:
 
     def __init__(
         self,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: "Checkpoint | None" = None,
         options: TranslateOptions | None = None,
         **pipeline_options: Any,
     ):
@@ -75,17 +74,22 @@ class Translator:
             OptionError: The model does not support an option.
             TypeError: The checkpoint or the options are missing.
         """
+        from onmt_lite.checkpoints.checkpoint import Checkpoint
+        from onmt_lite.inference.pipeline import Pipeline
+
         if not isinstance(checkpoint, Checkpoint) or not isinstance(options, TranslateOptions):
             raise TypeError("Translator() does not load a model; call Translator.from_pretrained()")
         self._use(
             Pipeline(checkpoint, options, **pipeline_options), type(checkpoint.model).__name__
         )
 
-    def _use(self, backend: Pipeline | WorkerPool, name: str) -> None:
+    def _use(self, backend: "Pipeline | WorkerPool", name: str) -> None:
         self._backend, self.options, self.name = backend, backend.options, name
         self._process = os.getpid()
         self.warned: set[str] = set()  # notices that were already issued as warnings
-        if isinstance(backend, Pipeline):
+        if not isinstance(backend, WorkerPool):
+            from onmt_lite.trace.tracer import Tracer
+
             backend.runner.observe = Tracer
 
     @classmethod
@@ -130,9 +134,9 @@ class Translator:
             OnmtLiteError: As in `from_pretrained`, with messages in command-line style.
         """
         translator = cls.__new__(cls)
-        is_single = (options.n_workers or 1) == 1
-        backend = Pipeline.load(options) if is_single else WorkerPool(options.with_models())
-        translator._use(backend, " ".join(options.model.model or [DEFAULT_MODEL.name]))
+        translator._use(
+            load_backend(options), " ".join(options.model.model or [DEFAULT_MODEL.name])
+        )
         return translator
 
     def __repr__(self) -> str:
@@ -152,7 +156,7 @@ class Translator:
             raise TypeError("a Translator is not callable; use translator.translate(...)")
 
     @property
-    def backend(self) -> Pipeline | WorkerPool:
+    def backend(self) -> "Pipeline | WorkerPool":
         """The Pipeline, or the pool of worker processes.
 
         Raises:
@@ -166,7 +170,7 @@ class Translator:
         return self._backend
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> "Pipeline":
         """The Pipeline in this process.
 
         Raises:
@@ -177,27 +181,27 @@ class Translator:
         return self._backend
 
     @property
-    def model(self) -> EncoderDecoder:
+    def model(self) -> "EncoderDecoder":
         """The model."""
         return self.pipeline.model
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> "torch.device":
         """Device of the model."""
         return self.pipeline.device
 
     @device.setter
-    def device(self, device: torch.device) -> None:
+    def device(self, device: "torch.device") -> None:
         """Set the device of new batches; the model is not moved."""
         self.pipeline.runner.device = device
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> "Checkpoint":
         """The loaded checkpoint."""
         return self.pipeline.checkpoint
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
         """The tokenizer."""
         return self.pipeline.tokenizer
 
@@ -437,3 +441,14 @@ class Translator:
                 # stacklevel: report the line of the call
                 warnings.warn(to_keyword_style(notice), OptionWarning, stacklevel=3)
         return options
+
+
+def load_backend(options: TranslateOptions) -> "Pipeline | WorkerPool":
+    """Start the worker processes, or load the model in this process."""
+    if (options.n_workers or 1) > 1:
+        return WorkerPool(options.with_models())
+    with warnings.catch_warnings():
+        # torch works without numpy but warns that it is missing
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        from onmt_lite.inference.pipeline import Pipeline
+    return Pipeline.load(options)

@@ -514,9 +514,10 @@ class TestPublicNames:
                 if parameter != "self" and parameter != "cls":
                     assert re.search(rf"^    {parameter}: \S", "".join(listed), re.M), place
 
-    def test_import_causes_no_warnings(self):
+    def test_loading_causes_no_warnings(self):
         """torch warns if numpy is missing; -W error turns warnings into errors."""
         code = "import sys; sys.modules['numpy'] = None; from onmt_lite import Translator"
+        code += f"; Translator.from_pretrained({str(ROOT / 'data' / 'toy.json')!r})"
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -51,6 +51,18 @@ def summarize(translations):
     ]
 
 
+def test_workers_leave_this_process_without_torch():
+    """torch would take 145 MiB here, in addition to the memory of the workers."""
+    code = (
+        "import sys; from onmt_lite import Translator\n"
+        f"with Translator.from_pretrained({TOY!r}, workers=2) as translator:\n"
+        "    assert translator.translate(['katze', 'katze'])[0].hyps\n"
+        "    assert translator.machine['precision'] == 'fp32'\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 @pytest.mark.parametrize(
     "options",
     [
