@@ -158,28 +158,23 @@ def _pad_to_common_size(a: Tensor, b: Tensor, dim: int, fill: float) -> tuple[Te
     return pad(a), pad(b)
 
 
-@dataclass(frozen=True)
-class LogitStats:
-    """Statistics that the output layer's kernel computes along with the logits (R, V).
+class LazyLogits(Protocol):
+    """Logits (R, V) that are computed only if they are read, see `models.output.KernelLogits`."""
 
-    log_z (R,)             log-sum-exp of the logits
-    block_max (R, blocks)  maxima of blocks of `choose_block_width(V)` columns (last: the rest)
-    """
-
-    log_z: Tensor
-    block_max: Tensor
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return the logits (R, V), to be overwritten, and their log-sum-exp (R,)."""
+        ...
 
 
-def choose_block_width(vocab_size: int) -> int:
-    """Return the width of blocks of logits, about the square root of the vocabulary size."""
-    return 1 << min(vocab_size.bit_length() // 2, 9)
+def compute_logits(logits: Tensor | LazyLogits) -> Tensor:
+    """Return the logits that `EncoderDecoder.step` returned as a tensor (R, V)."""
+    return logits if isinstance(logits, Tensor) else logits.compute()[0]
 
 
 class State(Protocol):
     """Decoder state of R rows between steps."""
 
     positions: Tensor  # (B,) int64: number of tokens decoded so far
-    logit_stats: LogitStats | None  # of the last logits, if a kernel computed them
 
     def select(self: "S", selection: Selection, fresh: "S | None" = None) -> "S":
         """Tile, reorder, drop and add rows.  Nothing else changes the rows of a state.
@@ -255,7 +250,7 @@ class EncoderDecoder(Protocol[M, S]):
         """Return the initial state, with one row per sentence.  Takes ownership of the memory."""
         ...
 
-    def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, state: S) -> tuple[Tensor | LazyLogits, Tensor]:
         """Decode one step and update the state in place.
 
         Args:

@@ -11,15 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.base import Constant, EncoderDecoder, HeadSelection, Selection
+from onmt_lite.models.base import (
+    Constant,
+    EncoderDecoder,
+    HeadSelection,
+    Selection,
+    compute_logits,
+)
 from onmt_lite.models.output import CopyGenerator
 from onmt_lite.models.seq2seq import Seq2SeqModel
 
 
 class EnsembleState:
     """The decoder states of all members."""
-
-    logit_stats = None
 
     def __init__(self, members: list[Any]):
         self.members = members
@@ -109,7 +113,7 @@ class Ensemble(nn.Module):
         results = [member.step(ids, x) for member, x in zip(self.members, state.members)]
         logits, attn = zip(*results)
         weighted = [weight * x.float() for weight, x in zip(self.weights, attn)]
-        return self._average(logits), torch.stack(weighted).sum(0)
+        return self._average([compute_logits(x) for x in logits]), torch.stack(weighted).sum(0)
 
     def forward(self, memory: list[Any], tgt: Tensor) -> Tensor:
         """Compute all log-probabilities; see `onmt_lite.models.base.EncoderDecoder.forward`."""

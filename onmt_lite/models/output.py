@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onmt_lite.models.linear import Linear
+from onmt_lite.models.kernels import bindings as kernels
+from onmt_lite.models.linear import AnyNorm, CKernel, Linear
 from onmt_lite.models.memory import BatchTensors, Memory
 
 Score = Literal["dot", "general", "mlp", "none"]
@@ -43,6 +44,62 @@ class OutputLayer(Linear):
     def map_to_vocab(self, tokens: Tensor) -> Tensor:
         """Return the tokens (B, T), int64, unchanged."""
         return tokens
+
+
+class KernelLogits:
+    """The logits of the output layer's C kernel, computed only if they are read.
+
+    The best continuations of all hypotheses are ranked without storing the logits, which would take
+    as much time as a tenth of the product.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        kernel: CKernel,
+        norm: AnyNorm | None,
+        rows: Tensor,
+        buffer: list[Tensor],
+    ):
+        """Store the inputs of the output layer.
+
+        Args:
+            hidden: hidden states of distinct rows (R', D), float32
+            kernel: the output layer
+            norm: applied to the hidden states first
+            rows: index of each row in `hidden` (R,), int32
+            buffer: memory for logits, kept from step to step
+        """
+        self.hidden, self.weights, self.rows = hidden, kernel.weights, rows
+        self.buffer = buffer
+        self.norm = None if norm is None else norm.kernel_norm
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return the logits (R, V), to be overwritten, and their log-sum-exp (R,)."""
+        n = len(self.hidden)
+        if not self.buffer or len(self.buffer[0]) < n:
+            self.buffer[:] = [self.hidden.new_empty(n, self.weights.outputs)]
+        logits = self.buffer[0][:n]
+        log_z = kernels.compute_output_logits(self.hidden, self.weights, self.norm, logits)
+        if n == len(self.rows):
+            return logits, log_z
+        return logits[self.rows], log_z[self.rows]
+
+    def rank(
+        self, scores: Tensor, n: int, masked: tuple[Tensor, Tensor], ends: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the n best continuations of each sentence.
+
+        Args:
+            scores: scores of the hypotheses (B, K), float32
+            n: number of continuations
+            masked: see `kernels.rank_continuations`
+            ends: see `kernels.rank_continuations`
+        """
+        rows = self.rows.view_as(scores)
+        return kernels.rank_continuations(
+            self.hidden, self.weights, self.norm, rows, scores.contiguous(), n, masked, ends
+        )
 
 
 class AttentionScorer(nn.Module):

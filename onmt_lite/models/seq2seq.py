@@ -12,12 +12,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from onmt_lite.models.base import HeadSelection, LogitStats, Selection, choose_block_width
+from onmt_lite.models.base import HeadSelection, Selection
 from onmt_lite.models.cuda_graphs import GraphBuffers, StepGraphs, round_up
-from onmt_lite.models.kernels import bindings as kernels
-from onmt_lite.models.linear import CKernel
+from onmt_lite.models.linear import AnyNorm, CKernel
 from onmt_lite.models.memory import Memory
-from onmt_lite.models.output import CopyGenerator, OutputLayer
+from onmt_lite.models.output import CopyGenerator, KernelLogits, OutputLayer
 
 M = TypeVar("M", bound=Memory)
 S = TypeVar("S", bound="DecoderState[Any]")
@@ -39,8 +38,7 @@ class DecoderState(Generic[M]):
         self.n_sentences, self.n_slots = len(self.positions), 0
         self.uses_cuda_graphs = uses_cuda_graphs
         self.graph_buffers: GraphBuffers | None = None  # static memory for CUDA graphs
-        self.logit_stats: LogitStats | None = None  # of the last logits, if a kernel computed them
-        self.logits: Tensor | None = None  # (R, V), overwritten by each step
+        self.logits_buffer: list[Tensor] = []  # see `KernelLogits`
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
         """Tile, reorder, drop and add rows; see `onmt_lite.models.base.State.select`."""
@@ -79,6 +77,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
     vocab_size: int
     max_positions: int
     output: OutputLayer | CopyGenerator
+    output_norm: AnyNorm | None = None  # left to the output layer's kernel
     has_attention = True
     supports_cuda_graphs = False  # `advance` keeps the addresses of its tensors
     graphs: StepGraphs | None = None  # replays `advance`; see `onmt_lite.models.cuda_graphs`
@@ -108,7 +107,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
         memory.copy_inputs = self.output.prepare(src, memory, ids, width)
         return memory
 
-    def step(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, state: S) -> tuple[Tensor | KernelLogits, Tensor]:
         """Decode one step; see `onmt_lite.models.base.EncoderDecoder.step`.
 
         The output layer is not part of CUDA graphs, because each graph would keep its own logits.
@@ -120,19 +119,19 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
         else:
             hidden, attn = self.graphs.run(self.advance, tokens, state)
             memory = memory.view_first(len(hidden))
-        kernel, state.logit_stats = getattr(self.output, "kernel", None), None
-        if isinstance(kernel, CKernel) and hidden.is_cpu:
-            rows = hidden.flatten(0, 1)  # (R, D)
-            if state.logits is None or len(state.logits) < len(rows):
-                state.logits = rows.new_empty(len(rows), self.vocab_size)
-            logits = state.logits[: len(rows)]
-            block = choose_block_width(logits.size(1))
-            state.logit_stats = LogitStats(
-                *kernels.compute_output_logits(rows, kernel.weights, logits, block)
-            )
-            return logits, attn.flatten(0, 1)
+        kernel = self.get_output_kernel(hidden)
+        if kernel is not None:
+            hidden = hidden.flatten(0, 1)  # (R, D)
+            rows = torch.arange(len(hidden), dtype=torch.int32)
+            output = kernel, self.output_norm, rows, state.logits_buffer
+            return KernelLogits(hidden, *output), attn.flatten(0, 1)
         logits = self.output(hidden, attn, memory)  # (B, K, V + X)
         return logits.flatten(0, 1), attn.flatten(0, 1)
+
+    def get_output_kernel(self, x: Tensor) -> CKernel | None:
+        """Return the C kernel that computes the logits of hidden states like x, if there is one."""
+        kernel = getattr(self.output, "kernel", None)
+        return kernel if isinstance(kernel, CKernel) and x.is_cpu else None
 
     def advance(self, tokens: Tensor, state: S) -> tuple[Tensor, Tensor]:
         """Run the device side of a step, without input from the host.
@@ -184,7 +183,8 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
             state: the decoder state, updated in place except for its positions
 
         Returns:
-            Hidden states (B, K, D) and attention (B, K, S).
+            Hidden states (B, K, D), without `output_norm` if the output layer has a C kernel, and
+            attention (B, K, S).
         """
         raise NotImplementedError
 

@@ -112,7 +112,6 @@ class TableState:
         """
         self.nodes, self.width = nodes, width
         self.positions = torch.zeros_like(nodes)
-        self.logit_stats = None
 
     def select(self, selection: Selection, fresh: "TableState | None" = None) -> "TableState":
         """Tile, reorder, drop and add rows; see `onmt_lite.models.base.State.select`."""

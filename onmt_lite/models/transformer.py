@@ -18,7 +18,7 @@ from onmt_lite.models.base import HeadSelection, Selection
 from onmt_lite.models.cache import SYNC_FREE_DEVICES, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
-from onmt_lite.models.linear import CKernel
+from onmt_lite.models.linear import AnyNorm, CKernel
 from onmt_lite.models.memory import Memory, make_padding_mask
 from onmt_lite.models.output import OutputLayer
 from onmt_lite.models.positions import Embedding, make_sinusoids
@@ -115,6 +115,11 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         )
         self.tie()
 
+    @property
+    def output_norm(self) -> AnyNorm | None:  # type: ignore[override]
+        """The final norm of the decoder."""
+        return self.dec_norm if isinstance(self.dec_norm, AnyNorm) else None
+
     def tie(self) -> None:
         """Tie the output layer to the target embeddings if configured; call after loading."""
         if self.cfg.tie_output:
@@ -170,6 +175,8 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         x = self.tgt_embedding(tokens, positions)
         pairs = zip(memory.keys, memory.values)
         hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
+        if self.get_output_kernel(hidden) is None:
+            hidden = self.dec_norm(hidden)
         return hidden, self._average_heads(heads)
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
@@ -227,7 +234,9 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         causal = torch.full((n, n), -math.inf, device=tgt.device).triu(1)
         positions = torch.arange(n, device=tgt.device)[None]  # (1, T)
         inputs = prepare_self_attention(self.decoder, causal, positions, positions)
-        return self._run(self.tgt_embedding(tgt), inputs, self._project(memory.bank), memory, layer)
+        pairs = self._project(memory.bank)
+        hidden, attn = self._run(self.tgt_embedding(tgt), inputs, pairs, memory, layer)
+        return self.dec_norm(hidden), attn
 
     def _project(self, bank: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cross-attention keys and values of each layer for the bank (B, S, D)."""
@@ -243,7 +252,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         layer: int,
         past: KeyValueCache | RunningSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run all decoder layers.
+        """Run all decoder layers, without the final norm.
 
         Args:
             x: embedded decoder input (B, T, D)
@@ -262,7 +271,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
             x, weights = decoder_layer(x, inputs, cross, past, i)
             if i == layer:
                 attn = weights
-        return self.dec_norm(x), attn
+        return x, attn
 
     def _average_heads(self, heads: Tensor) -> Tensor:
         """Average the alignment heads: (B, H, T, S) -> (B, T, S)."""

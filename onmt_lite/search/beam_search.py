@@ -8,11 +8,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, Selection
+from onmt_lite.models.base import AnyModel, LazyLogits, Selection
+from onmt_lite.models.output import KernelLogits
 from onmt_lite.search.beam import Beam
 from onmt_lite.search.constraints import Constraints
 from onmt_lite.search.context import StepContext, find_most_attended, make_step_context
 from onmt_lite.search.logits import build_logits_processors, log_sum_exp
+from onmt_lite.search.processor import collect_token_masks
 from onmt_lite.search.sampling import sample_candidates
 from onmt_lite.search.slots import Rows, Scheduler, Sentence, Slot, fill_holes
 from onmt_lite.search.spec import SearchSpec
@@ -113,13 +115,15 @@ class BeamBatch:
         self.scheduler = Scheduler(model, spec, sentences, n_slots, clock or Clock())
         n_words = self.scheduler.n_words
         self.processors = build_logits_processors(spec, n_words, self.device)
-        columns = {column for p in self.processors for column in p.columns or ()}
-        self.top_k = TopK(spec, n_words, n_slots, self.device, sorted(columns))
+        self.top_k = TopK(spec, n_words, n_slots, self.device)
         self.log = StepLog(spec, n_slots, self.device)
         phrases = [sentence.phrases for sentence in sentences]
         self.constraints = None
         if any(phrases):
             self.constraints = Constraints(spec, phrases, n_words, self.device)
+        # The kernel ranks all rows of a sentence together, by their logits and the masks of tokens
+        is_plain = spec.needs_log_softmax and not spec.sampling and spec.beam_groups == 1
+        self.allows_kernel = is_plain and self.constraints is None and on_step is None
         needs_history = any(processor.needs_history for processor in self.processors)
         self.rows = Rows(spec, self.device, needs_history)
 
@@ -152,8 +156,8 @@ class BeamBatch:
 
     # ---- On the device, for all rows at once ----
 
-    def step(self, logits: Tensor, attn: Tensor) -> ChosenRows:
-        """Process logits, rank all continuations and choose K new rows per sentence.
+    def step(self, logits: Tensor | LazyLogits, attn: Tensor) -> ChosenRows:
+        """Rank all continuations and choose K new rows per sentence.
 
         Args:
             logits: (R, V) of any float dtype, for the next token; overwritten if float32.
@@ -163,28 +167,66 @@ class BeamBatch:
             The new rows (B, K) and all candidates (B, N), still on the device.
         """
         context = make_step_context(self.rows, self.n_steps + 1, attn, self.constraints)
-        logits = logits.float()  # (R, V)
-        model_scores = TokenScores(logits, self._compute_log_z(logits))
-        trace = None
-        if self.on_step is not None:
-            unmasked = TokenScores(logits.clone(), model_scores.log_z)  # masks work in place
-            trace = TraceInputs(unmasked, model_scores, context.scores, attn.float().clone(), [])
-        token_scores, block_max = self.process_logits(model_scores, context, trace)
-        candidates = self.rank_candidates(token_scores, context, block_max)
-        if token_scores is not model_scores or self.spec.beam_groups > 1:
-            # Processors and diversity change the ranking, not the reported log-probabilities
-            candidates = candidates.with_model_log_probs(model_scores)
+        candidates, trace = self.rank_in_kernel(logits, context), None
+        if candidates is None:
+            candidates, trace = self.rank_logits(logits, attn, context)
         chosen = self.choose_rows(candidates, context)
         if self.spec.track_attention:
             attended = find_most_attended(attn, self.rows.src_length, self.spec.src_margins)  # (R,)
             chosen = replace(chosen, attended=attended.view_as(context.scores))
+        return replace(chosen, trace=trace) if trace is not None else chosen
+
+    def rank_in_kernel(
+        self, logits: Tensor | LazyLogits, context: StepContext
+    ) -> Candidates | None:
+        """Rank all continuations in the output layer's kernel, which then stores no logits.
+
+        Returns:
+            The candidates (B, N) that `rank_logits` would return; None if the kernel cannot rank
+            them, because a rule at this step needs the logits.
+        """
+        if not self.allows_kernel or not isinstance(logits, KernelLogits):
+            return None
+        masked = collect_token_masks(self.processors, context)
+        if masked is None:
+            return None
+        is_first = self.find_first_steps(context)
+        return self.top_k.select_in_kernel(logits, masked, context.scores, is_first)
+
+    def rank_logits(
+        self, logits: Tensor | LazyLogits, attn: Tensor, context: StepContext
+    ) -> tuple[Candidates, TraceInputs | None]:
+        """Process the logits and rank all continuations.
+
+        Args:
+            logits: see `step`.
+            attn: (R, S) attention of this step.
+            context: inputs of the processors.
+
+        Returns:
+            The candidates (B, N), and what the observer needs.
+        """
+        logits, log_z = (logits, None) if isinstance(logits, Tensor) else logits.compute()
+        logits = logits.float()  # (R, V)
+        if not self.spec.needs_log_softmax:  # the logits are log-probabilities
+            log_z = torch.zeros_like(logits[:, 0])
+        model_scores = TokenScores(logits, log_sum_exp(logits) if log_z is None else log_z)
+        trace = None
+        if self.on_step is not None:
+            unmasked = replace(model_scores, logits=logits.clone())  # masks work in place
+            trace = TraceInputs(unmasked, model_scores, context.scores, attn.float().clone(), [])
+        token_scores = self.process_logits(model_scores, context, trace)
+        candidates = self.rank_candidates(token_scores, context)
+        if token_scores is not model_scores or self.spec.beam_groups > 1:
+            # Processors and diversity change the ranking, not the reported log-probabilities
+            candidates = candidates.with_model_log_probs(model_scores)
         if trace is not None:
-            chosen = replace(chosen, trace=replace(trace, token_scores=token_scores))
-        return chosen
+            trace = replace(trace, token_scores=token_scores)
+        return candidates, trace
 
     def process_logits(
         self, model_scores: TokenScores, context: StepContext, trace: TraceInputs | None
-    ) -> tuple[TokenScores, Tensor | None]:
+    ) -> TokenScores:
         """Apply the logits processors in order.
 
         Args:
@@ -193,11 +235,9 @@ class BeamBatch:
             trace: its `forbidden` is filled in; None if no observer follows the search.
 
         Returns:
-            The processed scores (`model_scores` itself if tokens were only masked), and the block
-            maxima (R, blocks) from the output layer's kernel, or None if they are not valid.
+            The processed scores; `model_scores` itself if tokens were only masked.
         """
-        stats, token_scores = self.rows.state.logit_stats, model_scores
-        block_max = stats.block_max if stats else None
+        token_scores = model_scores
         if trace is not None:
             trace.forbidden.append(
                 ("the model gives it probability 0", model_scores.logits == -math.inf)
@@ -206,21 +246,16 @@ class BeamBatch:
             if not processor.applies(context):
                 continue
             token_scores = processor(token_scores, context)
-            if processor.columns is None:
-                block_max = None
             if trace is not None and processor.reason:
                 trace.forbidden.append((processor.reason, token_scores.logits == -math.inf))
-        return token_scores, block_max
+        return token_scores
 
-    def rank_candidates(
-        self, token_scores: TokenScores, context: StepContext, block_max: Tensor | None
-    ) -> Candidates:
+    def rank_candidates(self, token_scores: TokenScores, context: StepContext) -> Candidates:
         """Rank the continuations of each sentence's rows, or sample them.
 
         Args:
             token_scores: processed scores of the next tokens.
             context: inputs of the processors.
-            block_max: (R, blocks) maxima of the logits, see `TopK.select`.
         """
         spec, scores = self.spec, context.scores  # (B, K)
         if spec.sampling:
@@ -228,13 +263,16 @@ class BeamBatch:
             return sample_candidates(
                 token_scores, scores, seeds, steps, self.model.vocab_size, spec
             )
-        is_first = None
-        if spec.policy.drop_last_candidate:
-            is_first = context.sentence_steps[:, 0] == 1  # (B,)
-        candidates = self.top_k.select(token_scores, scores, is_first, block_max)
+        candidates = self.top_k.select(token_scores, scores, self.find_first_steps(context))
         if context.phrases is not None:
             context.phrases.allocate(candidates, token_scores, scores, spec)
         return candidates
+
+    def find_first_steps(self, context: StepContext) -> Tensor | None:
+        """Return a mask (B,) of sentences at their first step; None if that makes no difference."""
+        if not self.spec.policy.drop_last_candidate:
+            return None
+        return context.sentence_steps[:, 0] == 1
 
     def choose_rows(self, candidates: Candidates, context: StepContext) -> ChosenRows:
         """Choose K candidates (B, K) as new rows; see `Policy.ended` for candidates with EOS."""
@@ -255,13 +293,6 @@ class BeamBatch:
             rows.score if replaces_ended else rows.score.masked_fill(rows.ended, -math.inf)
         )
         return ChosenRows(rows, candidates, open_scores, penalties)
-
-    def _compute_log_z(self, logits: Tensor) -> Tensor:
-        """Return the log-sum-exp (R,) of the logits (R, V), or 0 for log-probabilities."""
-        if not self.spec.needs_log_softmax:
-            return torch.zeros_like(logits[:, 0])
-        stats = self.rows.state.logit_stats
-        return stats.log_z if stats else log_sum_exp(logits)
 
     # ---- On the host: finished hypotheses and sentences ----
 

@@ -13,61 +13,12 @@ from torch import Tensor
 
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.search.context import StepContext
+from onmt_lite.search.processor import LogitsProcessor, Mask, TokenMask, mask_columns
 from onmt_lite.search.spec import NO_TOKEN, SearchSpec
 from onmt_lite.search.topk import TokenScores
 
 MIN_KERNEL_VOCAB = 1024  # tokens
 MAX_GROWTH = 1e30  # larger factors may overflow in float32 sums
-
-
-class LogitsProcessor:
-    """A rule that masks or changes the scores of the next token.
-
-    reason         why tokens are masked, printed by -dump_beam; "" if the rule masks none
-    columns        tokens whose logits may change, so that the block maxima of all other tokens stay
-                   valid for the top-k; None: all tokens
-    needs_history  True if the rule reads the tokens of the rows
-    """
-
-    reason = ""
-    columns: tuple[int, ...] | None = None
-    needs_history = False
-
-    def applies(self, context: StepContext) -> bool:
-        """Return True if the rule affects any row at this step."""
-        return True
-
-    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        """Return new scores.
-
-        Args:
-            token_scores: scores (R, V); only a `Mask` may write into the logits.
-            context: history, coverage and forced tokens of the rows.
-        """
-        raise NotImplementedError
-
-
-class Mask(LogitsProcessor):
-    """A rule that sets logits to -inf, in place.
-
-    Forced tokens are exempt from all masks.
-    """
-
-    def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
-        forced = context.forced
-        if forced is None:
-            self.forbid(token_scores, context)
-            return token_scores
-        before = token_scores.logits.gather(1, forced.columns)  # (R, 1)
-        self.forbid(token_scores, context)
-        after = token_scores.logits.gather(1, forced.columns)  # (R, 1)
-        kept = before.where(forced.tokens != NO_TOKEN, after)  # (R, 1)
-        token_scores.logits.scatter_(1, forced.columns, kept)
-        return token_scores
-
-    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        """Set entries of `token_scores.logits` (R, V) to -inf."""
-        raise NotImplementedError
 
 
 def build_logits_processors(
@@ -93,7 +44,7 @@ def build_logits_processors(
         Temperature(spec.temperature, True) if temperature == "logits" else None,
         SequenceBias(spec, vocab_size, device) if rules.sequence_bias else None,
         RepetitionPenalty(penalty, on_logits) if penalty != 1.0 else None,
-        MinLength(spec.eos_ids),
+        MinLength(spec.eos_ids, device),
         BannedTokens(banned, device) if banned else None,
         BannedPhrases(spec, device) if rules.banned_phrases else None,
         SuppressAtBegin(begin, device) if begin else None,
@@ -124,8 +75,6 @@ class Temperature(LogitsProcessor):
 
 class Renormalize(LogitsProcessor):
     """Log-softmax over the tokens that are not masked."""
-
-    columns = ()
 
     def __call__(self, token_scores: TokenScores, context: StepContext) -> TokenScores:
         return replace(token_scores, log_z=log_sum_exp(token_scores.logits))
@@ -160,35 +109,22 @@ class RepetitionPenalty(LogitsProcessor):
         return replace(token_scores, logits=logits, diversity_weight=weight)
 
 
-class MinLength(Mask):
+class MinLength(TokenMask):
     """Mask on EOS until the minimum length."""
 
     reason = "EOS before the minimum length (min_length allows it from token {limits.min_eos_step})"
 
-    def __init__(self, eos_ids: Sequence[int]):
-        self.columns = tuple(eos_ids)
-
     def applies(self, context: StepContext) -> bool:
         return context.n_steps < max(slot.first_eos_step for slot in context.rows.slots)
 
-    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        rows = context.rows
-        too_early = rows.expand_to_rows(context.sentence_steps < rows.table.min_eos_step)  # (R,)
-        for column in self.columns or ():
-            token_scores.logits[:, column].masked_fill_(too_early, -math.inf)
+    def find_rows(self, context: StepContext) -> Tensor:
+        return context.sentence_steps < context.rows.table.min_eos_step
 
 
-class BannedTokens(Mask):
+class BannedTokens(TokenMask):
     """Mask on tokens in every position."""
 
     reason = "this token is banned"
-
-    def __init__(self, ids: Sequence[int], device: torch.device):
-        self.columns = tuple(ids)
-        self.ids = torch.tensor(self.columns, dtype=torch.long, device=device)  # (N,)
-
-    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        token_scores.logits.index_fill_(1, self.ids, -math.inf)
 
 
 class BannedPhrases(Mask):
@@ -218,7 +154,6 @@ class SequenceBias(LogitsProcessor):
     def __init__(self, spec: SearchSpec, vocab_size: int, device: torch.device):
         self.see_start = spec.phrases_see_start
         self.on_logits = spec.policy.repetition == "logits"
-        self.columns = tuple({tokens[-1] for tokens, _ in spec.token_rules.sequence_bias})
         always = torch.zeros(vocab_size)  # (V,)
         for tokens, bias in spec.token_rules.sequence_bias:
             if len(tokens) == 1:
@@ -236,22 +171,16 @@ class SequenceBias(LogitsProcessor):
         return replace_logits(token_scores, logits, self.on_logits)
 
 
-class SuppressAtBegin(Mask):
+class SuppressAtBegin(TokenMask):
     """Mask on tokens in the first position that is not forced (begin_suppress_tokens)."""
 
     reason = "a translation must not begin with this token (begin_suppress_tokens)"
 
-    def __init__(self, ids: Sequence[int], device: torch.device):
-        self.columns = tuple(ids)
-        self.ids = torch.tensor(self.columns, device=device)  # (N,)
-
     def applies(self, context: StepContext) -> bool:
         return any(slot.last_forced_step + 1 == context.n_steps for slot in context.rows.slots)
 
-    def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
-        starts = context.sentence_steps == context.rows.table.n_prefix + 1  # (B, 1)
-        is_first = context.rows.expand_to_rows(starts)[:, None].expand(-1, len(self.ids))  # (R, N)
-        mask_columns(token_scores.logits, self.ids.expand_as(is_first), is_first)
+    def find_rows(self, context: StepContext) -> Tensor:
+        return context.sentence_steps == context.rows.table.n_prefix + 1
 
 
 class EncoderNoRepeatNgram(Mask):
@@ -283,7 +212,7 @@ class ExponentialDecayLength(LogitsProcessor):
     def __init__(self, spec: SearchSpec, device: torch.device):
         assert spec.token_rules.exponential_decay_length_penalty is not None
         self.start, self.factor = spec.token_rules.exponential_decay_length_penalty
-        self.n_counted_start, self.columns = spec.n_counted_start, spec.eos_ids
+        self.n_counted_start = spec.n_counted_start
         self.on_logits = spec.policy.repetition == "logits"
         self.ids = torch.tensor(spec.eos_ids, device=device)  # (E,)
 
@@ -429,19 +358,6 @@ def replace_logits(token_scores: TokenScores, logits: Tensor, normalize: bool) -
     """
     log_z = log_sum_exp(logits) if normalize else token_scores.log_z
     return replace(token_scores, logits=logits, log_z=log_z)
-
-
-def mask_columns(logits: Tensor, columns: Tensor, forbidden: Tensor) -> None:
-    """Set entries of the logits to -inf, in place.
-
-    Args:
-        logits: (R, V) logits.
-        columns: (R, N) token IDs of each row, duplicates allowed.
-        forbidden: (R, N) True for the entries of `columns` to mask.
-    """
-    values = torch.zeros_like(columns, dtype=logits.dtype)  # (R, N)
-    values = values.masked_fill_(forbidden, -math.inf).masked_fill_(~forbidden, math.inf)
-    logits.scatter_reduce_(1, columns, values, "amin")
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:

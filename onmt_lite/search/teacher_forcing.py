@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import AnyModel, HeadSelection
+from onmt_lite.models.base import AnyModel, HeadSelection, compute_logits
 from onmt_lite.search.logits import log_sum_exp
 
 
@@ -49,7 +49,10 @@ def score_targets(
         state = model.init_state(memory)
         for tokens in inputs[:, :n_before].unbind(1):
             model.step(tokens, state)
-        steps = (model.step(tokens, state)[0] for tokens in inputs[:, n_before:].unbind(1))
+        steps = (
+            compute_logits(model.step(tokens, state)[0])
+            for tokens in inputs[:, n_before:].unbind(1)
+        )
         by_step = [
             _gather_log_probs(logits, tokens, needs_log_softmax)
             for logits, tokens in zip(steps, out.unbind(1))

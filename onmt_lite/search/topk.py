@@ -1,13 +1,12 @@
 """Top-k with a total order: higher scores first, ties by the lower flat index (row * V + token)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from onmt_lite.models.base import choose_block_width
+from onmt_lite.models.output import KernelLogits
 from onmt_lite.search.spec import SearchSpec
 
 
@@ -66,7 +65,6 @@ class TopK:
         vocab_size: V.
         n_slots: maximum number of sentences that are ranked at once.
         device: the model's device.
-        columns: tokens whose logits may change after `block_max` was computed.
     """
 
     def __init__(
@@ -75,11 +73,10 @@ class TopK:
         vocab_size: int,
         n_slots: int,
         device: torch.device,
-        columns: Sequence[int] = (),
     ):
         self.spec, self.vocab_size, self.device = spec, vocab_size, device
-        self.block = choose_block_width(vocab_size)
-        self.stale_blocks = sorted({column // self.block for column in columns})
+        self.block = 1 << min(vocab_size.bit_length() // 2, 9)
+        self.eos_ids = torch.tensor(spec.eos_ids)  # (E,)
         self.sentences = torch.arange(n_slots, device=device)[:, None, None]  # (B, 1, 1)
         self.offsets = torch.arange(self.block, device=device)  # (block,)
         self.index_cache: dict[int, Tensor] = {}
@@ -90,7 +87,6 @@ class TopK:
         token_scores: TokenScores,
         scores: Tensor,
         is_first_step: Tensor | None = None,
-        block_max: Tensor | None = None,
     ) -> Candidates:
         """Return the N best continuations of each sentence.
 
@@ -99,8 +95,6 @@ class TopK:
             scores: (B, K) scores of the rows.
             is_first_step: (B,) True for sentences at their first step; only for
                 `Policy.drop_last_candidate`.
-            block_max: (R, blocks) block maxima of the logits before some of `columns` changed;
-                overwritten.  None: compute them.
         """
         b, k = scores.shape
         logits = token_scores.logits.view(b, k, -1)  # (B, K, V)
@@ -108,10 +102,28 @@ class TopK:
         if self.spec.beam_groups > 1:
             return self._select_diverse(token_scores, logits, log_z, scores, is_first_step)
         n = min(self.spec.n_candidates, k * self.vocab_size)
-        if block_max is not None:
-            block_max = block_max.view(b, k, -1)  # (B, K, blocks)
-        best = self._select_top(logits, log_z, scores, n, block_max)
-        return self._drop_last(best, k, is_first_step)
+        best = self._select_top(logits, log_z, scores, n)
+        return self.drop_last(best, k, is_first_step)
+
+    def select_in_kernel(
+        self,
+        logits: KernelLogits,
+        masked: tuple[Tensor, Tensor],
+        scores: Tensor,
+        is_first_step: Tensor | None = None,
+    ) -> Candidates:
+        """Return what `select` returns, without computing all logits.
+
+        Args:
+            logits: logits (R, V) of the next tokens.
+            masked: tokens that some rows must not take (M,), and a mask (B, K, M) of these rows.
+            scores: (B, K) scores of the rows.
+            is_first_step: see `select`.
+        """
+        k = scores.size(1)
+        n = min(self.spec.n_candidates, k * self.vocab_size)
+        best = Candidates(*logits.rank(scores, n, masked, self.eos_ids))
+        return self.drop_last(best, k, is_first_step)
 
     def _select_top(
         self,
@@ -119,7 +131,6 @@ class TopK:
         log_z: Tensor,
         scores: Tensor,
         n: int,
-        block_max: Tensor | None = None,
     ) -> Candidates:
         """Return the n best continuations of each sentence.
 
@@ -128,15 +139,9 @@ class TopK:
             log_z: (B, k) log-sum-exp of the logits.
             scores: (B, k) scores of the rows.
             n: number of candidates.
-            block_max: (B, k, blocks), see `select`.
         """
         b, k, v = logits.shape
-        if block_max is None:
-            block_max = self._compute_block_max(logits)
-        else:
-            for i in self.stale_blocks:
-                block = logits[:, :, i * self.block : (i + 1) * self.block]  # (B, k, block)
-                torch.amax(block, 2, out=block_max[:, :, i])
+        block_max = self._compute_block_max(logits)  # (B, k, blocks)
         block_scores = block_max - log_z[:, :, None] + scores[:, :, None]  # (B, k, blocks)
         block_scores = block_scores.flatten(1)  # (B, k*blocks)
         blocks = self._select_stable_topk(block_scores, min(n, block_scores.size(1)))  # (B, N)
@@ -201,7 +206,7 @@ class TopK:
         firsts = self.index_cache[k * v][: len(blocks), :, :1]  # a valid index of the same sentence
         return torch.where(beyond, firsts, flat_index), beyond
 
-    def _drop_last(self, best: Candidates, n_rows: int, is_first_step: Tensor | None) -> Candidates:
+    def drop_last(self, best: Candidates, n_rows: int, is_first_step: Tensor | None) -> Candidates:
         """Drop the last of all continuations if it is a candidate (fairseq).
 
         fairseq ranks `min(2 * k, size - 1)` candidates, where size is V at the first step and k*V
@@ -275,7 +280,7 @@ class TopK:
                 penalty = penalty * weight.view_as(logits)[:, rows]
             n = min(spec.n_candidates // n_groups, size * self.vocab_size)
             best = self._select_top(logits[:, rows] - penalty, log_z[:, rows], scores[:, rows], n)
-            best = self._drop_last(best, size, is_first_step)
+            best = self.drop_last(best, size, is_first_step)
             counted = best.score > -math.inf  # (B, n)
             if apart:
                 counted &= ~best.ended

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.kernels import bindings as kernels
 
+NO_TOKENS, NO_ROWS = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
 ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 33, 100)
 SIZES = ((1, 1), (3, 17), (16, 32), (33, 31), (64, 100), (100, 65), (256, 48))  # inputs, outputs
 
@@ -56,8 +57,13 @@ def linear_layers() -> Iterator[tuple[str, str]]:
                 out = kernels.feed_forward(x, up, down, norms[1], activation, x)
                 yield f"feed-forward-{activation}-{case}", digest(out)
             logits = torch.empty(rows, n)
-            log_sums, maxima = kernels.compute_output_logits(x, up, logits, 16)
-            yield f"logits-{case}", digest(logits, log_sums, maxima)
+            log_sums = kernels.compute_output_logits(x, up, norms[1], logits)
+            yield f"logits-{case}", digest(logits, log_sums)
+            ranked = kernels.rank_continuations(
+                *(x, up, norms[1], torch.arange(rows, dtype=torch.int32)[None]),
+                *(make_random(1, rows), min(7, rows * n), (NO_TOKENS, NO_ROWS), NO_TOKENS),
+            )
+            yield f"ranked-{case}", digest(*ranked)
             yield f"log-sums-{case}", digest(kernels.logsumexp(make_random(rows, 40 * n)))
 
 

@@ -25,7 +25,7 @@ SIGNATURES = {
     "pack": [_P, _N, _N, _P, _P, _P],
     "linear": [_P, _N, _N, _P, _P, c_int, _P, _P, _N, c_int],
     "feed_forward": [_P, _N, _N, _P, _P, _P, c_int, _P, _P, _N, c_int],
-    "head": [_P, _N, _N, _P, _N, _P, _P, _P, c_int],
+    "head": [_P, _N, _N, _P, _P, _P, _P, _P, c_int],
     "log_sums": [_P, _N, _N, _N, _P, c_int],
     "attend_self": [_P, _N, _N, _P, _N, _N, _N, _P, _N, c_int],
     "attend_memory": [_P, *[_N] * 6, _P, _P, _N, _P, _P, _P, _N, c_int],
@@ -164,27 +164,84 @@ def feed_forward(
     return out
 
 
-def compute_output_logits(
-    x: Tensor, weights: Weights, logits: Tensor, block: int
-) -> tuple[Tensor, Tensor]:
-    """Compute logits and their statistics.
+def compute_output_logits(x: Tensor, weights: Weights, norm: Norm | None, logits: Tensor) -> Tensor:
+    """Compute the logits of [norm](x).
 
     Args:
         x: hidden states (R, D)
         weights: the output layer
+        norm: applied to x first
         logits: overwritten (R, N)
-        block: width of blocks of columns, a power of 2 up to 512
 
     Returns:
-        Log-sum-exp (R,), and maxima of the blocks (R, blocks).
+        The log-sum-exp of the logits (R,).
     """
     log_z = x.new_empty(len(x))
-    maxima = x.new_empty(len(x), -(-weights.outputs // block))
     get_library().head(
-        *(x.data_ptr(), weights.inputs, len(x), weights.address, block),
-        *(logits.data_ptr(), log_z.data_ptr(), maxima.data_ptr(), torch.get_num_threads()),
+        *(x.data_ptr(), weights.inputs, len(x), weights.address, norm and norm.address),
+        *(logits.data_ptr(), log_z.data_ptr(), None, torch.get_num_threads()),
     )
-    return log_z, maxima
+    return log_z
+
+
+class Beams(ctypes.Structure):
+    """Arguments of `rank_continuations` for the kernel, see `Beams` in `kernels.c`."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("sentences", "hypotheses", "n")),
+        *((name, c_void_p) for name in ("row", "score")),
+        *((name, c_int64) for name in ("n_masked", "n_ends")),
+        *((name, c_void_p) for name in ("masked", "mask", "ends")),
+        *((name, c_void_p) for name in ("new_score", "log_prob", "parent", "token", "ended")),
+    ]
+
+
+def rank_continuations(
+    x: Tensor,
+    weights: Weights,
+    norm: Norm | None,
+    rows: Tensor,
+    scores: Tensor,
+    n: int,
+    masked: tuple[Tensor, Tensor],
+    ends: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Find the n best continuations of each sentence's hypotheses, without storing all logits.
+
+    A continuation has the score `(logit - log-sum-exp) + score of the hypothesis`, in float32.
+    Ties are ordered by hypothesis, then by token.  If a score is NaN, all of the sentence are.
+
+    Args:
+        x: hidden states (R, D)
+        weights: the output layer
+        norm: applied to x first
+        rows: row of each hypothesis in x (B, K), int32
+        scores: scores of the hypotheses (B, K)
+        n: number of continuations, at most K N
+        masked: tokens that some hypotheses must not take (M,), and a mask of these hypotheses
+            (B, K, M), bool; their logits count as -inf, but not in the log-sum-exp
+        ends: tokens that end a hypothesis (E,)
+
+    Returns:
+        Scores, parents (b * K + k), tokens, log-probabilities, and True for tokens that end a
+        hypothesis, (B, n) each, best first.
+    """
+    (b, k), (tokens, mask) = scores.shape, masked
+    new_scores, log_probs = x.new_empty(2, b, n).unbind()
+    parents, new_tokens = torch.empty(2, b, n, dtype=torch.int64).unbind()
+    ended = torch.empty(b, n, dtype=torch.bool)
+    beams = Beams(
+        *(b, k, n, rows.data_ptr(), scores.data_ptr(), len(tokens), len(ends)),
+        *(tokens.data_ptr(), mask.data_ptr(), ends.data_ptr()),
+        *(new_scores.data_ptr(), log_probs.data_ptr()),
+        *(parents.data_ptr(), new_tokens.data_ptr(), ended.data_ptr()),
+    )
+    log_z = x.new_empty(len(x))
+    get_library().head(
+        *(x.data_ptr(), weights.inputs, len(x), weights.address, norm and norm.address),
+        *(None, log_z.data_ptr(), ctypes.addressof(beams), torch.get_num_threads()),
+    )
+    return new_scores, parents, new_tokens, log_probs, ended
 
 
 def logsumexp(x: Tensor) -> Tensor:

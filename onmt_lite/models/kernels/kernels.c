@@ -28,6 +28,7 @@
 #define BLOCK 192    /* rows that stay in the second-level cache between the steps of a kernel */
 #define COLUMNS 512  /* logits of a row that stay in cache until they are summed, */
 #define FEW 32       /* for this many rows at a time */
+#define BLOCK_WIDTH 64  /* logits with a common maximum */
 #define HEIGHT 16    /* rows of an AMX tile */
 #define STEP 64      /* bytes of a row in an AMX tile */
 #define QUERIES 6    /* queries that share a key while it is in a register */
@@ -540,15 +541,33 @@ API void feed_forward(const float *x, size ldx, size rows, const Weights *up, co
     run_pieces((rows + task.block - 1) / task.block, threads, feed_forward_piece, &task);
 }
 
-/* ---- Head: logits, their block maxima and their log-sum-exp -------------------------------------- */
+/* ---- Head: logits, their log-sum-exp, and the best continuations of hypotheses --------------------- */
+
+/* The K hypotheses of each of B sentences, and their n best continuations by another token (B, n): highest
+   score first, ties by lower hypothesis and token */
+typedef struct {
+    size sentences, hypotheses, n;
+    const int32_t *row;  /* (B, K) the row of each hypothesis; equal hypotheses may share a row */
+    const float *score;  /* (B, K) */
+    size n_masked, n_ends;
+    const size *masked;   /* (n_masked) tokens that some hypotheses must not take, */
+    const uint8_t *mask;  /* (B, K, n_masked) 1 for these hypotheses */
+    const size *ends;     /* (n_ends) tokens that end a hypothesis */
+    float *new_score, *log_prob;
+    size *parent, *token;  /* a parent is a hypothesis of the batch: b * K + k */
+    uint8_t *ended;
+} Beams;
 
 typedef struct {
     const Inputs *in;
-    size rows, block;
+    size rows, n_blocks;
     const Weights *w;
-    Outputs to;
-    float *maxima, *tops;
-    double *sums;
+    float *logits;  /* (R, N) or NULL */
+    float *maxima;  /* (R, n_blocks), each of BLOCK_WIDTH logits */
+    float *tops;    /* (pieces, R), each of COLUMNS logits, */
+    double *sums;   /* and their sum of e^(logit - top) */
+    float *log_z;   /* (R) log-sum-exp */
+    const Beams *beams;
 } Head;
 
 /* Return the largest of n numbers, ignoring NaN */
@@ -599,49 +618,127 @@ static float combine_sums(const float *tops, const double *sums, size n, size st
     return found < -FLT_MAX ? -FLT_MAX : found;  /* NaN stays */
 }
 
-/* Compute COLUMNS logits of all rows, the maximum of each block, the maximum of all, and the sum of
-   e^(logit - maximum) */
+/* The inputs from row r on */
+INLINE Inputs rows_from(const Inputs *in, size r, const Weights *w) {
+    size bytes = w->integers ? (size)sizeof(Input) : 4;
+    return (Inputs){(const char *)in->rows + r * in->ld * bytes, in->ld, in->step ? in->step + r : NULL, in->zero};
+}
+
+/* Compute COLUMNS logits of all rows, their maxima, and the sum of e^(logit - top).  Logits stay in the
+   cache unless the caller wants them. */
 static void head_piece(const void *task, size piece) {
     const Head *h = task;
     size begin = piece * COLUMNS, n = smaller(COLUMNS, h->w->outputs - begin);
-    size n_blocks = (h->w->outputs + h->block - 1) / h->block;
     for (size r0 = 0; r0 < h->rows; r0 += FEW) {
         size rows = smaller(FEW, h->rows - r0);
-        Inputs in = *h->in;
-        in.rows = h->w->integers ? (const void *)((const Input *)in.rows + r0 * in.ld)
-                                 : (const void *)((const float *)in.rows + r0 * in.ld);
-        if (in.step) in.step += r0;
-        Outputs to = h->to;
-        to.out += r0 * to.ld;
+        Inputs in = rows_from(h->in, r0, h->w);
+        Outputs to = {NONE, NULL, h->logits, h->w->outputs};
+        if (h->logits) to.out += r0 * to.ld;
+        else to.out = (float *)scratch(SCORES_SLOT, FEW * COLUMNS * 4) - begin, to.ld = COLUMNS;
         multiply(&in, rows, h->w, begin, begin + n, &to);
         for (size r = 0; r < rows; r++) {
             const float *logits = to.out + r * to.ld + begin;
-            float *maxima = h->maxima + (r0 + r) * n_blocks + begin / h->block;
-            float top = -INFINITY;
-            for (size b = 0; b < n; b += h->block) {
-                float found = find_max(logits + b, smaller(h->block, n - b));
-                maxima[b / h->block] = found;
+            float *maxima = h->maxima + (r0 + r) * h->n_blocks + begin / BLOCK_WIDTH;
+            float top = -FLT_MAX;  /* if all are -inf */
+            for (size b = 0; b < n; b += BLOCK_WIDTH) {
+                float found = find_max(logits + b, smaller(BLOCK_WIDTH, n - b));
+                maxima[b / BLOCK_WIDTH] = found;
                 top = found > top ? found : top;
             }
-            top = top < -FLT_MAX ? -FLT_MAX : top;  /* all are -inf */
             h->tops[piece * h->rows + r0 + r] = top;
             h->sums[piece * h->rows + r0 + r] = sum_exp(logits, n, top);
         }
     }
 }
 
-/* Compute the logits (R, N) of x (R, D), their log-sum-exp (R), and the maxima (R, blocks) of blocks of
-   `block` columns, a power of 2 from 1 to COLUMNS.  The order of summation does not depend on the
-   threads. */
-API void head(const float *x, size ldx, size rows, const Weights *w, size block, float *logits,
-              float *log_sums_to, float *maxima, int threads) {
-    size pieces = (w->outputs + COLUMNS - 1) / COLUMNS;
-    Inputs in = prepare(x, ldx, rows, w, NULL, 0);
-    double *sums = scratch(HIDDEN_SLOT, pieces * rows * 12);
+typedef struct {
+    float score, log_prob;
+    size index;  /* k * N + token, or k * N + first token of a block */
+} Candidate;
+
+INLINE int comes_before(Candidate a, Candidate b) {
+    return a.score > b.score || (a.score == b.score && a.index < b.index);
+}
+
+/* Insert a candidate into the sorted list of the `count` <= n best; returns the new count */
+INLINE size insert(Candidate *best, size count, size n, Candidate candidate) {
+    if (count == n && !comes_before(candidate, best[n - 1])) return n;
+    size i = count < n ? count : n - 1;
+    for (; i > 0 && comes_before(candidate, best[i - 1]); i--) best[i] = best[i - 1];
+    best[i] = candidate;
+    return count < n ? count + 1 : n;
+}
+
+/* Block j of hypothesis k, with the score of its best token */
+INLINE Candidate block_at(const Head *h, size hypothesis, size k, size j) {
+    size r = h->beams->row[hypothesis];
+    float score = h->maxima[r * h->n_blocks + j] - h->log_z[r] + h->beams->score[hypothesis];
+    return (Candidate){score, 0, k * h->w->outputs + j * BLOCK_WIDTH};
+}
+
+/* Insert the tokens of a block.  To compute its logits again is cheaper than to store all logits. */
+static size insert_block(const Head *h, size b, Candidate block, Candidate *best, size count) {
+    const Beams *beams = h->beams;
+    size hypothesis = b * beams->hypotheses + block.index / h->w->outputs, r = beams->row[hypothesis];
+    size begin = block.index % h->w->outputs, end = smaller(begin + BLOCK_WIDTH, h->w->outputs);
+    float logits[BLOCK_WIDTH];
+    Inputs in = rows_from(h->in, r, h->w);
+    Outputs to = {NONE, NULL, logits - begin, 0};
+    for (size o = begin; o < end; o += WIDE * 16) (h->w->integers ? int_1 : float_1)(&in, 0, h->w, o, &to);
+    for (size m = 0; m < beams->n_masked; m++)
+        if (beams->masked[m] >= begin && beams->masked[m] < end && beams->mask[hypothesis * beams->n_masked + m])
+            logits[beams->masked[m] - begin] = -INFINITY;
+    for (size v = begin; v < end; v++) {
+        float log_prob = logits[v - begin] - h->log_z[r];
+        Candidate candidate = {log_prob + beams->score[hypothesis], log_prob, block.index - begin + v};
+        count = insert(best, count, beams->n, candidate);
+    }
+    return count;
+}
+
+/* Find the n best continuations of sentence b.  They are in its n best blocks: a block that is not one of
+   them comes after n blocks, each with a token that comes before all of its tokens. */
+static void rank_piece(const void *task, size b) {
+    const Head *h = task;
+    const Beams *beams = h->beams;
+    size n = beams->n, hypotheses = beams->hypotheses, first = b * hypotheses, n_found = 0, count = 0;
+    Candidate *found = scratch(SCORES_SLOT, 2 * n * (size)sizeof(Candidate)), *best = found + n;
+    float nan = 0;
+    for (size k = 0; k < hypotheses; k++) {
+        float score = beams->score[first + k] - h->log_z[beams->row[first + k]];
+        if (score != score) nan = score;
+        for (size j = 0; j < h->n_blocks; j++) n_found = insert(found, n_found, n, block_at(h, first + k, k, j));
+    }
+    for (size i = 0; nan == 0 && i < n_found; i++) count = insert_block(h, b, found[i], best, count);
+    /* The maxima include masked tokens, so that tokens of other blocks may be among the best */
+    for (size i = 0; nan == 0 && beams->n_masked && i < hypotheses * h->n_blocks; i++) {
+        Candidate block = block_at(h, first + i / h->n_blocks, i / h->n_blocks, i % h->n_blocks);
+        if (comes_before(found[n_found - 1], block) && block.score >= best[count - 1].score)
+            count = insert_block(h, b, block, best, count);
+    }
+    for (size i = 0; i < n; i++) {
+        size at = b * n + i, token = nan == 0 ? best[i].index % h->w->outputs : 0;
+        beams->new_score[at] = nan == 0 ? best[i].score : nan;
+        beams->log_prob[at] = nan == 0 ? best[i].log_prob : nan;
+        beams->parent[at] = first + (nan == 0 ? best[i].index / h->w->outputs : 0);
+        beams->token[at] = token;
+        beams->ended[at] = 0;
+        for (size e = 0; e < beams->n_ends; e++) beams->ended[at] |= beams->ends[e] == token;
+    }
+}
+
+/* Compute the logits (R, N) of [norm](x), x (R, D), if `logits` is not NULL; their log-sum-exp (R), in an
+   order that does not depend on the threads; and the best continuations if `beams` is not NULL */
+API void head(const float *x, size ldx, size rows, const Weights *w, const Norm *norm, float *logits,
+              float *log_z, const Beams *beams, int threads) {
+    size pieces = (w->outputs + COLUMNS - 1) / COLUMNS, n_blocks = (w->outputs + BLOCK_WIDTH - 1) / BLOCK_WIDTH;
+    Inputs in = prepare(x, ldx, rows, w, norm, 0);
+    double *sums = scratch(HIDDEN_SLOT, rows * (pieces * 12 + n_blocks * 4));
     float *tops = (float *)(sums + pieces * rows);
-    Head task = {&in, rows, block, w, {NONE, NULL, logits, w->outputs}, maxima, tops, sums};
+    Head task = {&in, rows, n_blocks, w, logits, tops + pieces * rows, tops, sums, log_z, beams};
     run_pieces(pieces, threads, head_piece, &task);
-    for (size r = 0; r < rows; r++) log_sums_to[r] = combine_sums(tops + r, sums + r, pieces, rows);
+    for (size r = 0; r < rows; r++) log_z[r] = combine_sums(tops + r, sums + r, pieces, rows);
+    if (beams) run_pieces(beams->sentences, threads, rank_piece, &task);
 }
 
 typedef struct {

@@ -76,16 +76,10 @@ def assert_close(found, expected, is_int8):
     assert ((found - expected).abs() <= scale * (0.02 if is_int8 else 2e-5)).all()
 
 
-def compute_logits(x, weights, block):
-    """Compute logits (R, N), their log-sum-exp (R,) and block maxima (R, blocks).
-
-    Args:
-        x: hidden states (R, D)
-        weights: the output layer
-        block: width of the blocks
-    """
+def compute_logits(x, weights, norm=None):
+    """Return the logits (R, N) of x (R, D) and their log-sum-exp (R,)."""
     logits = torch.empty(len(x), weights.outputs)
-    return logits, *k.compute_output_logits(x, weights, logits, block)
+    return logits, k.compute_output_logits(x, weights, norm, logits)
 
 
 def make_norm(seed, d, norm_type):
@@ -153,9 +147,9 @@ def test_feed_forward_equals_torch(seed, r, d, hidden, is_int8, has_norm, activa
 @given(
     *(SEED, st.sampled_from([0, 1, 5, 13, 200]), SIZES),
     *(st.sampled_from([1, 5, 31, 32, 500, 512, 513, 1100, 2049]), st.booleans()),
-    *(st.sampled_from([1, 2, 8, 16, 64, 512]), THREADS),
+    *(st.sampled_from(["none", "layer", "rms"]), THREADS),
 )
-def test_output_logits_equals_torch(seed, r, d, n, is_int8, block, n_threads):
+def test_output_logits_equals_torch(seed, r, d, n, is_int8, norm_type, n_threads):
     torch.set_num_threads(n_threads)
     x, weight, bias = (
         make_random(seed, r, d),
@@ -163,12 +157,60 @@ def test_output_logits_equals_torch(seed, r, d, n, is_int8, block, n_threads):
         10 * make_random(seed + 2, n),
     )
     weights = k.Weights(weight, bias, is_int8)
-    logits, log_z, maxima = compute_logits(x, weights, block)
-    assert torch.equal(logits, k.linear(x, weights))
+    norm = None if norm_type == "none" else k.Norm(make_norm(seed, d, norm_type))
+    logits, log_z = compute_logits(x, weights, norm)
+    assert torch.equal(logits, k.linear(x, weights, norm))
     torch.testing.assert_close(log_z, logits.logsumexp(1), rtol=1e-6, atol=2e-6)
     assert torch.equal(k.logsumexp(logits), log_z)
-    padded = F.pad(logits, (0, -n % block), value=-math.inf)
-    assert torch.equal(maxima, padded.view(r, padded.size(1) // block, block).amax(2))
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data(), seed=SEED, is_int8=st.booleans(), n_threads=THREADS)
+def test_ranked_continuations_equal_sorted_scores(data, seed, is_int8, n_threads):
+    """Against a sort of all continuations, with equal logits, masks, and rows without a score."""
+    torch.set_num_threads(n_threads)
+    b, n_rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    vocab, d = data.draw(st.sampled_from([1, 3, 64, 65, 130, 600])), 8
+    # Weights of a few values make many logits equal
+    weight = make_random(seed, vocab, d).round() if data.draw(st.booleans()) else None
+    weight = make_random(seed, vocab, d) if weight is None else weight
+    weights = k.Weights(weight, None, is_int8)
+    n_distinct = data.draw(st.integers(1, b * n_rows))
+    x = make_random(seed + 1, n_distinct, d)
+    rows = torch.randint(n_distinct, (b, n_rows), dtype=torch.int32)
+    scores = data.draw(st.sampled_from([0.0, 1.0])) * make_random(seed + 2, b, n_rows)
+    scores[torch.rand(b, n_rows) < 0.3] = -math.inf
+    masked = torch.randperm(vocab)[: data.draw(st.integers(0, 3))]
+    mask = torch.rand(b, n_rows, len(masked)) < 0.5
+    ends = torch.randperm(vocab)[:2]
+    n = data.draw(st.integers(1, min(12, n_rows * vocab)))
+    found = k.rank_continuations(x, weights, None, rows, scores, n, (masked, mask), ends)
+
+    logits, log_z = compute_logits(x, weights)
+    for i in range(b):
+        expected = []
+        for j, row in enumerate(rows[i].tolist()):
+            row_logits = logits[row].clone()
+            row_logits[masked[mask[i, j]]] = -math.inf
+            log_probs = row_logits - log_z[row]
+            for token, score in enumerate((log_probs + scores[i, j]).tolist()):
+                expected.append((-score, i * n_rows + j, token, log_probs[token].item()))
+        expected.sort(key=lambda x: x[:3])
+        for place, (score, parent, token, log_prob) in enumerate(expected[:n]):
+            actual = [column[i, place].item() for column in found]
+            assert actual == [-score, parent, token, log_prob, token in ends]
+
+
+def test_ranked_continuations_are_nan_for_sentence_with_nan():
+    x = make_random(0, 4, 8)
+    x[1] = math.nan
+    weights, rows = k.Weights(make_random(1, 100, 8), None, False), torch.arange(4).int()
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
+    scores, parents, tokens, _, ended = k.rank_continuations(
+        x, weights, None, rows.view(2, 2), torch.zeros(2, 2), 3, nothing, torch.tensor([0])
+    )
+    assert scores[0].isnan().all() and scores[1].isfinite().all()
+    assert ((parents >= 0) & (parents < 4)).all() and ((tokens >= 0) & (tokens < 100)).all()
 
 
 def compute_attention(q, keys, values, visible):
@@ -276,7 +318,7 @@ def test_row_result_does_not_depend_on_batch_or_threads(is_int8):
         lambda rows: k.linear(rows, weights, norm, "silu"),
         lambda rows: k.feed_forward(rows, weights, down, norm, "relu", rows),
         lambda rows: torch.cat(
-            [part.view(len(rows), -1) for part in compute_logits(rows, weights, 16)], 1
+            [part.view(len(rows), -1) for part in compute_logits(rows, weights)], 1
         ),
     ]
     for result in results:
@@ -297,7 +339,7 @@ def test_non_finite_input_affects_its_row_only(is_int8, value):
     weights, x = k.Weights(weight, bias, is_int8), make_random(3, 30, 20)
     expected = k.linear(x, weights)
     x[4, 17] = value
-    found, (logits, log_z, _) = k.linear(x, weights), compute_logits(x, weights, 8)
+    found, (logits, log_z) = k.linear(x, weights), compute_logits(x, weights)
     others = [i for i in range(30) if i != 4]
     assert torch.equal(found[others], expected[others])
     assert not found[4].isfinite().any()
@@ -319,11 +361,11 @@ def test_extreme_inputs_and_weights(is_int8):
     assert_close(found[2] / 1e30, compute_linear(x[2:], weight, bias, False)[0] / 1e30, is_int8)
     bias[7] = -math.inf  # a token that is never predicted
     weights = k.Weights(weight, bias, is_int8)
-    logits, log_z, maxima = compute_logits(x[:2], weights, 1)
-    assert (logits[:, 7] == -math.inf).all() and (maxima[:, 7] == -math.inf).all()
+    logits, log_z = compute_logits(x[:2], weights)
+    assert (logits[:, 7] == -math.inf).all()
     torch.testing.assert_close(log_z, logits.logsumexp(1))
     impossible = k.Weights(weight, torch.full((40,), -math.inf), is_int8)
-    _, log_z, _ = compute_logits(x[:1], impossible, 16)
+    _, log_z = compute_logits(x[:1], impossible)
     assert log_z.item() == torch.finfo(torch.float32).min
 
 
