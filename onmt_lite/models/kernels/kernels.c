@@ -158,9 +158,10 @@ static void *scratch(int slot, size bytes) {
 static size smaller(size a, size b) { return a < b ? a : b; }
 static size round_up(size n, size multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* Prefetch n numbers whose address the processor does not predict */
+/* Prefetch n numbers whose address the processor does not predict, to the second-level cache: few
+   requests of the first can wait at a time */
 INLINE void prefetch(const float *x, size n) {
-    for (size i = 0; i < n; i += 16) __builtin_prefetch(x + i);
+    for (size i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 2);
 }
 
 /* ---- Activation, norm and quantization ---------------------------------------------------------- */
@@ -785,10 +786,11 @@ INLINE void softmax(float *scores, size n) {
 }
 
 /* Attention of n queries (ldq) of a head to S transposed keys (d, ldk) and values (S, ldv).  Writes
-   out (n, ldo), and the weights to `scores` (n, S rounded up to 16). */
+   out (n, ldo), and the weights to `scores` (n, S rounded up to 16).  Prefetches keys and values that
+   are `next` numbers further. */
 INLINE void attend_few(const int n, const float *q, size ldq, const float *keys, size ldk,
-                       const float *values, size ldv, size length, size d, float *scores, float *out,
-                       size ldo) {
+                       const float *values, size ldv, size length, size d, size next, float *scores,
+                       float *out, size ldo) {
     size lds = round_up(length, 16);
     Floats scale = all(1 / sqrtf((float)d));
     for (size s = 0; s < length; s += 16) {
@@ -796,6 +798,7 @@ INLINE void attend_few(const int n, const float *q, size ldq, const float *keys,
         for (int i = 0; i < n; i++) sums[i] = all(0.f);
         for (size j = 0; j < d; j++) {
             Floats key = load(keys + j * ldk + s, length - s);
+            prefetch(keys + next + j * ldk + s, 16);
             UNROLL for (int i = 0; i < n; i++) sums[i] = mul_add(all(q[i * ldq + j]), key, sums[i]);
         }
         for (int i = 0; i < n; i++) store_all(scores + i * lds + s, mul(sums[i], scale));
@@ -806,6 +809,7 @@ INLINE void attend_few(const int n, const float *q, size ldq, const float *keys,
         for (int i = 0; i < n; i++) sums[i] = all(0.f);
         for (size s = 0; s < length; s++) {
             Floats value = load(values + s * ldv + j, d - j);
+            prefetch(values + next + s * ldv + j, 16);
             UNROLL for (int i = 0; i < n; i++) sums[i] = mul_add(all(scores[i * lds + s]), value, sums[i]);
         }
         for (int i = 0; i < n; i++) store(out + i * ldo + j, d - j, sums[i]);
@@ -813,14 +817,14 @@ INLINE void attend_few(const int n, const float *q, size ldq, const float *keys,
 }
 
 static void attend(size n, const float *q, size ldq, const float *keys, size ldk, const float *values,
-                   size ldv, size length, size d, float *scores, float *out, size ldo) {
+                   size ldv, size length, size d, size next, float *scores, float *out, size ldo) {
     size lds = round_up(length, 16);
     for (size i = 0; i < n; i += QUERIES) {
         switch (smaller(QUERIES, n - i)) {
 #define CASE(m)                                                                                        \
     case m:                                                                                            \
-        attend_few(m, q + i * ldq, ldq, keys, ldk, values, ldv, length, d, scores + i * lds,           \
-                   out + i * ldo, ldo);                                                                \
+        attend_few(m, q + i * ldq, ldq, keys, ldk, values, ldv, length, d, i ? 0 : next,               \
+                   scores + i * lds, out + i * ldo, ldo);                                              \
         break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
@@ -848,7 +852,7 @@ static void attend_self_piece(const void *task, size b) {
         size of_group = (a->heads + h * a->groups / a->heads) * d;
         for (size s = 0; s < n; s++)
             for (size j = 0; j < d; j++) keys[j * ldk + s] = rows[s * a->ldq + of_group + j];
-        attend(n, rows + h * d, a->ldq, keys, ldk, rows + of_group + a->groups * d, a->ldq, n, d,
+        attend(n, rows + h * d, a->ldq, keys, ldk, rows + of_group + a->groups * d, a->ldq, n, d, 0,
                scores, a->out + start * a->ldo + h * d, a->ldo);
     }
 }
@@ -867,11 +871,9 @@ static void attend_memory_piece(const void *task, size b) {
     size n = a->queries, d = a->width, s = a->length, length = a->lengths[b], lds = round_up(length, 16);
     float *scores = scratch(SCORES_SLOT, n * lds * 4);
     for (size h = 0; h < a->heads; h++) {
-        size group = b * a->groups + h * a->groups / a->heads, next = (group + 1) * d * s;
-        prefetch(a->keys + next, d * s);
-        prefetch(a->values + next, d * s);
+        size group = b * a->groups + h * a->groups / a->heads;
         attend(n, a->q + b * n * a->ldq + h * d, a->ldq, a->keys + group * d * s, s,
-               a->values + group * s * d, d, length, d, scores, a->out + b * n * a->ldo + h * d, a->ldo);
+               a->values + group * s * d, d, length, d, d * s, scores, a->out + b * n * a->ldo + h * d, a->ldo);
         if (!a->weights) continue;
         for (size i = 0; i < n; i++) {
             float *to = a->weights + ((b * a->heads + h) * n + i) * s;
