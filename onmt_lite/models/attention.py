@@ -74,8 +74,8 @@ class SelfAttentionInputs:
     mask: Tensor | None  # float32, added to the scores, broadcast to (N, H, T, S)
     relative: Any = None  # from `RelativePositions.prepare`
     packing: Packing | None = None  # set if the layers receive tokens without padding
-    starts: Tensor | None = None  # (B + 1,) int64, for kernels: offsets of the packed sentences
-    past: tuple[Tensor, Tensor] | None = None  # cache entries of each row, see `kernels.find_past`
+    starts: Tensor | None = None  # (B + 1,) int64, for kernels: first row of each sentence
+    past: tuple[Tensor, Tensor] | None = None  # entries of each row, see `kernels.advance_past`
 
 
 class SelfAttention(nn.Module):
@@ -113,12 +113,12 @@ class SelfAttention(nn.Module):
             Hidden states with the shape and dtype of x.
         """
         qkv = self.qkv(x, norm)  # (N, T, (H + 2G) d)
-        if inputs.starts is not None:
-            context = kernels.attend_self(qkv[0], inputs.starts, self.heads, self.kv_heads)[None]
-        elif inputs.past is not None and cache is not None:
-            context = cache.attend_cached(layer, qkv, inputs.past, self.heads)
-        else:
+        if inputs.starts is None:
             context = self._attend(qkv, inputs, cache, layer)
+        elif inputs.past is not None and cache is not None:
+            context = cache.attend_cached(layer, qkv, inputs.starts, inputs.past, self.heads)
+        else:
+            context = kernels.attend_self(qkv[0], inputs.starts, self.heads, self.kv_heads)[None]
         return self.out(context, residual=residual)
 
     def _attend(
@@ -163,8 +163,10 @@ class CrossAttentionInputs:
     keys: Tensor  # (B, G, d, S), floating point
     values: Tensor  # (B, G, S, d), dtype as keys
     mask: Tensor  # (B, 1, 1, S) float32: 0 on tokens, -inf on padding
-    lengths: Tensor | None = None  # (B,) int64, in tokens; set if kernels are used
     needs_weights: bool = True  # False: attention weights are not returned
+    # For kernels: (B,) int64 lengths in tokens, and (B + 1,) int64 first row of each sentence
+    lengths: Tensor | None = None
+    starts: Tensor | None = None
 
 
 class CrossAttention(nn.Module):
@@ -205,21 +207,24 @@ class CrossAttention(nn.Module):
         attend to the sentence's keys in a single product, so keys are never tiled.
 
         Args:
-            x: hidden states (B, T, D)
+            x: hidden states (B, T, D); (1, R, D) if `inputs.starts` is set
             inputs: keys and values of the memory bank
             norm: applied to x first
-            residual: added to the result (B, T, D)
+            residual: added to the result, with the shape of x
 
         Returns:
-            Hidden states (B, T, D), and attention weights (B, H, T, S) or None.
+            Hidden states with the shape of x, and attention weights (B, H, T, S) or (1, H, R, S),
+            or None.
         """
         b, t, _ = x.shape
         q, weights = self.q(x, norm), None  # (B, T, H d)
         keys, values = inputs.keys, inputs.values
-        if inputs.lengths is not None:
+        if inputs.lengths is not None and inputs.starts is not None:
             context, weights = kernels.attend_memory(
-                q, keys, values, inputs.lengths, inputs.needs_weights
+                q, inputs.starts, keys, values, inputs.lengths, inputs.needs_weights
             )
+            if weights is not None:
+                weights = weights.view(b, t, self.heads, -1).transpose(1, 2)
         else:
             q = q.view(b, t, self.heads, -1).transpose(1, 2)  # (B, H, T, d)
             context, weights = attend(q, keys, values, inputs.mask)

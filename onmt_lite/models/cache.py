@@ -6,8 +6,10 @@ head width, L layers, N entries.  An entry is the key and value of one hypothesi
 
 import copy
 import math
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.base import Selection, pad_to_size
@@ -16,6 +18,19 @@ from onmt_lite.models.kernels import bindings as kernels
 FIRST_CAPACITY = 12  # steps
 STEPS_PER_GROWTH = 64  # every 64 steps, the free capacity after compaction grows by FIRST_CAPACITY
 SYNC_FREE_DEVICES = ("cpu",)  # the host reads tensors on these devices without waiting
+
+
+@dataclass(frozen=True)
+class DistinctRows:
+    """The rows that a step computes: all hypotheses, except for copies of another one."""
+
+    starts: Tensor  # (B + 1,) int64: first row of each sentence, and the number of rows
+    index: Tensor  # (B * K,) int32: row of each hypothesis
+    kept: Tensor | None  # (rows,) int64: hypothesis of each row; None: all
+
+    def select(self, x: Tensor) -> Tensor:
+        """Return the entries of x (B, K), any dtype, for the rows (rows,)."""
+        return x.flatten() if self.kept is None else x.flatten()[self.kept]
 
 
 class KeyValueCache:
@@ -61,11 +76,10 @@ class KeyValueCache:
         self.masks = self.empty.new_empty(n, 1, 1, 0)
         # (B, capacity) int64: the position of each entry, if relative positions need it
         self.entry_positions: Tensor | None = None
-        # GPU only: indices of the newest entries (K,), and the back-pointers (R,) to apply at the
-        # next step, the identity unless `has_pending_parents`
-        self.write_indices: Tensor | None = None
+        # Back-pointers (R,) to apply at the next step; on a GPU the identity if there are none
         self.parents = self.identity = self.empty
         self.has_pending_parents = False
+        self.write_indices: Tensor | None = None  # (K,) of the newest entries, on a GPU only
 
     # ---- Host side of a step ----
 
@@ -87,7 +101,8 @@ class KeyValueCache:
             self.step_mask = mask.fill_diagonal_(0.0)
         self.length += k
         self.n_written += k
-        self.has_pending_parents = False
+        if self.has_static_shapes:
+            self.has_pending_parents = False  # `begin_step` applies them
 
     # ---- Device side of a step ----
 
@@ -106,6 +121,8 @@ class KeyValueCache:
             self.write_indices += k
             if k > 1:
                 self._apply_parents(b)
+        elif self.has_pending_parents:
+            self._apply_parents(b)
         self._write(self.masks[:b], 3, self.step_mask.expand(b, 1, k, k))
         mask = self._read(self.masks[:b], 3)
         if self.entry_positions is None:
@@ -129,28 +146,56 @@ class KeyValueCache:
         self._write(values, 2, v)
         return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
 
-    def find_past(self) -> tuple[Tensor, Tensor]:
-        """Return the entries of each row, the newest included; see `kernels.find_past`."""
-        masks = self.masks[: len(self.first_entries)]
-        return kernels.find_past(masks.reshape(-1, masks.size(-1)), self.length)
+    def find_distinct_rows(self, tokens: Tensor) -> DistinctRows:
+        """Find the rows of a step; the hypotheses of a new sentence are equal, and share a row.
+
+        Args:
+            tokens: the last token of each hypothesis (B, K), int64
+        """
+        b, k = tokens.shape
+        first = self.n_written - k
+        if k == 1 or first not in self.first_entries:
+            index = torch.arange(b * k, dtype=torch.int32)
+            return DistinctRows(torch.arange(0, b * k + 1, k), index, None)
+        is_new = torch.tensor([entry == first for entry in self.first_entries])  # (B,)
+        is_new &= (tokens == tokens[:, :1]).all(1)
+        is_distinct = torch.ones_like(tokens, dtype=torch.bool)  # (B, K)
+        is_distinct[:, 1:] = ~is_new[:, None]
+        kept, index = is_distinct.flatten().nonzero()[:, 0], is_distinct.flatten().cumsum(0) - 1
+        starts = F.pad(is_distinct.sum(1).cumsum(0), (1, 0))
+        return DistinctRows(starts, index.int(), kept)
+
+    def advance_past(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Continue the past of each hypothesis by a step; see `kernels.advance_past`."""
+        parents = self.parents if self.has_pending_parents else None
+        self.has_pending_parents = False
+        mask = self.masks.view(-1, self.masks.size(-1))
+        newest = self.length - self.beam_size
+        return kernels.advance_past(mask, self.beam_size, parents, starts, newest)
 
     def attend_cached(
-        self, layer: int, qkv: Tensor, past: tuple[Tensor, Tensor], heads: int
+        self,
+        layer: int,
+        qkv: Tensor,
+        starts: Tensor,
+        past: tuple[Tensor, Tensor],
+        heads: int,
     ) -> Tensor:
         """Append a step's keys and values, and attend to each row's past, in one kernel.
 
         Args:
             layer: index of the decoder layer
-            qkv: queries, keys and values (B, K, (H + 2G) d), float32
-            past: the result of `find_past`
+            qkv: queries, keys and values (1, R, (H + 2G) d), float32
+            starts: first row of each sentence, and R (B + 1,), int64
+            past: the result of `advance_past`
             heads: number of query heads H
 
         Returns:
-            Context (B, K, H d), float32.
+            Context (1, R, H d), float32.
         """
-        keys, values = self._get_layer(layer, len(qkv))
+        keys, values = self._get_layer(layer, len(starts) - 1)
         newest = self.length - self.beam_size
-        return kernels.attend_cached(qkv, keys, values, newest, past, heads)
+        return kernels.attend_cached(qkv, starts, keys, values, newest, past, heads)
 
     def _get_layer(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values for b sentences, both (b, H, capacity, d)."""
@@ -192,10 +237,12 @@ class KeyValueCache:
             return
         if self.has_pending_parents:
             self._apply_parents(n_before)
-        self.has_pending_parents = False
         has_same_beam, self.beam_size = k == self.beam_size, k
-        if self.has_static_shapes and selection.slots is None and has_same_beam:
-            self.parents[: b * k] = selection.rows.flatten()
+        if selection.slots is None and has_same_beam:
+            if self.has_static_shapes:
+                self.parents[: b * k] = selection.rows.flatten()
+            else:
+                self.parents = selection.rows.flatten()
             self.has_pending_parents = True
             return
         if selection.slots is not None:
@@ -217,7 +264,9 @@ class KeyValueCache:
         masks = self.masks[:b]
         rows = masks.flatten(0, 2).index_select(0, self.parents[: b * self.beam_size])
         masks.copy_(rows.view_as(masks))
-        self.parents.copy_(self.identity)
+        self.has_pending_parents = False
+        if self.has_static_shapes:
+            self.parents.copy_(self.identity)
 
     def _move_sentences(self, selection: Selection) -> None:
         """Move the entries of sentences to their new slots."""

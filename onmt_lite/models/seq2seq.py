@@ -38,6 +38,9 @@ class DecoderState(Generic[M]):
         self.n_sentences, self.n_slots = len(self.positions), 0
         self.uses_cuda_graphs = uses_cuda_graphs
         self.graph_buffers: GraphBuffers | None = None  # static memory for CUDA graphs
+        # Row of each hypothesis in the hidden states of the last step (R,), int32, if equal ones
+        # share a row
+        self.row_index: Tensor | None = None
         self.logits_buffer: list[Tensor] = []  # see `KernelLogits`
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
@@ -122,7 +125,9 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
         kernel = self.get_output_kernel(hidden)
         if kernel is not None:
             hidden = hidden.flatten(0, 1)  # (R, D)
-            rows = torch.arange(len(hidden), dtype=torch.int32)
+            rows = state.row_index
+            if rows is None:
+                rows = torch.arange(len(hidden), dtype=torch.int32)
             output = kernel, self.output_norm, rows, state.logits_buffer
             return KernelLogits(hidden, *output), attn.flatten(0, 1)
         logits = self.output(hidden, attn, memory)  # (B, K, V + X)

@@ -167,17 +167,42 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
     def decode_step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         """Decode one step; see `Seq2SeqModel.decode_step`."""
         memory, past, positions = state.memory, state.past, state.positions
+        if isinstance(past, KeyValueCache) and self.cfg.relative == "none":
+            if memory.lengths is not None and self.get_output_kernel(memory.bank) is not None:
+                return self._decode_distinct_rows(tokens, state, past)
         mask, entry_positions = past.begin_step(positions)
         inputs = prepare_self_attention(self.decoder, mask, positions[:, None], entry_positions)
-        if memory.lengths is not None and isinstance(past, KeyValueCache):
-            if self.cfg.relative == "none":
-                inputs = replace(inputs, past=past.find_past())
         x = self.tgt_embedding(tokens, positions)
         pairs = zip(memory.keys, memory.values)
         hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
         if self.get_output_kernel(hidden) is None:
             hidden = self.dec_norm(hidden)
         return hidden, self._average_heads(heads)
+
+    def _decode_distinct_rows(
+        self, tokens: Tensor, state: TransformerState, past: KeyValueCache
+    ) -> tuple[Tensor, Tensor]:
+        """Decode one step with C kernels, computing equal hypotheses once.
+
+        Args:
+            tokens: the last tokens (B, K), int64
+            state: the decoder state
+            past: its cache
+
+        Returns:
+            Hidden states (1, rows, D), see `DecoderState.row_index`, and attention (B, K, S).
+        """
+        memory, rows = state.memory, past.find_distinct_rows(tokens)
+        positions = rows.select(state.positions[:, None].expand_as(tokens))  # (rows,)
+        x = self.tgt_embedding(rows.select(tokens)[:, None], positions).transpose(0, 1)
+        entries = past.advance_past(rows.starts)
+        inputs = SelfAttentionInputs(None, starts=rows.starts, past=entries)
+        pairs = zip(memory.keys, memory.values)
+        hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
+        attn, state.row_index = self._average_heads(heads)[0], rows.index  # (rows, S)
+        if rows.kept is not None:
+            attn = attn[rows.index]
+        return hidden, attn.view(*tokens.shape, -1)
 
     def decode_all(self, tgt: Tensor, memory: TransformerMemory) -> tuple[Tensor, Tensor]:
         """Decode all positions; see `Seq2SeqModel.decode_all`."""
@@ -265,9 +290,11 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         Returns:
             Hidden states (B, T, D) and attention of the layer (B, H, T, S).
         """
-        mask = memory.mask[:, None]  # (B, 1, 1, S)
+        mask, starts = memory.mask[:, None], inputs.starts  # (B, 1, 1, S), (B + 1,)
+        if memory.lengths is not None and starts is None:
+            starts = torch.arange(0, x.size(0) * x.size(1) + 1, x.size(1))
         for i, (decoder_layer, (keys, values)) in enumerate(zip(self.decoder, pairs)):
-            cross = CrossAttentionInputs(keys, values, mask, memory.lengths, i == layer)
+            cross = CrossAttentionInputs(keys, values, mask, i == layer, memory.lengths, starts)
             x, weights = decoder_layer(x, inputs, cross, past, i)
             if i == layer:
                 attn = weights

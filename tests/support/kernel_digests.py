@@ -78,16 +78,18 @@ def attention() -> Iterator[tuple[str, str]]:
         qkv = make_random(int(lengths.sum()), columns, special=special)
         case = f"{heads}-{groups}-{width}{'-special' * special}"
         yield f"self-{case}", digest(kernels.attend_self(qkv, starts, heads, groups))
-        q = make_random(6, 7, heads * width, special=special)
+        q = make_random(42, heads * width, special=special)
         keys, values = make_random(6, groups, width, 40), make_random(6, groups, 40, width)
+        rows = torch.tensor([0, 7, 8, 15, 22, 29, 36])  # the second sentence has one row
         for needs_weights in (False, True):
-            results = kernels.attend_memory(q, keys, values, lengths, needs_weights)
-            yield f"memory-{case}-{needs_weights}", digest(*results)
-        past = kernels.find_past((make_random(42, 23) > 0.3).float(), 21)
+            inputs = q[:36], rows, keys, values, lengths, needs_weights
+            yield f"memory-{case}-{needs_weights}", digest(*kernels.attend_memory(*inputs))
+        mask = torch.where(make_random(42, 32) > 0.3, 0.0, -torch.inf)
+        past = kernels.advance_past(mask, 7, torch.arange(42).view(6, 7).flip(1), rows, 21)
         yield f"past-{case}", digest(past[1])
         caches = make_random(6, groups, 32, width), make_random(6, groups, 32, width) + 1
-        step = make_random(6, 7, columns, special=special)
-        out = kernels.attend_cached(step, *caches, 21, past, heads)
+        step = make_random(36, columns, special=special)
+        out = kernels.attend_cached(step, rows, *caches, 21, past, heads)
         yield f"cached-{case}", digest(out, *caches)
 
 

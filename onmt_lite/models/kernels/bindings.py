@@ -28,9 +28,9 @@ SIGNATURES = {
     "head": [_P, _N, _N, _P, _P, _P, _P, _P, c_int],
     "log_sums": [_P, _N, _N, _N, _P, c_int],
     "attend_self": [_P, _N, _N, _P, _N, _N, _N, _P, _N, c_int],
-    "attend_memory": [_P, *[_N] * 6, _P, _P, _N, _P, _P, _P, _N, c_int],
-    "find_past": [_P, _N, _N, _N, _P, _N, _P],
-    "attend_cached": [_P, *[_N] * 6, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
+    "attend_memory": [_P, _N, _N, _P, _N, _N, _N, _P, _P, _N, _P, _P, _P, _N, c_int],
+    "advance_past": [_P, _N, _N, _N, _P, _P, _N, _P, _N, _P],
+    "attend_cached": [_P, _N, _N, _P, *[_N] * 4, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
 }
 
 
@@ -274,51 +274,67 @@ def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
 
 
 def attend_memory(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, needs_weights: bool = False
+    q: Tensor,
+    starts: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    needs_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention to the memory bank.
 
     Args:
-        q: queries (B, K, H d)
+        q: queries (.., H d), R in all
+        starts: first row of each sentence, and R (B + 1,)
         keys: keys (B, G, d, S)
         values: values (B, G, S, d)
         lengths: lengths in tokens (B,)
         needs_weights: also return the attention weights
 
     Returns:
-        Context (B, K, H d), and weights (B, H, K, S), 0 on padding, or None.
+        Context (.., H d), and weights (R, H, S), 0 on padding, or None.
     """
-    (b, k, size), (groups, width, s) = q.shape, keys.shape[1:]
+    size, (b, groups, width, s) = q.size(-1), keys.shape
     out, heads = torch.empty_like(q), size // width
-    weights = q.new_empty(b, heads, k, s) if needs_weights else None
+    weights = q.new_empty(q.numel() // size, heads, s) if needs_weights else None
     get_library().attend_memory(
-        *(q.data_ptr(), size, b, k, heads, groups, width),
+        *(q.data_ptr(), size, b, starts.data_ptr(), heads, groups, width),
         *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), get_data_pointer(weights)),
         *(out.data_ptr(), size, torch.get_num_threads()),
     )
     return out, weights
 
 
-def find_past(mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Find the cache entries in the past of each row.
+def advance_past(
+    mask: Tensor, n_hypotheses: int, parents: Tensor | None, starts: Tensor, newest: int
+) -> tuple[Tensor, Tensor]:
+    """Continue the past of all hypotheses by a step: that of the parent and a new entry.
 
     Args:
-        mask: 0 on the past of a row, -inf elsewhere (R, capacity)
-        n: number of columns in use
+        mask: 0 on the past of a hypothesis, -inf elsewhere (B K, capacity), updated in place
+        n_hypotheses: hypotheses per sentence, K
+        parents: the old hypothesis that each one continues (B K,); None: unchanged
+        starts: first row of each sentence, and R (B + 1,); hypotheses of a sentence with a single
+            row share its entry
+        newest: index of the first new entry
 
     Returns:
-        The entries of each row in order (R, n), and their number (R,), both int32.
+        The entries of each hypothesis in order (B K, newest + K), and their number (B K,), int32.
     """
+    n = newest + n_hypotheses
     entries = torch.empty(len(mask), n, dtype=torch.int32)
     counts = torch.empty(len(mask), dtype=torch.int32)
-    get_library().find_past(
-        *(mask.data_ptr(), mask.size(1), len(mask), n, entries.data_ptr(), n, counts.data_ptr())
+    get_library().advance_past(
+        *(mask.data_ptr(), mask.size(1), len(starts) - 1, n_hypotheses),
+        *(get_data_pointer(parents), starts.data_ptr(), newest),
+        *(entries.data_ptr(), n, counts.data_ptr()),
     )
     return entries, counts
 
 
 def attend_cached(
     qkv: Tensor,
+    starts: Tensor,
     keys: Tensor,
     values: Tensor,
     newest: int,
@@ -328,22 +344,23 @@ def attend_cached(
     """Compute one step of cached self-attention, and append its keys and values.
 
     Args:
-        qkv: queries, keys and values of the step (B, K, (H + 2 G) d)
+        qkv: queries, keys and values of the step (.., (H + 2 G) d), R rows in all
+        starts: first row of each sentence, and R (B + 1,)
         keys: cached keys (B, G, capacity, d), updated in place
         values: cached values (B, G, capacity, d), updated in place
         newest: index of the first new entry
-        past: the result of `find_past`
+        past: the result of `advance_past`
         heads: number of query heads H
 
     Returns:
-        Context (B, K, H d).
+        Context (.., H d).
     """
-    (b, k, size), (groups, capacity, width) = qkv.shape, keys.shape[1:]
-    entries, counts = past
-    out = qkv.new_empty(b, k, heads * width)
+    (b, groups, capacity, width), (entries, counts) = keys.shape, past
+    out = qkv.new_empty(*qkv.shape[:-1], heads * width)
     get_library().attend_cached(
-        *(qkv.data_ptr(), size, b, k, heads, groups, width, keys.data_ptr(), values.data_ptr()),
-        *(capacity, newest, entries.data_ptr(), entries.size(1), counts.data_ptr()),
+        *(qkv.data_ptr(), qkv.size(-1), b, starts.data_ptr(), len(counts) // b, heads, groups),
+        *(width, keys.data_ptr(), values.data_ptr(), capacity, newest),
+        *(entries.data_ptr(), entries.size(1), counts.data_ptr()),
         *(out.data_ptr(), heads * width, torch.get_num_threads()),
     )
     return out

@@ -837,7 +837,7 @@ typedef struct {
     size ldq, heads, groups, width;
     const size *starts;
     const float *keys, *values;
-    size length, queries;
+    size length;
     const size *lengths;
     float *weights, *out;
     size ldo;
@@ -868,49 +868,64 @@ API void attend_self(const float *qkv, size ldq, size sentences, const size *sta
 
 static void attend_memory_piece(const void *task, size b) {
     const Attention *a = task;
-    size n = a->queries, d = a->width, s = a->length, length = a->lengths[b], lds = round_up(length, 16);
+    size start = a->starts[b], n = a->starts[b + 1] - start, d = a->width, s = a->length;
+    size length = a->lengths[b], lds = round_up(length, 16);
     float *scores = scratch(SCORES_SLOT, n * lds * 4);
     for (size h = 0; h < a->heads; h++) {
         size group = b * a->groups + h * a->groups / a->heads;
-        attend(n, a->q + b * n * a->ldq + h * d, a->ldq, a->keys + group * d * s, s,
-               a->values + group * s * d, d, length, d, d * s, scores, a->out + b * n * a->ldo + h * d, a->ldo);
+        attend(n, a->q + start * a->ldq + h * d, a->ldq, a->keys + group * d * s, s, a->values + group * s * d,
+               d, length, d, d * s, scores, a->out + start * a->ldo + h * d, a->ldo);
         if (!a->weights) continue;
         for (size i = 0; i < n; i++) {
-            float *to = a->weights + ((b * a->heads + h) * n + i) * s;
+            float *to = a->weights + ((start + i) * a->heads + h) * s;
             memcpy(to, scores + i * lds, (size_t)length * 4);
             memset(to + length, 0, (size_t)(s - length) * 4);
         }
     }
 }
 
-/* Attention of the K queries of each sentence (B K, H d) to its memory: keys (B, G, d, S), values
-   (B, G, S, d), the first `lengths` (B) of them.  weights (B, H, K, S), 0 on padding, or NULL. */
-API void attend_memory(const float *q, size ldq, size sentences, size queries, size heads, size groups,
+/* Attention of the queries of each sentence (R, H d), rows `starts` (B + 1), to its memory: keys
+   (B, G, d, S), values (B, G, S, d), the first `lengths` (B) of them.  weights (R, H, S), 0 on padding, or
+   NULL. */
+API void attend_memory(const float *q, size ldq, size sentences, const size *starts, size heads, size groups,
                        size width, const float *keys, const float *values, size length,
                        const size *lengths, float *weights, float *out, size ldo, int threads) {
-    Attention task = {q, ldq, heads, groups, width, NULL, keys, values, length, queries, lengths,
-                      weights, out, ldo};
+    Attention task = {q, ldq, heads, groups, width, starts, keys, values, length, lengths, weights, out, ldo};
     run_pieces(sentences, threads, attend_memory_piece, &task);
 }
 
 /* ---- Cached self-attention ------------------------------------------------------------------------ */
 
-/* Find the cache entries of each row's past: the first n columns of mask (R, ldm) that are 0.  Writes
-   them in ascending order to entries (R, lde), and their number to counts (R). */
-API void find_past(const float *mask, size ldm, size rows, size n, int32_t *entries, size lde, int32_t *counts) {
-    for (size r = 0; r < rows; r++) {
-        int32_t count = 0;
-        for (size e = 0; e < n; e++) {
-            entries[r * lde + count] = (int32_t)e;  /* overwritten unless it counts */
-            count += mask[r * ldm + e] == 0;
+/* Continue the past of the K hypotheses of B sentences by a step.  The past of a hypothesis is that of its
+   parent (B, K; b * K + k, or NULL: itself) and its new entry, `newest` + k.  If a sentence has one row for
+   all hypotheses (rows `starts` (B + 1)), they share entry `newest`.  mask (B, K, ldm) is 0 on the past
+   and -inf elsewhere.  Also writes the past in ascending order to entries (B, K, lde), and its length to
+   counts (B, K). */
+API void advance_past(float *mask, size ldm, size sentences, size hypotheses, const size *parents,
+                      const size *starts, size newest, int32_t *entries, size lde, int32_t *counts) {
+    size n = newest + hypotheses;
+    float *old = scratch(SCORES_SLOT, hypotheses * n * 4);
+    for (size b = 0; b < sentences; b++) {
+        size first = b * hypotheses, shared = starts[b + 1] - starts[b] < hypotheses;
+        for (size k = 0; k < hypotheses; k++) memcpy(old + k * n, mask + (first + k) * ldm, (size_t)newest * 4);
+        for (size k = 0; k < hypotheses; k++) {
+            size r = first + k, count = 0, own = newest + (shared ? 0 : k);
+            const float *past = old + (parents ? parents[r] - first : k) * n;
+            for (size e = 0; e < n; e++) {
+                float value = e < newest ? past[e] : e == own ? 0.f : -INFINITY;
+                mask[r * ldm + e] = value;
+                entries[r * lde + count] = (int32_t)e;  /* overwritten unless it counts */
+                count += value == 0;
+            }
+            counts[r] = (int32_t)count;
         }
-        counts[r] = count;
     }
 }
 
 typedef struct {
     const float *qkv;
-    size ldq, rows, queries, heads, groups, width;
+    size ldq, sentences, hypotheses, heads, groups, width;
+    const size *starts;
     float *keys, *values;
     size capacity, newest;
     const int32_t *entries, *counts;
@@ -952,46 +967,47 @@ INLINE void attend_past(const size d, const float *q, const float *keys, const f
 
 static void attend_cached_piece(const void *task, size b) {
     const CachedAttention *l = task;
-    size k = l->queries, d = l->width, of_group = l->capacity * d, share = l->heads / l->groups;
+    size k = l->hypotheses, d = l->width, of_group = l->capacity * d, share = l->heads / l->groups;
+    size start = l->starts[b], n = l->starts[b + 1] - start;
     float *scores = scratch(SCORES_SLOT, (l->lde + 16) * 4);
-    const float *rows = l->qkv + b * k * l->ldq;
+    const float *rows = l->qkv + start * l->ldq;
     for (size g = 0; g < l->groups; g++) {
         float *keys = l->keys + (b * l->groups + g) * of_group, *values = l->values + (b * l->groups + g) * of_group;
-        for (size i = 0; i < k; i++) {
+        for (size i = 0; i < n; i++) {
             const float *key = rows + i * l->ldq + (l->heads + g) * d;
             memcpy(keys + (l->newest + i) * d, key, (size_t)d * 4);
             memcpy(values + (l->newest + i) * d, key + l->groups * d, (size_t)d * 4);
         }
-        for (size i = 0; i < k; i++) {
-            size r = b * k + i, next = g + 1 < l->groups ? r : smaller(r + k, l->rows - 1);
-            const int32_t *entries = l->entries + r * l->lde, *coming = l->entries + next * l->lde;
+        for (size i = 0; i < n; i++) {
+            size past = b * k + i, next = g + 1 < l->groups || b + 1 == l->sentences ? past : past + k;
+            const int32_t *entries = l->entries + past * l->lde, *coming = l->entries + next * l->lde;
             for (size e = 0; e < l->counts[next]; e++) {
                 prefetch(keys + of_group + coming[e] * d, d);
                 prefetch(values + of_group + coming[e] * d, d);
             }
             for (size h = g * share; h < (g + 1) * share; h++) {
                 const float *q = rows + i * l->ldq + h * d;
-                float *out = l->out + r * l->ldo + h * d;
+                float *out = l->out + (start + i) * l->ldo + h * d;
                 switch (d) {  /* common widths, known to the compiler */
-                case 32: attend_past(32, q, keys, values, entries, l->counts[r], scores, out); break;
-                case 48: attend_past(48, q, keys, values, entries, l->counts[r], scores, out); break;
-                case 64: attend_past(64, q, keys, values, entries, l->counts[r], scores, out); break;
-                default: attend_past(d, q, keys, values, entries, l->counts[r], scores, out);
+                case 32: attend_past(32, q, keys, values, entries, l->counts[past], scores, out); break;
+                case 48: attend_past(48, q, keys, values, entries, l->counts[past], scores, out); break;
+                case 64: attend_past(64, q, keys, values, entries, l->counts[past], scores, out); break;
+                default: attend_past(d, q, keys, values, entries, l->counts[past], scores, out);
                 }
             }
         }
     }
 }
 
-/* One step of self-attention: writes the keys and values of qkv (B K, (H + 2 G) d) to the entries
-   `newest` ... `newest` + K - 1 of the cache (B, G, capacity, d), then each row attends to the entries
-   of its past (see `find_past`).  out (B K, H d) */
-API void attend_cached(const float *qkv, size ldq, size sentences, size queries, size heads, size groups,
-                   size width, float *keys, float *values, size capacity, size newest,
-                   const int32_t *entries, size lde, const int32_t *counts, float *out, size ldo,
-                   int threads) {
-    CachedAttention task = {qkv, ldq, sentences * queries, queries, heads, groups, width, keys, values, capacity, newest,
-                 entries, counts, lde, out, ldo};
+/* One step of self-attention: writes the keys and values of qkv (R, (H + 2 G) d), rows `starts` (B + 1), to
+   the entries from `newest` on of the cache (B, G, capacity, d), then each row attends to the entries of
+   its past (see `advance_past`).  out (R, H d) */
+API void attend_cached(const float *qkv, size ldq, size sentences, const size *starts, size hypotheses,
+                       size heads, size groups, size width, float *keys, float *values, size capacity,
+                       size newest, const int32_t *entries, size lde, const int32_t *counts, float *out,
+                       size ldo, int threads) {
+    CachedAttention task = {qkv, ldq, sentences, hypotheses, heads, groups, width, starts, keys, values,
+                            capacity, newest, entries, counts, lde, out, ldo};
     run_pieces(sentences, threads, attend_cached_piece, &task);
 }
 

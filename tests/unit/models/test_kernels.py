@@ -265,7 +265,10 @@ def test_attend_memory_equals_torch(seed, lengths, beams, heads_groups, d, n_thr
     (heads, groups), b, s = heads_groups, len(lengths), max(lengths)
     q = make_random(seed, b, beams, heads * d)
     keys, values = make_random(seed + 1, b, groups, d, s), make_random(seed + 2, b, groups, s, d)
-    context, weights = k.attend_memory(q, keys, values, torch.tensor(lengths), True)
+    starts = torch.arange(0, b * beams + 1, beams)
+    inputs = q, starts, keys, values, torch.tensor(lengths)
+    context, weights = k.attend_memory(*inputs, needs_weights=True)
+    weights = weights.view(b, beams, heads, s).transpose(1, 2)
     seen = (torch.arange(s) < torch.tensor(lengths)[:, None])[:, None, None]  # (B, 1, 1, S)
     by_head = q.view(b, beams, heads, d).transpose(1, 2)
     both = (x.repeat_interleave(heads // groups, 1) for x in (keys.transpose(2, 3), values))
@@ -273,8 +276,13 @@ def test_attend_memory_equals_torch(seed, lengths, beams, heads_groups, d, n_thr
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
     expected = expected.transpose(1, 2).reshape(context.shape)
     torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-5)
-    context_only, no_weights = k.attend_memory(q, keys, values, torch.tensor(lengths))
+    context_only, no_weights = k.attend_memory(*inputs)
     assert no_weights is None and torch.equal(context_only, context)
+    # A single row of some sentences
+    kept = torch.rand(b, beams) < 0.5
+    kept[:, 0] = True
+    inputs = q[kept], F.pad(kept.sum(1).cumsum(0), (1, 0)), *inputs[2:]
+    assert torch.equal(k.attend_memory(*inputs)[0], context[kept])
 
 
 @settings(deadline=None, max_examples=60)
@@ -290,14 +298,18 @@ def test_attend_cached_equals_torch(seed, b, beams, n_before, heads_groups, d, n
         make_random(seed + 1, b, groups, n + 3, d),
     )
     qkv = make_random(seed + 2, b, beams, (heads + 2 * groups) * d)
-    seen = make_random(seed + 3, b * beams, n + 3) > 0
+    before = make_random(seed + 3, b * beams, n + 3) > 0
+    parents = torch.randint(beams, (b, beams)) + beams * torch.arange(b)[:, None]
+    seen = before[parents.flatten()] if beams > 1 else before.clone()
     seen[:, n_before:] = torch.eye(beams, n + 3 - n_before, dtype=torch.bool).repeat(b, 1)
-    past = k.find_past(torch.where(seen, 0.0, -math.inf), n)
+    mask, starts = torch.where(before, 0.0, -math.inf), torch.arange(0, b * beams + 1, beams)
+    past = k.advance_past(mask, beams, parents if beams > 1 else None, starts, n_before)
     entries, counts = past
+    assert torch.equal(mask[:, :n] == 0, seen[:, :n])
     for row in range(b * beams):
         past_entries = entries[row, : counts[row]].tolist()
         assert past_entries == seen[row, :n].nonzero().flatten().tolist()
-    found = k.attend_cached(qkv, keys, values, n_before, past, heads)
+    found = k.attend_cached(qkv, starts, keys, values, n_before, past, heads)
     parts = qkv.view(b, beams, -1, d).transpose(1, 2)
     q, new_keys, new_values = parts.split([heads, groups, groups], 1)
     assert torch.equal(keys[:, :, n_before:n], new_keys)
@@ -306,6 +318,18 @@ def test_attend_cached_equals_torch(seed, b, beams, n_before, heads_groups, d, n
     expected, _ = compute_attention(q, *both, seen[:, :n].view(b, 1, beams, n))
     expected = expected.transpose(1, 2).reshape(found.shape)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_advance_past_shares_an_entry_among_equal_hypotheses():
+    """The first of two sentences has one row for its three hypotheses."""
+    mask = torch.full((6, 7), -math.inf)
+    entries, counts = k.advance_past(mask, 3, None, torch.tensor([0, 1, 4]), 0)
+    assert counts.tolist() == [1] * 6
+    assert entries[:, 0].tolist() == [0, 0, 0, 0, 1, 2]
+    parents = torch.tensor([2, 0, 1, 5, 5, 3])
+    entries, counts = k.advance_past(mask, 3, parents, torch.tensor([0, 3, 6]), 3)
+    assert counts.tolist() == [2] * 6
+    assert entries[:, :2].tolist() == [[0, 3], [0, 4], [0, 5], [2, 3], [2, 4], [0, 5]]
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
