@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 #ifdef __linux__
-#include <sys/auxv.h>
 #include <sys/syscall.h>
 #endif
 
@@ -325,54 +324,28 @@ INLINE void float_tile(const int n, const Inputs *in, size r, const Weights *w, 
     }
 }
 
-/* A function for each number of rows, so that the compiler knows the number */
-typedef void Tile(const Inputs *, size, const Weights *, size, const Outputs *);
-#define ROWS(n)                                                                                   \
-    static void int_##n(const Inputs *in, size r, const Weights *w, size o, const Outputs *to) {  \
-        int_tile(n, in, r, w, o, to);                                                             \
-    }                                                                                             \
-    static void float_##n(const Inputs *in, size r, const Weights *w, size o, const Outputs *to) {\
-        float_tile(n, in, r, w, o, to);                                                           \
-    }
-ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5)
+/* Multiply `rows` <= TILE rows.  The compiler knows the number of rows in each case. */
+static void multiply_tile(size rows, const Inputs *in, size r, const Weights *w, size o, const Outputs *to) {
+    switch (rows) {
+#define CASE(n)                                       \
+    case n:                                           \
+        if (w->integers) int_tile(n, in, r, w, o, to); \
+        else float_tile(n, in, r, w, o, to);          \
+        break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #if WIDTH >= 8
-ROWS(6)
+        CASE(6)
 #endif
 #if WIDTH == 16
-ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
-#define ALL_ROWS(t) t##_1, t##_2, t##_3, t##_4, t##_5, t##_6, t##_7, t##_8, t##_9, t##_10, t##_11, t##_12
-#elif WIDTH == 8
-#define ALL_ROWS(t) t##_1, t##_2, t##_3, t##_4, t##_5, t##_6
-#else
-#define ALL_ROWS(t) t##_1, t##_2, t##_3, t##_4, t##_5
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
-static Tile *const int_tiles[] = {ALL_ROWS(int)};
-static Tile *const float_tiles[] = {ALL_ROWS(float)};
+#undef CASE
+    }
+}
 
 /* ---- Integer products with AMX, in tiles of 16 rows --------------------------------------------- */
 
 #ifdef SET_AVX512
-
-#ifdef EMULATE_TILES  /* to test the code below on any processor */
-typedef union { uint8_t u[HEIGHT][STEP]; int8_t s[HEIGHT][STEP]; int32_t sum[HEIGHT][16]; } EmulatedTile;
-static _Thread_local EmulatedTile tiles_[8];
-#undef _tile_loadconfig
-#undef _tile_release
-#undef _tile_loadd
-#undef _tile_stored
-#undef _tile_dpbusd
-#define _tile_loadconfig(config) ((void)(config))
-#define _tile_release() ((void)0)
-#define _tile_loadd(t, from, ld)                                                                   \
-    for (size i_ = 0; i_ < HEIGHT; i_++) memcpy(tiles_[t].u[i_], (const char *)(from) + i_ * (ld), STEP)
-#define _tile_stored(t, to, ld)                                                                    \
-    for (size i_ = 0; i_ < HEIGHT; i_++) memcpy((char *)(to) + i_ * (ld), tiles_[t].u[i_], STEP)
-#define _tile_dpbusd(t, a, b)                                                                      \
-    for (size i_ = 0; i_ < HEIGHT; i_++)                                                           \
-        for (size j_ = 0; j_ < 16; j_++)                                                           \
-            for (size k_ = 0; k_ < STEP; k_++)                                                     \
-                tiles_[t].sum[i_][j_] += tiles_[a].u[i_][k_] * tiles_[b].s[k_ / 4][4 * j_ + k_ % 4]
-#endif
 
 static int has_amx;  /* set by `enable` */
 
@@ -437,7 +410,6 @@ static void configure_tiles(void) {}
 /* Multiply n rows by the outputs from `begin` to `end`, one panel after another: a panel stays in the
    first-level cache while all rows pass */
 static void multiply(const Inputs *in, size n, const Weights *w, size begin, size end, const Outputs *to) {
-    Tile *const *tiles = w->integers ? int_tiles : float_tiles;
     int uses_amx = w->integers && has_amx && n >= HEIGHT / 2;  /* few rows leave most of a tile empty */
     if (uses_amx) configure_tiles();
     for (size o = begin; o < end; o += PANEL) {
@@ -447,7 +419,7 @@ static void multiply(const Inputs *in, size n, const Weights *w, size begin, siz
             for (size i = 0; to->residual && i < rows; i++) prefetch(to->residual + (r + i) * to->ld + o, PANEL);
             if (uses_amx) amx_rows(in, r, rows, w, o, to);
             for (size h = 0; !uses_amx && h < PANEL && o + h < w->outputs; h += WIDE * 16)
-                tiles[rows - 1](in, r, w, o + h, to);
+                multiply_tile(rows, in, r, w, o + h, to);
         }
         if (to->activation > RELU)
             activate(to->out + o, to->ld, n, smaller(PANEL, w->outputs - o), to->activation);
@@ -498,48 +470,36 @@ typedef struct {
 static void linear_piece(const void *task, size piece) {
     const Linear *l = task;
     size r = piece * l->block, n = smaller(l->block, l->rows - r);
+    const Weights *last = l->up;
     Inputs in = prepare(l->x + r * l->ldx, l->ldx, n, l->up, l->norm, 0);
     Outputs to = l->to;
+    if (l->down) {
+        size ldh = l->up->outputs + 16;
+        Outputs hidden = {to.activation, NULL, scratch(HIDDEN_SLOT, n * ldh * 4), ldh};
+        multiply(&in, n, l->up, 0, l->up->outputs, &hidden);
+        in = prepare(hidden.out, ldh, n, l->down, NULL, to.activation == RELU);
+        to.activation = NONE;
+        last = l->down;
+    }
     to.out += r * to.ld;
     if (to.residual) to.residual += r * to.ld;
-    multiply(&in, n, l->up, 0, l->up->outputs, &to);
-}
-
-/* Return the rows of a piece: a block, or a share of the rows for each thread */
-static size rows_per_piece(size rows, size most, int threads) {
-    size share = round_up((rows + threads - 1) / (threads > 0 ? threads : 1), TILE);
-    return share < TILE ? TILE : smaller(share, most);
-}
-
-/* out (R, N) = activation([norm](x) W + b), or residual + ..., x (R, D) */
-API void linear(const float *x, size ldx, size rows, const Weights *w, const Norm *norm, int activation,
-                const float *residual, float *out, size ldo, int threads) {
-    Linear task = {x, ldx, rows, rows_per_piece(rows, BLOCK, threads), w, NULL, norm,
-                   {activation, residual, out, ldo}};
-    run_pieces((rows + task.block - 1) / task.block, threads, linear_piece, &task);
-}
-
-static void feed_forward_piece(const void *task, size piece) {
-    const Linear *l = task;
-    size r = piece * l->block, n = smaller(l->block, l->rows - r), ldh = l->up->outputs + 16;
-    float *hidden = scratch(HIDDEN_SLOT, n * ldh * 4);
-    Outputs between = {l->to.activation, NULL, hidden, ldh}, to = l->to;
-    Inputs in = prepare(l->x + r * l->ldx, l->ldx, n, l->up, l->norm, 0);
-    multiply(&in, n, l->up, 0, l->up->outputs, &between);
-    in = prepare(hidden, ldh, n, l->down, NULL, between.activation == RELU);
-    to.activation = NONE;
-    to.out += r * to.ld;
-    if (to.residual) to.residual += r * to.ld;
-    multiply(&in, n, l->down, 0, l->down->outputs, &to);
+    multiply(&in, n, last, 0, last->outputs, &to);
 }
 
 /* out (R, D) = [residual +] activation([norm](x) U + u) W + b.  Hidden units stay in the cache. */
 API void feed_forward(const float *x, size ldx, size rows, const Weights *up, const Weights *down,
                       const Norm *norm, int activation, const float *residual, float *out, size ldo,
                       int threads) {
-    Linear task = {x, ldx, rows, rows_per_piece(rows, BLOCK / 2, threads), up, down, norm,
-                   {activation, residual, out, ldo}};
-    run_pieces((rows + task.block - 1) / task.block, threads, feed_forward_piece, &task);
+    size share = round_up((rows + threads - 1) / threads, TILE);  /* rows of each thread */
+    size block = rows ? smaller(share, down ? BLOCK / 2 : BLOCK) : 1;
+    Linear task = {x, ldx, rows, block, up, down, norm, {activation, residual, out, ldo}};
+    run_pieces((rows + block - 1) / block, threads, linear_piece, &task);
+}
+
+/* out (R, N) = activation([norm](x) W + b), or residual + ..., x (R, D) */
+API void linear(const float *x, size ldx, size rows, const Weights *w, const Norm *norm, int activation,
+                const float *residual, float *out, size ldo, int threads) {
+    feed_forward(x, ldx, rows, w, NULL, norm, activation, residual, out, ldo, threads);
 }
 
 /* ---- Head: logits, their log-sum-exp, and the best continuations of hypotheses --------------------- */
@@ -685,7 +645,7 @@ static size insert_block(const Head *h, size b, Candidate block, Candidate *best
     float logits[BLOCK_WIDTH];
     Inputs in = rows_from(h->in, r, h->w);
     Outputs to = {NONE, NULL, logits - begin, 0};
-    for (size o = begin; o < end; o += WIDE * 16) (h->w->integers ? int_1 : float_1)(&in, 0, h->w, o, &to);
+    for (size o = begin; o < end; o += WIDE * 16) multiply_tile(1, &in, 0, h->w, o, &to);
     for (size m = 0; m < beams->n_masked; m++)
         if (beams->masked[m] >= begin && beams->masked[m] < end && beams->mask[hypothesis * beams->n_masked + m])
             logits[beams->masked[m] - begin] = -INFINITY;
@@ -1019,51 +979,20 @@ API void attend_cached(const float *qkv, size ldq, size sentences, const size *s
 
 /* ---- Support ---------------------------------------------------------------------------------------- */
 
-#ifdef SET_AVX512
-/* Request the AMX tiles from Linux.  Once granted, signal stacks under 11,952 bytes fail with ENOMEM in
-   the whole process, because Linux saves the tiles there. */
-static int request_amx(void) {
-#if defined __linux__
-    const unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25;
-    const long request_permission = 0x1023, tile_data = 18;  /* arch_prctl(2) */
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-    if ((d & (amx_tile | amx_int8)) != (amx_tile | amx_int8)) return 0;
-    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-#else
-    return 0;
-#endif
-}
-#endif
-
-/* Return 0 if this processor cannot run the kernels, 1 if it can, 2 if it also uses AMX, which is
-   enabled by `amx` */
+/* Return 0 if this processor cannot run the kernels, 1 if it can, 2 if it also uses AMX tiles.  They
+   are requested from Linux if `amx` is true.  Once granted, signal stacks under 11,952 bytes fail with
+   ENOMEM in the whole process, because Linux saves the tiles there.  On Linux, build.py has checked the
+   processor; a Mac with an Intel processor may lack AVX2. */
 API int enable(int amx) {
-#if defined SET_NEON && defined __linux__
-    return getauxval(AT_HWCAP) >> 20 & 1;  /* HWCAP_ASIMDDP */
-#elif defined SET_NEON
-    return 1;  /* every arm64 Mac */
-#else
-    __builtin_cpu_init();
-#if defined SET_AVX512
+#if defined SET_AVX512 && defined __linux__
+    const long request_permission = 0x1023, tile_data = 18;  /* arch_prctl(2) */
+    has_amx = amx && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #ifdef EMULATE_TILES
     has_amx = 1;
-#else
-    has_amx = amx && request_amx();
 #endif
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512vnni")
-               ? 1 + has_amx
-               : 0;
-#else
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#ifdef SET_AVXVNNI
-    unsigned a = 0, b, c, d;
-    return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
-#else
-    return avx2;
+#elif defined SET_AVX2
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
-#endif
-#endif
+    return 1 + has_amx;
 }

@@ -13,6 +13,7 @@ from onmt_lite.errors import OptionError
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
+TILES = ROOT / "tests/support/emulated_tiles.h"
 SETS = build.list_supported_sets()
 pytestmark = pytest.mark.skipif(
     not SETS or build.load_library() is None, reason="this machine has no kernels"
@@ -42,7 +43,7 @@ def test_amx_gives_the_same_bits_as_vnni(tmp_path):
     if "avx512" not in SETS:
         pytest.skip("no AVX-512")
     compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\nexec cc -DEMULATE_TILES "$@"\n', encoding="utf-8")
+    compiler.write_text(f'#!/bin/sh\nexec cc -include {TILES} "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     digests = compute_digests("avx512", str(compiler), str(tmp_path))
     expected = compute_digests("avx512")

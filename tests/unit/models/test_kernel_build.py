@@ -10,6 +10,7 @@ import pytest
 from onmt_lite.models.kernels import build
 
 ROOT = Path(__file__).parents[3]
+TILES = ROOT / "tests/support/emulated_tiles.h"
 SETS = build.list_supported_sets()
 HAS_LIBRARY = (
     "from onmt_lite.models.kernels.bindings import get_library; print(get_library() is not None)"
@@ -149,7 +150,7 @@ def test_translation_without_library_equals_translation_with_it(
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("instruction_set", "tiles"),  # few rows do not use the tiles, so AVX-512 runs once
-    [*((n, "") for n in SETS if n not in ("amx", "avx512")), ("avx512", "-DEMULATE_TILES")],
+    [*((n, "") for n in SETS if n not in ("amx", "avx512")), ("avx512", f"-include {TILES}")],
 )
 def test_kernels_pass_address_and_undefined_behavior_sanitizers(tmp_path, instruction_set, tiles):
     """Run every kernel with both sanitizers: all sets of this machine, and emulated AMX."""
