@@ -202,10 +202,10 @@ def find_numbers(text: str, code: str, free: bool) -> list[Number]:
         if not numbers:
             continue
         start, end = match.span()
-        parsed = [number._replace(start=start, end=end) for number in numbers]
-        if words.hour_before.search(text[max(0, start - 14) : start].lower()):
-            hours = (str((int(v) - 2) % 12 + 1) for v in parsed[0].values if is_hour(v))
-            parsed[0] = parsed[0]._replace(values=tuple(hours) or parsed[0].values)
+        parsed = [Number(*number[:4], start, end) for number in numbers]
+        hours = [v for v in parsed[0].values if is_hour(v)]
+        if hours and words.hour_before.search(text[max(0, start - 14) : start].lower()):
+            parsed[0] = parsed[0]._replace(values=tuple(str((int(v) - 2) % 12 + 1) for v in hours))
         for number in parsed:
             if not (run and continues_number(run, number, text[run[-1].end : start], words)):
                 merged += merge_run(run, text)
@@ -245,6 +245,12 @@ def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Num
             899,000 reads as thousands, and is not a translation of 899,00.
         after: the two characters that follow.
     """
+    if text.isdigit():
+        # A leading zero counts, except in two digits (08)
+        value = text[1:] if len(text) == 2 and text[0] == "0" else text
+        if len(text) == 4 and DECADE.match(after):
+            return (Number(text, (text,), parts=(Number(text[2:], (text[2:],)),)),)
+        return (Number(text, (value + MYRIADS.get(after[:1], ""),)),)
     fields = re.split("[:/]", text)
     if len(fields) > 1:
         parts = tuple(chain(*(parse_digits(field, mark, free) for field in fields)))
@@ -256,12 +262,7 @@ def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Num
         return parts
     *before, last = groups = re.split("[.,' ]", text)
     marks = [char for char in text if char in ".,' "]
-    # A leading zero counts, except in two digits (08)
-    parts = tuple(Number(g, (g[1:] if len(g) == 2 and g[0] == "0" else g,)) for g in groups)
-    if not before:
-        if len(text) == 4 and DECADE.match(after):
-            return (Number(text, (text,), parts=(Number(text[2:], (text[2:],)),)),)
-        return (Number(text, (parts[0].values[0] + MYRIADS.get(after[:1], ""),)),)
+    parts = tuple(chain(*(parse_digits(group, mark, free) for group in groups)))
     values = list[str]()
     grouped = text[0] != "0" and len(groups[0]) < 4 and all(1 < len(g) < 4 for g in before[1:])
     if grouped and len(last) == 3 and len(set(marks)) == 1:
