@@ -285,16 +285,18 @@ def has_repetition(text: str, source: str) -> bool:
     characters count if they repeat for longer than in `source`.
     """
     text, source = TAG.sub(" ", text), TAG.sub(" ", source)
-    lengths = zip(find_longest_char_runs(text), find_longest_char_runs(source))
+    char_runs = find_longest_char_runs(text)
+    source_runs = find_longest_char_runs(source) if any(char_runs) else (0, 0)
+    lengths = zip(char_runs, source_runs)
     if any(n >= MIN_REPEATED_CHARS and n > LENGTH_TOLERANCE * n_source for n, n_source in lengths):
         return True
-    n_repeats, n_source_repeats = (
-        count_max_consecutive_repeats(text),
-        count_max_consecutive_repeats(source),
-    )
+    n_repeats = count_max_consecutive_repeats(text)
+    if n_repeats < MIN_REPEATS:
+        return False
+    n_source_repeats = count_max_consecutive_repeats(source)
     # hahahaha may become ha ha ha ha
     is_long_word = n_source_repeats < MIN_REPEATS and find_longest_char_runs(source)[0] > 0
-    return n_repeats >= MIN_REPEATS and n_repeats > n_source_repeats and not is_long_word
+    return n_repeats > n_source_repeats and not is_long_word
 
 
 def find_longest_char_runs(text: str) -> tuple[int, int]:

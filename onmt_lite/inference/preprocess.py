@@ -173,7 +173,9 @@ class Preprocessor:
         """
         if masked_line.spans or masked_line.head:
             tokens = self.tokenizer.encode(masked_line.head + masked_line.plain)
-        return sum(map(self.checkpoint.src_vocab.lacks, tokens[:max_source]))
+        vocab = self.checkpoint.src_vocab
+        rare = [token for token in tokens[:max_source] if token not in vocab.text_ids]
+        return sum(map(vocab.lacks, rare))
 
     def _find_spans_to_restore(self, masked_line: MaskedLine) -> MaskedLine | None:
         """Return the spans to restore in the translation; with the rule `drop`, only the head."""

@@ -356,8 +356,10 @@ def prefix_reaches_limit(config: SearchConfig, example: Example) -> bool:
 
 def min_length_exceeds_limit(config: SearchConfig, example: Example) -> bool:
     """Return True if a line reaches its maximum length before `min_length` allows it to end."""
+    if not config.options.search.min_length:
+        return False
     limits = make_sentence_limits(config, example)
-    return config.options.search.min_length > 0 and limits.min_eos_step > limits.max_steps
+    return limits.min_eos_step > limits.max_steps
 
 
 def _get_max_target_tokens(config: SearchConfig, example: Example) -> int:

@@ -127,19 +127,21 @@ class StepLog:
 
     def read_history(self, slot: int, start: int) -> RowHistory:
         """Return the rows of a slot from step `start` of the batch (from 0) to the newest."""
-        steps = self.steps[start : self.n_steps, slot]  # (T, M)
+        steps = self.steps[start : self.n_steps, slot].tolist()  # (T, M)
+        first = slot * self.spec.beam_size
 
-        def get_column(name: str) -> Tensor:  # (T, K)
-            return steps[:, self.columns[name]]
+        def get_column(name: str) -> list[list[float]]:  # (T, K)
+            column = self.columns[name]
+            return [step[column] for step in steps]
 
         has_attended = "attended" in self.columns
         return RowHistory(
-            get_column("row_score").tolist(),
-            (get_column("row_parent") - slot * self.spec.beam_size).long().tolist(),
-            get_column("row_token").long().tolist(),
-            get_column("row_log_prob").tolist(),
-            get_column("row_ended").bool().tolist(),
-            get_column("attended").long().tolist() if has_attended else [],
+            get_column("row_score"),
+            [[int(parent) - first for parent in step] for step in get_column("row_parent")],
+            [[int(token) for token in step] for step in get_column("row_token")],
+            get_column("row_log_prob"),
+            [[ended > 0 for ended in step] for step in get_column("row_ended")],
+            [[int(s) for s in step] for step in get_column("attended")] if has_attended else [],
         )
 
     def read_newest_rows(self) -> list[CandidateList]:

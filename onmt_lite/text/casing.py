@@ -74,7 +74,8 @@ def lower_uppercase_words(text: str, encode: Encode) -> tuple[str, Spans]:
     runs: list[list[CaseVariant]] = [[]]
     for match in WORD.finditer(text):
         word = match[0]
-        if any(map(str.islower, word.replace("ß", ""))):  # ß is rarely written in uppercase
+        # ß is rarely written in uppercase
+        if word[-1:] != "ß" and word[-1:].islower() or any(map(str.islower, word.replace("ß", ""))):
             runs.append([])
         elif word.isalpha() and word != "ß":
             runs[-1].append(choose_casing(text, *match.span(), encode))

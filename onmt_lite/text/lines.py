@@ -241,8 +241,7 @@ def is_all_uppercase(text: str) -> bool:
 
     ß is rarely written in uppercase and may be part of such a line: GROßE STRAßE.
     """
-    n_letters = sum(char.isalpha() for char in text)
-    return text.replace("ß", "").isupper() and n_letters > 3
+    return text.replace("ß", "").isupper() and sum(map(str.isalpha, text)) > 3
 
 
 # -- JSON lines ------------------------------------------------------------------------------------

@@ -247,10 +247,10 @@ def parse_digits(text: str, mark: str, free: bool, after: str = "") -> tuple[Num
     """
     if text.isdigit():
         # A leading zero counts, except in two digits (08)
-        value = text[1:] if len(text) == 2 and text[0] == "0" else text
+        reading = text[1:] if len(text) == 2 and text[0] == "0" else text
         if len(text) == 4 and DECADE.match(after):
             return (Number(text, (text,), parts=(Number(text[2:], (text[2:],)),)),)
-        return (Number(text, (value + MYRIADS.get(after[:1], ""),)),)
+        return (Number(text, (reading + MYRIADS.get(after[:1], ""),)),)
     fields = re.split("[:/]", text)
     if len(fields) > 1:
         parts = tuple(chain(*(parse_digits(field, mark, free) for field in fields)))

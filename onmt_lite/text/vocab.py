@@ -49,6 +49,11 @@ class Vocab:
             ids.setdefault(token, i)  # the first of duplicate tokens wins
         return ids
 
+    @cached_property
+    def text_ids(self) -> dict[str, int]:
+        """Ids of the tokens that text maps to: no control tokens, not the unknown token."""
+        return {token: i for token, i in self.ids.items() if not self.is_special(i)}
+
     @classmethod
     def from_tokens(cls, tokens: list[str], **special: str | None) -> "Vocab":
         """Make a vocabulary and look up its special tokens: `from_tokens(tokens, eos="</s>")`."""
@@ -93,7 +98,9 @@ class Vocab:
         extension = {word: len(self) + i for i, word in enumerate(oov_words)}
         ids = []
         for token in tokens:
-            i = extension.get(token, self.unk_id) if self.lacks(token) else self.ids[token]
+            i = self.text_ids.get(token)
+            if i is None:
+                i = extension.get(token, self.unk_id) if self.lacks(token) else self.ids[token]
             if i is None:
                 raise DataError(
                     f"{token[:50]!r} is not in the vocabulary, and the model has no unknown token; "
