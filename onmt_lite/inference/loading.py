@@ -23,6 +23,7 @@ from onmt_lite.config.text_options import SUBWORD_TRANSFORMS, TextOptions, parse
 from onmt_lite.errors import CheckpointError, Message, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import move_to
+from onmt_lite.system.resources import map_large_blocks
 from onmt_lite.text.bpe import SubwordFile, detokenize_bpe
 from onmt_lite.text.tokenizers import (
     DETOKENIZERS,
@@ -72,8 +73,9 @@ def load_files(
     """
     # Damaged small files are reported before the model is read
     tokenizer, phrases = tokenizer_from_options(options), load_phrase_table(options)
-    checkpoint = read_checkpoint(options)
-    move_to(checkpoint.model, device, precision, in_place=True, release=release)
+    with map_large_blocks():
+        checkpoint = read_checkpoint(options)
+        move_to(checkpoint.model, device, precision, in_place=True, release=release)
     return checkpoint, tokenizer, phrases
 
 

@@ -53,6 +53,7 @@ from onmt_lite.inference.search_setup import (
     make_search_config,
     widen_beam,
 )
+from onmt_lite.system.resources import keep_freed_memory
 from onmt_lite.text.lines import Line
 
 PER_LINE_FIELDS = ("id", "fields")  # fields of a line that do not affect its translation
@@ -145,6 +146,7 @@ class Pipeline:
             free_bytes: bytes of main memory to use (default: all free memory).
         """
         self.options = options
+        keep_freed_memory()
         device, precision = resolve_device(options.speed, options.is_exact)
         with thread_settings(options.speed, device):
             self.model = model = move_to(checkpoint.model, device, precision)

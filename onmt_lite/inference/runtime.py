@@ -19,7 +19,7 @@ from onmt_lite.models.linear import assign_kernels, choose_kernel
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.processor import MIN_INT8_WIDTH
-from onmt_lite.system.resources import count_usable_cores, get_free_memory, keep_freed_memory
+from onmt_lite.system.resources import count_usable_cores, get_free_memory
 
 DTYPES = {
     "fp32": torch.float32,
@@ -94,7 +94,6 @@ def move_to(
     device = torch.empty(0, device=device).device  # cuda means cuda:0
     dtype, kernels = DTYPES.get(precision, torch.float32), ""  # "": torch matmul
     if device.type == "cpu":
-        keep_freed_memory()
         members = getattr(model, "members", [model])
         if all(isinstance(m, Transformer) for m in members):
             kernels = choose_kernel(
@@ -176,6 +175,7 @@ OUT_OF_MEMORY = re.compile(
 # same on all machines that can run the default. The GPU values are not measured.
 DEFAULT_TOKENS = {"cpu": 3072, "cuda": 16384}
 DEFAULT_ROWS = {"cpu": 320, "cuda": 2560}
+WIDE_MODEL, WIDE_ROWS = 512, 160  # d_model from which a CPU takes fewer rows
 MAX_BATCH_BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
 MIN_BATCH_BYTES = 16 << 20
 SCORED_TOKENS = 1024  # per batch when scoring references
@@ -206,6 +206,7 @@ class MemoryEstimate:
     heads: int  # numbers per pair of source tokens in an encoder layer
     longest: int  # maximum source tokens
     n_bytes: int = 4  # bytes per number; logits have 4
+    d_model: int = 0  # of the widest model
 
     @classmethod
     def of(cls, models: Sequence[Any], n_bytes: int = 4) -> "MemoryEstimate":
@@ -217,7 +218,9 @@ class MemoryEstimate:
         vocab = max(model.vocab_size for model in models)
         longest = min(model.max_positions for model in models)
         source = past + max(inside, default=0)
-        return cls(len(models), vocab, past, source, max(heads, default=0), longest, n_bytes)
+        d_model = max((cfg.d_model for cfg in cfgs), default=0)
+        sizes = past, source, max(heads, default=0), longest
+        return cls(len(models), vocab, *sizes, n_bytes, d_model)
 
     def bytes(self, n: int, width: int, beam_size: int) -> int:
         """Return the bytes for n sentences of up to `width` tokens.
@@ -286,13 +289,14 @@ class BatchBudget:
     def limit(self, beam_size: int) -> BatchLimit:
         """Return the default batch, or the largest of 1/2, 1/4, ... of it that fits in the budget.
 
-        With the C kernels, 32 to 128 sentences at once take the same time for the model tiny. The
-        shipped model is 3 % slower with 48 than with 64 to 128. Two workers with tiny use 500 MB at
-        64.
+        With the C kernels and beam 5, the shipped model (width 256) is 3 % slower with 48 than with
+        64 to 128 sentences, and the model base (width 512) 1 % slower with 32 than with 64, which
+        take 190 MiB more in each worker.
         """
-        most = BatchLimit(
-            DEFAULT_TOKENS[self.device], max(1, DEFAULT_ROWS[self.device] // beam_size)
-        )
+        n_rows = DEFAULT_ROWS[self.device]
+        if self.device == "cpu" and self.size.d_model >= WIDE_MODEL:
+            n_rows = WIDE_ROWS
+        most = BatchLimit(DEFAULT_TOKENS[self.device], max(1, n_rows // beam_size))
         while most != SMALLEST_BATCH and most.bytes(self.size, beam_size) > self.n_bytes:
             most = BatchLimit(max(64, most.tokens // 2), max(1, most.sentences // 2))
         return most

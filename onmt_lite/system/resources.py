@@ -54,17 +54,35 @@ def prepare_environment(*modules: str) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation.
 
-    A search allocates 41 MB of logits at each step, and mapping fresh pages took a quarter of the
-    CPU time (6 layers of 512, 32,000 words, int8).  MALLOC_... variables of the user take
+    A search allocates megabytes again and again, and mapping fresh pages takes time: with a
+    threshold of 2 MiB, the model base was 10 % slower.  MALLOC_... variables of the user take
     precedence.
     """
+    # Older versions accept at most 32 MiB
+    set_mmap_threshold(256 << 20) or set_mmap_threshold(32 << 20)
+
+
+@contextlib.contextmanager
+def map_large_blocks() -> Iterator[None]:
+    """Return large freed blocks to the system within the context, and keep them afterwards.
+
+    For loading a model: the fp32 weights that kernels have copied would leave holes between small
+    objects, which later allocations fill badly (35 MiB for each worker with the shipped model).
+    """
+    set_mmap_threshold(256 << 10)
+    try:
+        yield
+    finally:
+        keep_freed_memory()
+
+
+def set_mmap_threshold(size: int) -> bool:
+    """Set the bytes from which glibc maps each block by itself; return True if it was set."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
-        return
+        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda name, value: 0)  # glibc only
-    # Older versions accept at most 32 MiB.  The trim threshold must be set, too: setting the other
-    # one disables its growth from 128 KiB
-    if mallopt(M_MMAP_THRESHOLD, 256 << 20) or mallopt(M_MMAP_THRESHOLD, 32 << 20):
-        mallopt(M_TRIM_THRESHOLD, 512 << 20)
+    # The trim threshold must be set, too: setting the other one disables its growth from 128 KiB
+    return bool(mallopt(M_MMAP_THRESHOLD, size) and mallopt(M_TRIM_THRESHOLD, 512 << 20))
 
 
 def release_freed_memory() -> None:
