@@ -182,7 +182,10 @@ class Translator:
 
     @property
     def model(self) -> "EncoderDecoder":
-        """The model."""
+        """The model.  Weights that were dropped after the kernels copied them are read again."""
+        from onmt_lite.inference.runtime import restore_weights
+
+        restore_weights(self.pipeline.model)
         return self.pipeline.model
 
     @property

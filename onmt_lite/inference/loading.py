@@ -23,6 +23,7 @@ from onmt_lite.config.text_options import SUBWORD_TRANSFORMS, TextOptions, parse
 from onmt_lite.errors import CheckpointError, Message, OptionError
 from onmt_lite.inference.preprocess import choose_languages
 from onmt_lite.inference.runtime import move_to
+from onmt_lite.models.base import EncoderDecoder
 from onmt_lite.system.resources import map_large_blocks
 from onmt_lite.text.bpe import SubwordFile, detokenize_bpe
 from onmt_lite.text.tokenizers import (
@@ -57,7 +58,7 @@ LoadedFiles = tuple[Checkpoint, NamedTokenizer | None, dict[str, str]]
 
 
 def load_files(
-    options: TranslateOptions, device: torch.device, precision: str, release: bool = False
+    options: TranslateOptions, device: torch.device, precision: str, release: bool = True
 ) -> LoadedFiles:
     """Read the files named by the options and move the weights to the device.
 
@@ -65,7 +66,7 @@ def load_files(
         options: the options.
         device: device of the weights.
         precision: precision of the weights.
-        release: see `move_to`.
+        release: drop weights that kernels have copied.
 
     Raises:
         OptionError: if an option does not fit the files.
@@ -73,9 +74,13 @@ def load_files(
     """
     # Damaged small files are reported before the model is read
     tokenizer, phrases = tokenizer_from_options(options), load_phrase_table(options)
+
+    def reread() -> EncoderDecoder:
+        return read_checkpoint(options).model
+
     with map_large_blocks():
         checkpoint = read_checkpoint(options)
-        move_to(checkpoint.model, device, precision, in_place=True, release=release)
+        move_to(checkpoint.model, device, precision, True, reread if release else None)
     return checkpoint, tokenizer, phrases
 
 

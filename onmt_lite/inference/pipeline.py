@@ -170,12 +170,11 @@ class Pipeline:
         self.clock = self.runner.clock
 
     @classmethod
-    def load(cls, options: TranslateOptions, release: bool = False) -> "Pipeline":
+    def load(cls, options: TranslateOptions) -> "Pipeline":
         """Load the model named by the options, or the ensemble of several.
 
         Args:
             options: the options.
-            release: see `move_to`.
 
         Raises:
             OptionError: if an option does not fit the model or the machine.
@@ -185,7 +184,7 @@ class Pipeline:
         device, precision = resolve_device(options.speed, options.is_exact)
         options = options.with_models()
         with thread_settings(options.speed, device):
-            checkpoint, tokenizer, phrases = load_files(options, device, precision, release)
+            checkpoint, tokenizer, phrases = load_files(options, device, precision)
             return cls(checkpoint, options, tokenizer, phrases)
 
     @property

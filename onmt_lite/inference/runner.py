@@ -13,7 +13,6 @@ from torch import Tensor
 from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.errors import MemoryExhausted
-from onmt_lite.inference.loading import read_checkpoint
 from onmt_lite.inference.postprocess import Postprocessor, compute_reference_log_prob
 from onmt_lite.inference.records import EMPTY_HYPOTHESIS, Example, SearchResult
 from onmt_lite.inference.runtime import BatchBudget, OomRetry, move_to
@@ -97,14 +96,12 @@ class Runner:
 
     @functools.cached_property
     def fp32_model(self) -> EncoderDecoder:
-        """The model in fp32, read again if its weights were released.
+        """The model in fp32, read again if its weights were dropped.
 
         Raises:
             MemoryExhausted: if both models do not fit in memory.
         """
-        released = getattr(self.model, "released", False)
-        model = read_checkpoint(self.options).model if released else self.model
-        return move_to(model, self.device, "fp32", in_place=released)
+        return move_to(self.model, self.device, "fp32")
 
     # ---- search ----
 

@@ -15,7 +15,7 @@ from onmt_lite.config.job_options import SpeedOptions
 from onmt_lite.errors import MemoryExhausted, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.models.base import EncoderDecoder
-from onmt_lite.models.linear import assign_kernels, choose_kernel
+from onmt_lite.models.linear import C_KERNELS, assign_kernels, choose_kernel
 from onmt_lite.models.threads import cpu_threads
 from onmt_lite.models.transformer import Transformer
 from onmt_lite.system.processor import MIN_INT8_WIDTH
@@ -72,7 +72,7 @@ def move_to(
     device: torch.device,
     precision: str,
     in_place: bool = False,
-    release: bool = False,
+    reread: Callable[[], EncoderDecoder] | None = None,
 ) -> EncoderDecoder:
     """Return the model with its weights on a device and in a precision.
 
@@ -84,7 +84,8 @@ def move_to(
         device: the device.
         precision: the precision; `auto` selects the kernels for the processor.
         in_place: change the model instead of copying it.
-        release: drop weights that kernels have copied; the model cannot be converted again.
+        reread: read the model again; if given, weights that kernels have copied are dropped until
+            `restore_weights`.
 
     Raises:
         MemoryExhausted: if the weights do not fit in memory.
@@ -104,14 +105,16 @@ def move_to(
     stay = stay and all(w.device == device for w in weights)
     if stay and get_kernels(model) == kernels:
         return model
+    restore_weights(model)
+    weights = [*model.parameters(), *model.buffers()]
     try:
         module: Any = model
         if not in_place:
             module = copy.deepcopy(model, {id(w): w for w in weights} if stay else {})
         assign_kernels(module, "")
         module.to(device, dtype)
-        assign_kernels(module, kernels, release)
-        module.kernels, module.released = kernels, release and kernels == "int8"
+        assign_kernels(module, kernels, reread is not None)
+        module.kernels, module.reread = kernels, reread if kernels in C_KERNELS else None
         return module
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -119,6 +122,19 @@ def move_to(
     raise MemoryExhausted(
         f"out of memory: the model does not fit on {device}; use another device or precision"
     )
+
+
+def restore_weights(model: EncoderDecoder) -> None:
+    """Read the weights again that `move_to` has dropped."""
+    reread = getattr(model, "reread", None)
+    if reread is None:
+        return
+    module: Any = model
+    restored = dict(reread().named_parameters(remove_duplicate=False))
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        if not weight.numel():
+            weight.data = restored[name].to(weight.dtype)
+    module.reread = None
 
 
 def get_kernels(model: EncoderDecoder) -> str:

@@ -428,7 +428,7 @@ class InProcessEngine(Engine):
         if self.preloaded is None:
             with speed_up_imports():  # importing torch takes seconds
                 from onmt_lite.inference.pipeline import Pipeline
-            self.preloaded = Pipeline.load(self.options, release=True)
+            self.preloaded = Pipeline.load(self.options)
         self.pipeline = pipeline = self.preloaded
         self.machine = pipeline.machine
         self.notes = pipeline.option_notices(self.options)

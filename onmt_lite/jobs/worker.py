@@ -92,8 +92,9 @@ def load_shared(options: TranslateOptions, n: int) -> SharedModel:
     options = replace(options, speed=speed)
     torch.set_num_threads(1)  # a fork keeps only the calling thread
     machines = resolve_machines(options)
-    _, precision = machines[0]
-    parts = load_files(options, torch.device("cpu"), precision, release=True)
+    device, precision = machines[0]
+    release = device.type == "cpu"  # a GPU needs the weights
+    parts = load_files(options, torch.device("cpu"), precision, release)
     release_freed_memory()  # used while loading
     free = get_free_memory()
     return SharedModel(options, parts, machines * n, None if free is None else free // n)

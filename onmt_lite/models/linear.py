@@ -220,8 +220,8 @@ def assign_kernels(module: nn.Module, name: str, release: bool = False) -> None:
     Args:
         module: the module, changed in place
         name: a key of KERNELS, or "" to remove kernels
-        release: free weights that int8 kernels have copied, except embeddings; the module can then
-            be neither assigned other kernels nor moved to a device
+        release: free weights that C kernels have copied, except embeddings; the module can then be
+            neither assigned other kernels nor moved to a device
     """
     layers = list(module.modules())
     embeddings = {id(layer.weight) for layer in layers if isinstance(layer, nn.Embedding)}
@@ -230,5 +230,5 @@ def assign_kernels(module: nn.Module, name: str, release: bool = False) -> None:
             layer.kernel_norm = kernels.Norm(layer) if name in C_KERNELS else None
         elif isinstance(layer, Linear):
             layer.kernel = KERNELS[name](layer) if name else None
-            if release and name == "int8" and id(layer.weight) not in embeddings:
+            if release and name in C_KERNELS and id(layer.weight) not in embeddings:
                 layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
