@@ -11,8 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import compare
-from benchmarks.report import LEGEND, describe_machine, format_machine, format_workload
+from benchmarks.report import (
+    LEGEND,
+    describe_machine,
+    format_machine,
+    format_workload,
+    name_record,
+    read_records,
+)
 from benchmarks.workloads import make_workload, read_lines
+
+LIMITED_TO_AVX2 = {
+    "ONMT_LITE_KERNELS": "avx2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 
 
 def parse(argv: Sequence[str]) -> Namespace:
@@ -32,7 +47,8 @@ def parse(argv: Sequence[str]) -> Namespace:
     add("-threads", type=parse_positive, help="CPU cores per system (default: all)")
     add("-rounds", type=parse_positive, default=3, help="Runs of each system (default: 3)")
     add("-lines", type=parse_positive, help="Use only the first N lines of each workload")
-    add("-json", metavar="FILE", help="Write all measurements to this file")
+    add("-isa", choices=("avx2",), help="Limit all systems to this instruction set")
+    add("-json", metavar="FILE", help="Add all measurements to this file")
     options = parser.parse_args(argv)
     if options.tgt and not options.src:
         parser.error("-tgt: requires -src, the source lines of these references")
@@ -50,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program.  Returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     read_lines(options)  # fail early if a file cannot be read
+    if options.isa:
+        os.environ.update(LIMITED_TO_AVX2)
     if options.json:
         Path(options.json).touch()
     environment = dict(os.environ)
@@ -65,8 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(format_workload(record, name), end="\n\n", flush=True)
     print(LEGEND)
     if options.json:
-        text = json.dumps(record, indent=1, ensure_ascii=False)
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+        path = Path(options.json)
+        records = read_records(path) if path.stat().st_size else {}
+        records[name_record(record)] = record
+        text = json.dumps(records, indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

@@ -19,20 +19,31 @@ import torch
 from benchmarks.systems import OURS, SYSTEMS
 from benchmarks.workloads import ROOT
 from onmt_lite import __version__
+from onmt_lite.models.kernels.build import load_library
 from onmt_lite.train.chart import draw_svg
 
-Record = Mapping[str, Any]  # content of the JSON file
+Record = Mapping[str, Any]  # one run of the benchmark; the JSON file has several by name
+BEAM_SIZE = 5  # the default; the names of other records contain theirs
+PROCESSORS = {  # processor classes, by instruction set of the kernels
+    "avx512": "AVX-512 VNNI",
+    "amx": "AVX-512 VNNI with AMX",
+    "avxvnni": "AVX-VNNI",
+    "avx2": "limited to AVX2",
+    "neon": "NEON on Linux (arm64), Macs",
+}
 
 
 def describe_machine() -> dict[str, Any]:
     """Return the CPU, versions and environment variables that affect speed."""
-    prefixes = ("OMP_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
+    library = load_library()
+    prefixes = ("OMP_", "ONMT_LITE_", "ONEDNN_", "DNNL_", "MKL_", "KMP_", "CT2_", "ATEN_", "GOMP_")
     return {
         "onmt_lite": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": get_processor_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": library.instruction_set if library else "none",
         "processors": os.cpu_count(),
         "environment": {n: value for n, value in os.environ.items() if n.startswith(prefixes)},
     }
@@ -56,15 +67,24 @@ def choose_baseline(work: Record) -> str:
     return next((name for name in peers if name in work["systems"]), OURS)
 
 
-def compute_speedups(work: Record, name: str, field: str) -> list[float]:
-    """Return the speed of a system relative to the baseline, for each round.
+def compute_speedups(
+    work: Record | None, name: str, field: str, baseline_name: str = ""
+) -> list[float]:
+    """Return the speed of a system relative to a baseline, for each round.
 
     Args:
-        work: measurements of a workload
+        work: measurements of a workload, None if it was not measured
         name: system name
         field: "seconds" (wall-clock time) or "processor_seconds" (CPU time)
+        baseline_name: system name (default: see `choose_baseline`)
+
+    Returns:
+        The speeds; empty if a system was not measured.
     """
-    baseline, times = (work["systems"][n][field] for n in (choose_baseline(work), name))
+    if work is None:
+        return []
+    names = baseline_name or choose_baseline(work), name
+    baseline, times = (work["systems"].get(n, {}).get(field, ()) for n in names)
     return [a / b for a, b in zip(baseline, times) if a and b]
 
 
@@ -80,8 +100,35 @@ def format_spread(values: Sequence[float]) -> str:
 LEGEND = """\
 × is the speed relative to that system: median (minimum–maximum) over the rounds. Wall-clock time
 compares idle machines; CPU time, the sum over all processes, also compares busy ones. MiB: peak
-memory while translating. Identical lines: lines whose translation equals that of onmt_lite with
--precision fp32 and the -search of that system."""
+proportional set size (PSS) of all processes while translating. Identical lines: lines whose
+translation equals that of onmt_lite with -precision fp32 and the -search of that system."""
+
+
+def name_record(record: Record) -> str:
+    """Return the name of a record in the JSON file: "avx2", or "avx2, beam 1"."""
+    beam_size = record["beam_size"]
+    return record["kernels"] + f", beam {beam_size}" * (beam_size != BEAM_SIZE)
+
+
+def format_processors(records: Mapping[str, Record]) -> str:
+    """Return a table of the speed by processor class, in int8 and fp32."""
+    peers = {"onmt_lite": "CTranslate2 int8", "onmt_lite fp32": "CTranslate2 float32"}
+    workloads = list(next(iter(records.values()))["workloads"])
+    head = ["processor", "beam", *(f"{w}, {p}" for p in ("int8", "fp32") for w in workloads)]
+    rows = [head]
+    for kernels, processor in PROCESSORS.items():
+        measured = [r for name, r in records.items() if name.split(",")[0] == kernels]
+        for record in measured:
+            works = record["workloads"]
+            row = [processor, str(record["beam_size"])]
+            for system, peer in peers.items():
+                for workload in workloads:
+                    speeds = compute_speedups(works.get(workload), system, "seconds", peer)
+                    row.append(f"{median(speeds):.2f}" if speeds else "–")
+            rows.append(row)
+        if not measured:
+            rows.append([processor, "not measured", *["–"] * (len(head) - 2)])
+    return format_table(rows)
 
 
 def format_tables(record: Record) -> str:
@@ -205,20 +252,27 @@ def draw_chart(record: Record) -> bytes:
     return draw_svg(7.2, 1.5 + 0.25 * len(systems) * len(works), draw)
 
 
+def read_records(path: Path) -> dict[str, Any]:
+    """Read the records of a JSON file by name; the pages show the first in detail."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_pages() -> None:
     """Update the figures in README.md and docs/ from docs/speed.json."""
-    record = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
+    records = read_records(ROOT / "docs" / "speed.json")
+    record = next(iter(records.values()))
     (ROOT / "docs" / "speed.svg").write_bytes(draw_chart(record))
     blocks = (
-        ("README.md", "speed", format_headline),
-        ("docs/speed.md", "measured", format_tables),
+        ("README.md", "speed", format_headline(record)),
+        ("docs/speed.md", "processors", format_processors(records)),
+        ("docs/speed.md", "measured", format_tables(record)),
     )
-    for page, block, format_block in blocks:
+    for page, block, content in blocks:
         text = (ROOT / page).read_text(encoding="utf-8")
         start, end = f"<!-- {block} -->\n", f"\n<!-- /{block} -->"
         before, rest = text.split(start)
         after = rest.split(end)[1]
-        text = before + start + format_block(record) + end + after
+        text = before + start + content + end + after
         (ROOT / page).write_text(text, encoding="utf-8")
 
 

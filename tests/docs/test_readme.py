@@ -29,7 +29,14 @@ import yaml
 import onmt_lite
 import onmt_lite.inference.postprocess
 from benchmarks.__main__ import parse as parse_benchmarks
-from benchmarks.report import compute_speedups, format_headline, format_tables, write_pages
+from benchmarks.report import (
+    compute_speedups,
+    format_headline,
+    format_processors,
+    format_tables,
+    read_records,
+    write_pages,
+)
 from benchmarks.systems import OURS
 from onmt_lite import OnmtLiteError, OptionError, Translator
 from onmt_lite.config import other_tools
@@ -655,12 +662,14 @@ def test_pre_commit_uses_ruff_of_test_requirements():
     assert f"ruff=={revision.removeprefix('v')}\n" in requirements
 
 
-SPEED = json.loads((ROOT / "docs" / "speed.json").read_text(encoding="utf-8"))
+SPEED_RECORDS = read_records(ROOT / "docs" / "speed.json")
+SPEED = next(iter(SPEED_RECORDS.values()))
 GENERATED = {  # name of the markers: the page, and the function that generates the text
     "options": (ROOT / "docs" / "options.md", lambda: format_markdown(OPTIONS)),
     "names": (ROOT / "docs" / "coming-from.md", format_names_table),
     "exactness": (ROOT / "docs" / "searches.md", format_exactness_table),
     "gpu": (ROOT / "docs" / "speed.md", format_gpu_table),
+    "processors": (ROOT / "docs" / "speed.md", lambda: format_processors(SPEED_RECORDS)),
     "measured": (ROOT / "docs" / "speed.md", lambda: format_tables(SPEED)),
     "speed": (ROOT / "README.md", lambda: format_headline(SPEED)),
 }

@@ -1,6 +1,5 @@
 """The speed benchmark: its figures and tables, and one run without other systems."""
 
-import json
 import subprocess
 import sys
 import time
@@ -13,9 +12,12 @@ from benchmarks.compare import SystemProcess, list_process_tree, read_memory
 from benchmarks.report import (
     compute_speedups,
     format_headline,
+    format_processors,
     format_speed_table,
     format_table,
     format_tables,
+    name_record,
+    read_records,
 )
 from benchmarks.workloads import SHAPES, Shape, make_random_workload
 from onmt_lite import Translator
@@ -37,7 +39,7 @@ def test_benchmark_measures_and_reports_every_figure(monkeypatch, tmp_path, capf
     monkeypatch.setitem(SHAPES, "tiny", SMALL)
     words = "-workload tiny -against -rounds 2 -threads 2 -beam_size 2 -lines 5"
     assert main([*words.split(), "-json", str(tmp_path / "speed.json")]) == 0
-    record = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
+    (record,) = read_records(tmp_path / "speed.json").values()
     work = record["workloads"]["tiny"]
     assert (record["beam_size"], record["threads"], work["lines"]) == (2, 2, 5)
     assert work["left_out"] == {} and work["systems"]["onmt_lite"]["detail"].endswith("2 workers")
@@ -199,6 +201,20 @@ def test_tables_contain_medians_details_and_phases():
     headline = format_headline(RECORD)
     assert "base 2.00" in headline and "CTranslate2 int8" in headline
     assert len({len(line) for line in format_table([["a", "bbb"], ["cc", "d"]]).split("\n")}) == 1
+
+
+def test_processor_table_has_a_row_per_record_and_unmeasured_processors():
+    avx2 = RECORD | {"kernels": "avx2"}
+    avx2_greedy = avx2 | {"beam_size": 1}
+    assert [*map(name_record, (avx2, avx2_greedy))] == ["avx2", "avx2, beam 1"]
+    table = format_processors({"avx2": avx2, "avx2, beam 1": avx2_greedy})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")]
+    assert rows[0] == ["processor", "beam", "base, int8", "base, fp32"]
+    assert [row for row in rows if "AVX2" in row[0]] == [
+        ["limited to AVX2", "5", "2.00", "–"],  # no CTranslate2 float32 in WORK
+        ["limited to AVX2", "1", "2.00", "–"],
+    ]
+    assert ["AVX-VNNI", "not measured", "–", "–"] in rows and len(rows) == 8
 
 
 def test_speed_table_without_cpu_time_or_other_systems():
