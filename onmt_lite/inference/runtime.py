@@ -192,6 +192,7 @@ OUT_OF_MEMORY = re.compile(
 DEFAULT_TOKENS = {"cpu": 3072, "cuda": 16384}
 DEFAULT_ROWS = {"cpu": 320, "cuda": 2560}
 WIDE_MODEL, WIDE_ROWS = 512, 160  # d_model from which a CPU takes fewer rows
+CPU_STATES = 7680  # source tokens times beam size on a CPU; proportional to the caches
 MAX_BATCH_BYTES = {"cpu": 2 << 30, "cuda": 8 << 30}
 MIN_BATCH_BYTES = 16 << 20
 SCORED_TOKENS = 1024  # per batch when scoring references
@@ -309,10 +310,11 @@ class BatchBudget:
         64 to 128 sentences, and the model base (width 512) 1 % slower with 32 than with 64, which
         take 190 MiB more in each worker.
         """
-        n_rows = DEFAULT_ROWS[self.device]
-        if self.device == "cpu" and self.size.d_model >= WIDE_MODEL:
-            n_rows = WIDE_ROWS
-        most = BatchLimit(DEFAULT_TOKENS[self.device], max(1, n_rows // beam_size))
+        n_rows, n_tokens = DEFAULT_ROWS[self.device], DEFAULT_TOKENS[self.device]
+        if self.device == "cpu":
+            n_rows = WIDE_ROWS if self.size.d_model >= WIDE_MODEL else n_rows
+            n_tokens = max(64, min(n_tokens, CPU_STATES // beam_size))
+        most = BatchLimit(n_tokens, max(1, n_rows // beam_size))
         while most != SMALLEST_BATCH and most.bytes(self.size, beam_size) > self.n_bytes:
             most = BatchLimit(max(64, most.tokens // 2), max(1, most.sentences // 2))
         return most

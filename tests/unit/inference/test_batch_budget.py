@@ -1,5 +1,6 @@
 """Batch sizes as a function of model, beam size and free memory."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -70,8 +71,11 @@ def test_memory_estimate_worked_example():
     """
     mine = 2 * 5 * 32_000 * 4 + 4 * (8 * 101 * 6144 + 48 * 13_312 + 48 * 48 * 16)
     assert BASE.bytes(1, 48, 5) == mine
-    assert BatchBudget(BASE, "cpu", 2 * GIB).limit(5) == BatchLimit(3072, 64)
-    assert BatchBudget(BASE, "cpu", 64 * mine - 1).limit(5) == BatchLimit(1536, 32)
+    assert BatchBudget(BASE, "cpu", 2 * GIB).limit(5) == BatchLimit(1536, 64)
+    most = BatchLimit(1536, 64).bytes(BASE, 5)
+    assert BatchBudget(BASE, "cpu", most - 1).limit(5) == BatchLimit(768, 32)
+    wide = replace(BASE, d_model=512)
+    assert BatchBudget(wide, "cpu", 2 * GIB).limit(5) == BatchLimit(1536, 32)
     assert BatchBudget(BASE, "cpu", 2 * GIB).limit(1) == BatchLimit(3072, 320)
     assert BatchBudget(BASE, "cpu", 0).limit(5) == SMALLEST_BATCH
 
