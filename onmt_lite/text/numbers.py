@@ -203,12 +203,13 @@ def find_numbers(text: str, code: str, free: bool) -> list[Number]:
             continue
         start, end = match.span()
         parsed = [Number(*number[:4], start, end) for number in numbers]
-        hours = [v for v in parsed[0].values if is_hour(v)]
+        is_long = end - start > 2 and len(numbers) == 1 and match[0].isdigit()  # not an hour
+        hours = () if is_long else [v for v in parsed[0].values if is_hour(v)]
         if hours and words.hour_before.search(text[max(0, start - 14) : start].lower()):
             parsed[0] = parsed[0]._replace(values=tuple(str((int(v) - 2) % 12 + 1) for v in hours))
         for number in parsed:
             if not (run and continues_number(run, number, text[run[-1].end : start], words)):
-                merged += merge_run(run, text)
+                merged += run if len(run) == 1 else merge_run(run, text)
                 run = []
             run.append(number)
     return [*merged, *merge_run(run, text)]
@@ -376,7 +377,8 @@ def find_unmatched(sides: Sides, is_clock: bool) -> Sides:
     """
     hints = [[n for n in side if n.type == "hint"] for side in sides]
     first = sides = cancel_common(*([n for n in side if n.type != "hint"] for side in sides))
-    if not any(sides):
+    has_other_readings = is_clock or any(hints) or any(n.parts for side in sides for n in side)
+    if not any(sides) or not has_other_readings:
         return sides
     for choice in ((False, False), (True, False), (False, True)):
         split = [[*iter_parts(side)] if parts else side for side, parts in zip(sides, choice)]
