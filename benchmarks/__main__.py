@@ -15,6 +15,7 @@ from benchmarks.report import (
     LEGEND,
     describe_machine,
     format_machine,
+    format_phases,
     format_workload,
     name_record,
     read_records,
@@ -80,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}:", file=sys.stderr)
             workload = make_workload(name, options, Path(directory))
             record["workloads"][name] = compare(workload, directory, threads, options, environment)
-        print(format_workload(record, name), end="\n\n", flush=True)
+        print(format_workload(record, name), end="\n\n")
+        print(format_phases(record["workloads"][name]), end="\n\n", flush=True)
     print(LEGEND)
     if options.json:
         path = Path(options.json)

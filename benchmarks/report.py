@@ -144,7 +144,7 @@ def format_machine(record: Record) -> str:
 
 
 def format_workload(record: Record, name: str) -> str:
-    """Return the speed table, the skipped systems and the decoding phases."""
+    """Return the speed table and the skipped systems."""
     work = record["workloads"][name]
     setting = f"beam {record['beam_size']}, {format_count(record['threads'], 'core')}"
     parts = [
@@ -154,8 +154,6 @@ def format_workload(record: Record, name: str) -> str:
     if work["left_out"]:
         left_out = work["left_out"].items()
         parts.append("\n".join(f"- {peer}: skipped; {reason}" for peer, reason in left_out))
-    phases = format_phases(work)
-    parts.append(f"Milliseconds per line in {OURS}, one single-threaded process: {phases}.")
     return "\n\n".join(parts)
 
 
@@ -196,7 +194,7 @@ def format_speed_table(work: Record) -> str:
 
 
 def format_phases(work: Record) -> str:
-    """Return the phases: "int8: encode 1.25 (5%), decode 22.34 (94%), total 23.75"."""
+    """Return a sentence: "Milliseconds per line...: int8: encode 1.25 (5%), total 23.75."."""
     results = []
     for precision, measured in work["phases"].items():
         total = sum(measured["seconds"].values()) or 0.01  # the resolution of TIME
@@ -206,7 +204,8 @@ def format_phases(work: Record) -> str:
         ]
         phases.append(f"total {1000 * total / measured['lines']:.2f}")
         results.append(f"{precision}: {', '.join(phases)}")
-    return "; ".join(results)
+    about = f"Milliseconds per line in {OURS}, one single-threaded process"
+    return f"{about}: {'; '.join(results)}."
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
