@@ -6,7 +6,7 @@ register, many rows, NaN and infinity.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import torch
@@ -39,14 +39,16 @@ def make_random(*shape: int, special: bool = False) -> Tensor:
     return x
 
 
-def linear_layers() -> Iterator[tuple[str, str]]:
+def linear_layers(
+    sizes: Sequence[tuple[int, int]] = SIZES, row_counts: Sequence[int] = ROWS
+) -> Iterator[tuple[str, str]]:
     """Yield (case, digest) of linear layers, feed-forward layers, logits and log-sum-exp."""
-    for (d, n), is_int8, special in product(SIZES, (False, True), (False, True)):
+    for (d, n), is_int8, special in product(sizes, (False, True), (False, True)):
         up = kernels.Weights(make_random(n, d), make_random(n), is_int8)
         down = kernels.Weights(make_random(d, n), make_random(d), is_int8)
         layer_norm = nn.LayerNorm(d)
         norms = (None, kernels.Norm(layer_norm), kernels.Norm(nn.RMSNorm(d, eps=1e-6)))
-        for rows in ROWS:
+        for rows in row_counts:
             x = make_random(rows, d, special=special)
             case = f"{rows}x{d}x{n}-{'int8' if is_int8 else 'fp32'}{'-special' * special}"
             for i, norm in enumerate(norms):

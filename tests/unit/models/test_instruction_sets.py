@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -10,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from onmt_lite.errors import OptionError
-from onmt_lite.models.kernels import build
+from onmt_lite.models.kernels import bindings, build
+from tests.support import kernel_digests
+from tests.support.kernel_recorder import Recorder
+from tests.support.sweeps import mark_sweep
 
 ROOT = Path(__file__).parents[3]
 TILES = ROOT / "tests/support/emulated_tiles.h"
+REPLAY = ROOT / "tests/support/replay_kernels.c"
+SIZES, ROWS = ((3, 17), (64, 100), (100, 65)), (1, 7, 33)  # of the recorded linear layers
 SETS = build.list_supported_sets()
 pytestmark = pytest.mark.skipif(
     not SETS or build.load_library() is None, reason="this machine has no kernels"
@@ -48,6 +54,39 @@ def test_amx_gives_the_same_bits_as_vnni(tmp_path):
     digests = compute_digests("avx512", str(compiler), str(tmp_path))
     expected = compute_digests("avx512")
     assert [case for case in expected if digests[case] != expected[case]] == []
+
+
+def find_program(*names):
+    """Return the path of the first installed program; skip the test if there is none."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"{' or '.join(names)} is not installed")
+    return path
+
+
+@pytest.mark.parametrize("machine", ["native", mark_sweep("aarch64")])
+def test_recorded_calls_give_the_same_bits_in_c(machine, tmp_path):
+    """Record calls of every kernel, and repeat them in C: here, or on an emulated ARM processor."""
+    compiler, library, options, run = "cc", build.SETS[SETS[0]].library, [], []
+    if machine == "aarch64":
+        compiler, library, options = "aarch64-linux-gnu-gcc", "neon", ["-static"]
+        run = [find_program("qemu-aarch64-static", "qemu-aarch64")]
+    options += [flag for flag in build.FLAGS if flag != "-shared"]
+    options += [f"-DSET_{library.upper()}", *build.COMPILER_FLAGS.get(library, ())]
+    options += [f"-I{build.SOURCE.parent}", str(REPLAY), "-o", str(tmp_path / "replay")]
+    command = [find_program(compiler), *options, *build.LIBRARIES]
+    subprocess.run(command, check=True)
+
+    with open(tmp_path / "recording", "wb") as file, pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder(file)
+        recorder.activate(patch)
+        cases = [*kernel_digests.linear_layers(SIZES, ROWS), *kernel_digests.attention()]
+        recorder.finish()
+    assert len(cases) > 500 and set(recorder.calls) == set(bindings.SIGNATURES)
+    with open(tmp_path / "recording", "rb") as file:
+        command = [*run, str(tmp_path / "replay")]
+        output = subprocess.run(command, stdin=file, stdout=subprocess.PIPE, check=True).stdout
+    assert recorder.find_differences(output) == []
 
 
 def test_kernels_variable_selects_a_set(monkeypatch):
