@@ -194,11 +194,10 @@ def find_numbers(text: str, code: str, free: bool) -> list[Number]:
         free: see `parse_digits`.
     """
     merged, run, words = list[Number](), list[Number](), load_words(code)
+    mark = words.decimal
     for match in TOKEN.finditer(text):
         is_word = match.lastgroup == "word"
-        numbers = (
-            parse_word(match[0], code) if is_word else parse_symbol(match, words.decimal, free)
-        )
+        numbers = parse_word(match[0], code) if is_word else parse_symbol(match, mark, free)
         if not numbers:
             continue
         start, end = match.span()

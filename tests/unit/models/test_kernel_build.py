@@ -36,6 +36,7 @@ def count_compilations(tmp_path, monkeypatch):
     for name, value in {"CC": compiler, "CALLS": calls, "SOURCE": tmp_path / "compiled"}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.delenv("ONMT_LITE_KERNELS", raising=False)
     return lambda: calls.read_text(encoding="utf-8").count("called") if calls.exists() else 0
 
 
