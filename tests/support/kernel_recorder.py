@@ -15,10 +15,14 @@ from onmt_lite.models.kernels import bindings
 BUFFER, POINTER, CALL, OUTPUT = range(4)  # steps of a recording, see `replay_kernels.c`
 ARGUMENTS = 0  # the buffer for the arguments of a call
 STRUCTURES = {  # by kernel and position of the argument
-    "linear": {3: bindings.Weights, 4: bindings.Norm},
-    "feed_forward": {3: bindings.Weights, 4: bindings.Weights, 5: bindings.Norm},
+    "compute_layer": {0: bindings.Layer},
     "head": {3: bindings.Weights, 4: bindings.Norm, 7: bindings.Beams},
+    "attend_self": {0: bindings.Attention},
+    "attend_memory": {0: bindings.Attention},
+    "attend_cached": {0: bindings.Attention},
 }
+LAYER_FIELDS = {"up": bindings.Weights, "down": bindings.Weights, "norm": bindings.Norm}
+FIELDS = {bindings.Layer: LAYER_FIELDS}  # structures that a structure points to
 
 
 class Recorder:
@@ -75,7 +79,7 @@ class Recorder:
         self.write(CALL, list(bindings.SIGNATURES).index(name))
 
     def write_structure(self, address: int, case: str, kind: Any) -> tuple[int, int]:
-        """Write a structure, and the tensors that it points to.
+        """Write a structure, and the structures and tensors that it points to.
 
         Args:
             address: address of the structure
@@ -90,7 +94,9 @@ class Recorder:
             value = getattr(structure, name)
             if field_type is ctypes.c_void_p and value:
                 at = getattr(kind, name).offset
-                pointers[at] = self.write_tensor(value, f"{case}, {name}")
+                inner = FIELDS.get(kind, {}).get(name)
+                write = self.write_structure if inner else self.write_tensor
+                pointers[at] = write(value, f"{case}, {name}", inner)
         buffer = self.buffers.setdefault(address, len(self.buffers) + 1)
         self.write_buffer(buffer, bytes(structure), pointers)
         return buffer, 0

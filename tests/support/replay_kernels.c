@@ -13,7 +13,7 @@
    OUTPUT id, 0, 0, 0: write the content of a buffer
    The kernels are numbered in the order of SIGNATURES in `bindings.py`. */
 enum { BUFFER, POINTER, CALL, OUTPUT };
-enum { PACK, LINEAR, FEED_FORWARD, HEAD, LOG_SUMS, ATTEND_SELF, ATTEND_MEMORY, ADVANCE_PAST, ATTEND_CACHED };
+enum { PACK, COMPUTE_LAYER, HEAD, LOG_SUMS, ATTEND_SELF, ATTEND_MEMORY, ADVANCE_PAST, ATTEND_CACHED };
 enum { MAX_BUFFERS = 1 << 16 };
 
 static struct { char *memory; size bytes; } buffers[MAX_BUFFERS];
@@ -43,22 +43,13 @@ static void read_buffer(size id, size bytes) {
 static void call(size kernel, const size *a) {
     switch (kernel) {
     case PACK: pack(P(0), N(1), N(2), P(3), P(4), P(5)); break;
-    case LINEAR: linear(P(0), N(1), N(2), P(3), P(4), I(5), P(6), P(7), N(8), I(9)); break;
-    case FEED_FORWARD:
-        feed_forward(P(0), N(1), N(2), P(3), P(4), P(5), I(6), P(7), P(8), N(9), I(10));
-        break;
+    case COMPUTE_LAYER: compute_layer(P(0), I(1)); break;
     case HEAD: head(P(0), N(1), N(2), P(3), P(4), P(5), P(6), P(7), I(8)); break;
-    case LOG_SUMS: log_sums(P(0), N(1), N(2), N(3), P(4), I(5)); break;
-    case ATTEND_SELF: attend_self(P(0), N(1), N(2), P(3), N(4), N(5), N(6), P(7), N(8), I(9)); break;
-    case ATTEND_MEMORY:
-        attend_memory(P(0), N(1), N(2), P(3), N(4), N(5), N(6), P(7), P(8), N(9), P(10), P(11), P(12),
-                      N(13), I(14));
-        break;
+    case LOG_SUMS: log_sums(P(0), N(1), N(2), P(3), I(4)); break;
+    case ATTEND_SELF: attend_self(P(0), I(1)); break;
+    case ATTEND_MEMORY: attend_memory(P(0), I(1)); break;
     case ADVANCE_PAST: advance_past(P(0), N(1), N(2), N(3), P(4), P(5), N(6), P(7), N(8), P(9)); break;
-    case ATTEND_CACHED:
-        attend_cached(P(0), N(1), N(2), P(3), N(4), N(5), N(6), N(7), P(8), P(9), N(10), N(11), P(12),
-                      N(13), P(14), P(15), N(16), I(17));
-        break;
+    case ATTEND_CACHED: attend_cached(P(0), I(1)); break;
     default: require(0, "the recording calls an unknown kernel");
     }
 }

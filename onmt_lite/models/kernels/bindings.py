@@ -23,14 +23,13 @@ ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 
 _P, _N = c_void_p, c_int64
 SIGNATURES = {
     "pack": [_P, _N, _N, _P, _P, _P],
-    "linear": [_P, _N, _N, _P, _P, c_int, _P, _P, _N, c_int],
-    "feed_forward": [_P, _N, _N, _P, _P, _P, c_int, _P, _P, _N, c_int],
+    "compute_layer": [_P, c_int],
     "head": [_P, _N, _N, _P, _P, _P, _P, _P, c_int],
-    "log_sums": [_P, _N, _N, _N, _P, c_int],
-    "attend_self": [_P, _N, _N, _P, _N, _N, _N, _P, _N, c_int],
-    "attend_memory": [_P, _N, _N, _P, _N, _N, _N, _P, _P, _N, _P, _P, _P, _N, c_int],
+    "log_sums": [_P, _N, _N, _P, c_int],
+    "attend_self": [_P, c_int],
+    "attend_memory": [_P, c_int],
     "advance_past": [_P, _N, _N, _N, _P, _P, _N, _P, _N, _P],
-    "attend_cached": [_P, _N, _N, _P, *[_N] * 4, _P, _P, _N, _N, _P, _N, _P, _P, _N, c_int],
+    "attend_cached": [_P, c_int],
 }
 
 
@@ -102,6 +101,16 @@ def get_data_pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+class Layer(ctypes.Structure):
+    """Arguments of `linear` and `feed_forward` for the kernel, see `Layer` in `kernels.c`."""
+
+    _fields_ = [
+        *(("rows", c_int64), ("block", c_int64)),
+        *((name, c_void_p) for name in ("x", "up", "down", "norm")),
+        *(("activation", c_int64), ("residual", c_void_p), ("out", c_void_p)),
+    ]
+
+
 def linear(
     x: Tensor,
     weights: Weights,
@@ -121,15 +130,7 @@ def linear(
     Returns:
         Outputs (.., N).
     """
-    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-    out = x.new_empty(*x.shape[:-1], weights.outputs)
-    d, n = weights.inputs, weights.outputs
-    get_library().linear(
-        *(x.data_ptr(), d, x.numel() // d, weights.address, norm and norm.address),
-        *(ACTIVATIONS[activation], get_data_pointer(residual)),
-        *(out.data_ptr(), n, torch.get_num_threads()),
-    )
-    return out
+    return compute_layer(x, weights, None, norm, activation, residual)
 
 
 def feed_forward(
@@ -153,14 +154,26 @@ def feed_forward(
     Returns:
         Outputs (.., N).
     """
+    return compute_layer(x, up, down, norm, activation, residual)
+
+
+def compute_layer(
+    x: Tensor,
+    up: Weights,
+    down: Weights | None,
+    norm: Norm | None,
+    activation: str,
+    residual: Tensor | None,
+) -> Tensor:
+    """Compute a linear layer (`down` is None) or a feed-forward layer; see these functions."""
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-    out = x.new_empty(*x.shape[:-1], down.outputs)
-    d, n = up.inputs, down.outputs
-    get_library().feed_forward(
-        *(x.data_ptr(), d, x.numel() // d, up.address, down.address, norm and norm.address),
-        *(ACTIVATIONS[activation], get_data_pointer(residual)),
-        *(out.data_ptr(), n, torch.get_num_threads()),
+    out = x.new_empty(*x.shape[:-1], (down or up).outputs)
+    layer = Layer(
+        *(x.numel() // up.inputs, 0, x.data_ptr(), up.address, down and down.address),
+        *(norm and norm.address, ACTIVATIONS[activation], get_data_pointer(residual)),
+        out.data_ptr(),
     )
+    get_library().compute_layer(ctypes.addressof(layer), torch.get_num_threads())
     return out
 
 
@@ -247,9 +260,20 @@ def rank_continuations(
 def logsumexp(x: Tensor) -> Tensor:
     """Return the log-sum-exp (R,) of the rows of x (R, N), at least the lowest float32."""
     x, out = x.contiguous(), x.new_empty(len(x))
-    size = x.size(1), len(x), x.size(1)
-    get_library().log_sums(x.data_ptr(), *size, out.data_ptr(), torch.get_num_threads())
+    get_library().log_sums(x.data_ptr(), *x.shape, out.data_ptr(), torch.get_num_threads())
     return out
+
+
+class Attention(ctypes.Structure):
+    """Arguments of the attention kernels, see `Attention` in `kernels.c`."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("sentences", "heads", "groups", "width")),
+        *((name, c_void_p) for name in ("starts", "q", "keys", "values")),
+        *(("length", c_int64), ("lengths", c_void_p), ("weights", c_void_p)),
+        *(("hypotheses", c_int64), ("newest", c_int64)),
+        *((name, c_void_p) for name in ("entries", "counts", "out")),
+    ]
 
 
 def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
@@ -266,10 +290,11 @@ def attend_self(qkv: Tensor, starts: Tensor, heads: int, groups: int) -> Tensor:
     """
     width = qkv.size(1) // (heads + 2 * groups)
     out = qkv.new_empty(len(qkv), heads * width)
-    get_library().attend_self(
-        *(qkv.data_ptr(), qkv.size(1), len(starts) - 1, starts.data_ptr(), heads, groups, width),
-        *(out.data_ptr(), heads * width, torch.get_num_threads()),
+    task = Attention(
+        *(len(starts) - 1, heads, groups, width, starts.data_ptr(), qkv.data_ptr()),
+        out=out.data_ptr(),
     )
+    get_library().attend_self(ctypes.addressof(task), torch.get_num_threads())
     return out
 
 
@@ -297,11 +322,12 @@ def attend_memory(
     size, (b, groups, width, s) = q.size(-1), keys.shape
     out, heads = torch.empty_like(q), size // width
     weights = q.new_empty(q.numel() // size, heads, s) if needs_weights else None
-    get_library().attend_memory(
-        *(q.data_ptr(), size, b, starts.data_ptr(), heads, groups, width),
-        *(keys.data_ptr(), values.data_ptr(), s, lengths.data_ptr(), get_data_pointer(weights)),
-        *(out.data_ptr(), size, torch.get_num_threads()),
+    task = Attention(
+        *(b, heads, groups, width, starts.data_ptr(), q.data_ptr(), keys.data_ptr()),
+        *(values.data_ptr(), s, lengths.data_ptr(), get_data_pointer(weights)),
+        out=out.data_ptr(),
     )
+    get_library().attend_memory(ctypes.addressof(task), torch.get_num_threads())
     return out, weights
 
 
@@ -357,10 +383,10 @@ def attend_cached(
     """
     (b, groups, capacity, width), (entries, counts) = keys.shape, past
     out = qkv.new_empty(*qkv.shape[:-1], heads * width)
-    get_library().attend_cached(
-        *(qkv.data_ptr(), qkv.size(-1), b, starts.data_ptr(), len(counts) // b, heads, groups),
-        *(width, keys.data_ptr(), values.data_ptr(), capacity, newest),
-        *(entries.data_ptr(), entries.size(1), counts.data_ptr()),
-        *(out.data_ptr(), heads * width, torch.get_num_threads()),
+    task = Attention(
+        *(b, heads, groups, width, starts.data_ptr(), qkv.data_ptr(), keys.data_ptr()),
+        *(values.data_ptr(), capacity, None, None, len(counts) // b, newest),
+        *(entries.data_ptr(), counts.data_ptr(), out.data_ptr()),
     )
+    get_library().attend_cached(ctypes.addressof(task), torch.get_num_threads())
     return out

@@ -108,16 +108,13 @@ static void start_helpers(int wanted) {
         pthread_mutex_init(&pool.lock, NULL);
         pthread_cond_init(&pool.wake, NULL);
     }
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (pool.helpers < wanted && pool.helpers < MAX_HELPERS) {
         pthread_t thread;
         void *seen = (void *)(uintptr_t)task_number(atomic_load(&pool.ticket));
-        if (pthread_create(&thread, &attributes, run_helper, seen)) break;  /* continue with fewer */
+        if (pthread_create(&thread, NULL, run_helper, seen)) break;  /* continue with fewer */
+        pthread_detach(thread);
         pool.helpers++;
     }
-    pthread_attr_destroy(&attributes);
 }
 
 static void run_pieces(size pieces, int threads, Piece *piece, const void *task) {
@@ -166,7 +163,7 @@ INLINE void prefetch(const float *x, size n) {
 /* ---- Activation, norm and quantization ---------------------------------------------------------- */
 
 /* Apply an activation to n rows of `width` numbers, in place */
-static void activate(float *x, size ld, size n, size width, int activation) {
+static void activate(float *x, size ld, size n, size width, size activation) {
     for (size r = 0; r < n; r++)
         for (size i = 0; i < width; i += 16) {
             Floats v = load(x + r * ld + i, width - i), y = v;
@@ -213,7 +210,9 @@ static float quantize(const float *x, size n, int positive, Input *out, size pad
         Ints v = bits(load(x + i, n - i));
         top = EACH(Ints, reg_max_int(top.part[p], v.part[p] & INT32_MAX));
     }
-    int32_t largest_bits = max_of_ints(top);
+    int32_t tops[16], largest_bits = 0;
+    memcpy(tops, &top, sizeof tops);
+    for (int i = 0; i < 16; i++) largest_bits = tops[i] > largest_bits ? tops[i] : largest_bits;
     float largest, range = positive ? 255.f : 127.f;
     memcpy(&largest, &largest_bits, 4);
     Floats factor = all(largest > 1e-30f ? range / largest : 0.f);
@@ -248,7 +247,7 @@ static Inputs prepare(const float *x, size ldx, size n, const Weights *w, const 
 
 /* The destination of a product: out = activation(sum), or residual + sum */
 typedef struct {
-    int activation;
+    size activation;
     const float *residual;  /* has the layout of `out`, and may be the same memory */
     float *out;
     size ld;
@@ -327,11 +326,7 @@ INLINE void float_tile(const int n, const Inputs *in, size r, const Weights *w, 
 /* Multiply `rows` <= TILE rows.  The compiler knows the number of rows in each case. */
 static void multiply_tile(size rows, const Inputs *in, size r, const Weights *w, size o, const Outputs *to) {
     switch (rows) {
-#define CASE(n)                                       \
-    case n:                                           \
-        if (w->integers) int_tile(n, in, r, w, o, to); \
-        else float_tile(n, in, r, w, o, to);          \
-        break;
+#define CASE(n) case n: return w->integers ? int_tile(n, in, r, w, o, to) : float_tile(n, in, r, w, o, to);
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #if WIDTH >= 8
         CASE(6)
@@ -407,14 +402,15 @@ static void configure_tiles(void) {}
 #define _tile_release() ((void)0)
 #endif
 
-/* Multiply n rows by the outputs from `begin` to `end`, one panel after another: a panel stays in the
-   first-level cache while all rows pass */
-static void multiply(const Inputs *in, size n, const Weights *w, size begin, size end, const Outputs *to) {
+/* Multiply n rows from row `first` on by the outputs from `begin` to `end`, one panel after another: a
+   panel stays in the first-level cache while all rows pass */
+static void multiply(const Inputs *in, size first, size n, const Weights *w, size begin, size end,
+                     const Outputs *to) {
     int uses_amx = w->integers && has_amx && n >= HEIGHT / 2;  /* few rows leave most of a tile empty */
     if (uses_amx) configure_tiles();
     for (size o = begin; o < end; o += PANEL) {
-        for (size r = 0, rows; r < n; r += rows) {
-            rows = smaller(uses_amx ? 2 * HEIGHT : TILE, n - r);
+        for (size r = first, rows; r < first + n; r += rows) {
+            rows = smaller(uses_amx ? 2 * HEIGHT : TILE, first + n - r);
             for (size i = 0; i < rows; i++) prefetch(to->out + (r + i) * to->ld + o, PANEL);
             for (size i = 0; to->residual && i < rows; i++) prefetch(to->residual + (r + i) * to->ld + o, PANEL);
             if (uses_amx) amx_rows(in, r, rows, w, o, to);
@@ -422,7 +418,7 @@ static void multiply(const Inputs *in, size n, const Weights *w, size begin, siz
                 multiply_tile(rows, in, r, w, o + h, to);
         }
         if (to->activation > RELU)
-            activate(to->out + o, to->ld, n, smaller(PANEL, w->outputs - o), to->activation);
+            activate(to->out + first * to->ld + o, to->ld, n, smaller(PANEL, w->outputs - o), to->activation);
     }
     if (uses_amx) _tile_release();
 }
@@ -459,47 +455,40 @@ API void pack(const float *weight, size outputs, size inputs, void *packed, floa
     }
 }
 
+/* out (R, N) = [residual +] activation([norm](x) W + b); x (R, D).  A feed-forward layer multiplies by `up`,
+   applies the activation and multiplies by `down`; its hidden units stay in the cache. */
 typedef struct {
+    size rows, block;  /* block: rows of a piece, set by `compute_layer` */
     const float *x;
-    size ldx, rows, block;
-    const Weights *up, *down;
-    const Norm *norm;
-    Outputs to;
-} Linear;
+    const Weights *up, *down;  /* down NULL: linear layer */
+    const Norm *norm;          /* or NULL */
+    size activation;
+    const float *residual;     /* (R, N) or NULL */
+    float *out;
+} Layer;
 
-static void linear_piece(const void *task, size piece) {
-    const Linear *l = task;
-    size r = piece * l->block, n = smaller(l->block, l->rows - r);
-    const Weights *last = l->up;
-    Inputs in = prepare(l->x + r * l->ldx, l->ldx, n, l->up, l->norm, 0);
-    Outputs to = l->to;
+static void layer_piece(const void *task, size piece) {
+    const Layer *l = task;
+    size r = piece * l->block, n = smaller(l->block, l->rows - r), d = l->up->inputs;
+    const Weights *last = l->down ? l->down : l->up;
+    Inputs in = prepare(l->x + r * d, d, n, l->up, l->norm, 0);
+    Outputs to = {l->activation, l->residual, l->out + r * last->outputs, last->outputs};
+    if (to.residual) to.residual += r * to.ld;
     if (l->down) {
         size ldh = l->up->outputs + 16;
-        Outputs hidden = {to.activation, NULL, scratch(HIDDEN_SLOT, n * ldh * 4), ldh};
-        multiply(&in, n, l->up, 0, l->up->outputs, &hidden);
-        in = prepare(hidden.out, ldh, n, l->down, NULL, to.activation == RELU);
+        Outputs hidden = {l->activation, NULL, scratch(HIDDEN_SLOT, n * ldh * 4), ldh};
+        multiply(&in, 0, n, l->up, 0, l->up->outputs, &hidden);
+        in = prepare(hidden.out, ldh, n, l->down, NULL, l->activation == RELU);
         to.activation = NONE;
-        last = l->down;
     }
-    to.out += r * to.ld;
-    if (to.residual) to.residual += r * to.ld;
-    multiply(&in, n, last, 0, last->outputs, &to);
+    multiply(&in, 0, n, last, 0, last->outputs, &to);
 }
 
-/* out (R, D) = [residual +] activation([norm](x) U + u) W + b.  Hidden units stay in the cache. */
-API void feed_forward(const float *x, size ldx, size rows, const Weights *up, const Weights *down,
-                      const Norm *norm, int activation, const float *residual, float *out, size ldo,
-                      int threads) {
-    size share = round_up((rows + threads - 1) / threads, TILE);  /* rows of each thread */
-    size block = rows ? smaller(share, down ? BLOCK / 2 : BLOCK) : 1;
-    Linear task = {x, ldx, rows, block, up, down, norm, {activation, residual, out, ldo}};
-    run_pieces((rows + block - 1) / block, threads, linear_piece, &task);
-}
-
-/* out (R, N) = activation([norm](x) W + b), or residual + ..., x (R, D) */
-API void linear(const float *x, size ldx, size rows, const Weights *w, const Norm *norm, int activation,
-                const float *residual, float *out, size ldo, int threads) {
-    feed_forward(x, ldx, rows, w, NULL, norm, activation, residual, out, ldo, threads);
+API void compute_layer(const Layer *layer, int threads) {
+    Layer task = *layer;
+    size share = round_up((task.rows + threads - 1) / threads, TILE);  /* rows of each thread */
+    task.block = task.rows ? smaller(share, task.down ? BLOCK / 2 : BLOCK) : 1;
+    run_pieces((task.rows + task.block - 1) / task.block, threads, layer_piece, &task);
 }
 
 /* ---- Head: logits, their log-sum-exp, and the best continuations of hypotheses --------------------- */
@@ -547,20 +536,16 @@ INLINE Floats exp_below(const float *x, Floats top) { return exp_negative(sub(lo
    are common.  NaN if a number is NaN. */
 INLINE double sum_exp(const float *x, size n, float largest) {
     DoubleReg sums[2 * PARTS] = {{0}};  /* 16 sums */
-    Floats top = all(largest), sum;
-    for (size i = 0; i < n;) {
-        if (i + 64 <= n) {
-            sum = add(add(exp_below(x + i, top), exp_below(x + i + 16, top)),
+    Floats top = all(largest);
+    for (size i = 0, step; i < n; i += step) {
+        step = i + 64 <= n ? 64 : 16;
+        Floats sum = keep(exp_negative(sub(load(x + i, n - i), top)), n - i);
+        if (step == 64)
+            sum = add(add(sum, exp_below(x + i + 16, top)),
                       add(exp_below(x + i + 32, top), exp_below(x + i + 48, top)));
-            i += 64;
-        } else {
-            sum = keep(exp_negative(sub(load(x + i, n - i), top)), n - i);
-            i += 16;
-        }
         float numbers[16];
         store_all(numbers, sum);
-        UNROLL for (int j = 0; j < 2 * PARTS; j++)
-            sums[j] += __builtin_convertvector(((const HalfAt *)numbers)[j], DoubleReg);
+        UNROLL for (int j = 0; j < 2 * PARTS; j++) sums[j] += load_doubles(numbers + j * WIDTH / 2);
     }
     double numbers[16];
     memcpy(numbers, sums, sizeof numbers);
@@ -579,12 +564,6 @@ static float combine_sums(const float *tops, const double *sums, size n, size st
     return found < -FLT_MAX ? -FLT_MAX : found;  /* NaN stays */
 }
 
-/* The inputs from row r on */
-INLINE Inputs rows_from(const Inputs *in, size r, const Weights *w) {
-    size bytes = w->integers ? (size)sizeof(Input) : 4;
-    return (Inputs){(const char *)in->rows + r * in->ld * bytes, in->ld, in->step ? in->step + r : NULL, in->zero};
-}
-
 /* Compute COLUMNS logits of all rows, their maxima, and the sum of e^(logit - top).  Logits stay in the
    cache unless the caller wants them. */
 static void head_piece(const void *task, size piece) {
@@ -592,22 +571,23 @@ static void head_piece(const void *task, size piece) {
     size begin = piece * COLUMNS, n = smaller(COLUMNS, h->w->outputs - begin);
     for (size r0 = 0; r0 < h->rows; r0 += FEW) {
         size rows = smaller(FEW, h->rows - r0);
-        Inputs in = rows_from(h->in, r0, h->w);
         Outputs to = {NONE, NULL, h->logits, h->w->outputs};
-        if (h->logits) to.out += r0 * to.ld;
-        else to.out = (float *)scratch(SCORES_SLOT, FEW * COLUMNS * 4) - begin, to.ld = COLUMNS;
-        multiply(&in, rows, h->w, begin, begin + n, &to);
-        for (size r = 0; r < rows; r++) {
+        if (!h->logits) {
+            to.ld = COLUMNS;
+            to.out = (float *)scratch(SCORES_SLOT, FEW * COLUMNS * 4) - r0 * to.ld - begin;
+        }
+        multiply(h->in, r0, rows, h->w, begin, begin + n, &to);
+        for (size r = r0; r < r0 + rows; r++) {
             const float *logits = to.out + r * to.ld + begin;
-            float *maxima = h->maxima + (r0 + r) * h->n_blocks + begin / BLOCK_WIDTH;
+            float *maxima = h->maxima + r * h->n_blocks + begin / BLOCK_WIDTH;
             float top = -FLT_MAX;  /* if all are -inf */
             for (size b = 0; b < n; b += BLOCK_WIDTH) {
                 float found = find_max(logits + b, smaller(BLOCK_WIDTH, n - b));
                 maxima[b / BLOCK_WIDTH] = found;
                 top = found > top ? found : top;
             }
-            h->tops[piece * h->rows + r0 + r] = top;
-            h->sums[piece * h->rows + r0 + r] = sum_exp(logits, n, top);
+            h->tops[piece * h->rows + r] = top;
+            h->sums[piece * h->rows + r] = sum_exp(logits, n, top);
         }
     }
 }
@@ -643,9 +623,8 @@ static size insert_block(const Head *h, size b, Candidate block, Candidate *best
     size hypothesis = b * beams->hypotheses + block.index / h->w->outputs, r = beams->row[hypothesis];
     size begin = block.index % h->w->outputs, end = smaller(begin + BLOCK_WIDTH, h->w->outputs);
     float logits[BLOCK_WIDTH];
-    Inputs in = rows_from(h->in, r, h->w);
-    Outputs to = {NONE, NULL, logits - begin, 0};
-    for (size o = begin; o < end; o += WIDE * 16) multiply_tile(1, &in, 0, h->w, o, &to);
+    Outputs to = {NONE, NULL, logits - begin, 0};  /* one row, so that its distance does not matter */
+    for (size o = begin; o < end; o += WIDE * 16) multiply_tile(1, h->in, r, h->w, o, &to);
     for (size m = 0; m < beams->n_masked; m++)
         if (beams->masked[m] >= begin && beams->masked[m] < end && beams->mask[hypothesis * beams->n_masked + m])
             logits[beams->masked[m] - begin] = -INFINITY;
@@ -678,10 +657,11 @@ static void rank_piece(const void *task, size b) {
             count = insert_block(h, b, block, best, count);
     }
     for (size i = 0; i < n; i++) {
-        size at = b * n + i, token = nan == 0 ? best[i].index % h->w->outputs : 0;
-        beams->new_score[at] = nan == 0 ? best[i].score : nan;
-        beams->log_prob[at] = nan == 0 ? best[i].log_prob : nan;
-        beams->parent[at] = first + (nan == 0 ? best[i].index / h->w->outputs : 0);
+        Candidate found = nan == 0 ? best[i] : (Candidate){nan, nan, 0};
+        size at = b * n + i, token = found.index % h->w->outputs;
+        beams->new_score[at] = found.score;
+        beams->log_prob[at] = found.log_prob;
+        beams->parent[at] = first + found.index / h->w->outputs;
         beams->token[at] = token;
         beams->ended[at] = 0;
         for (size e = 0; e < beams->n_ends; e++) beams->ended[at] |= beams->ends[e] == token;
@@ -704,31 +684,29 @@ API void head(const float *x, size ldx, size rows, const Weights *w, const Norm 
 
 typedef struct {
     const float *x;
-    size ld, rows, n;
+    size n;
     float *out;
 } LogSums;
 
-static void log_sums_piece(const void *task, size piece) {
+static void log_sums_piece(const void *task, size r) {
     const LogSums *l = task;
     size pieces = (l->n + COLUMNS - 1) / COLUMNS;
     double *sums = scratch(HIDDEN_SLOT, pieces * 12);
     float *tops = (float *)(sums + pieces);
-    for (size r = piece * TILE; r < smaller((piece + 1) * TILE, l->rows); r++) {
-        for (size p = 0; p < pieces; p++) {
-            const float *x = l->x + r * l->ld + p * COLUMNS;
-            size n = smaller(COLUMNS, l->n - p * COLUMNS);
-            float top = find_max(x, n);
-            tops[p] = top < -FLT_MAX ? -FLT_MAX : top;
-            sums[p] = sum_exp(x, n, tops[p]);
-        }
-        l->out[r] = combine_sums(tops, sums, pieces, 1);
+    for (size p = 0; p < pieces; p++) {
+        const float *x = l->x + r * l->n + p * COLUMNS;
+        size n = smaller(COLUMNS, l->n - p * COLUMNS);
+        float top = find_max(x, n);
+        tops[p] = top < -FLT_MAX ? -FLT_MAX : top;
+        sums[p] = sum_exp(x, n, tops[p]);
     }
+    l->out[r] = combine_sums(tops, sums, pieces, 1);
 }
 
 /* Compute the log-sum-exp of the rows of x (R, N), in the same order as `head` */
-API void log_sums(const float *x, size ld, size rows, size n, float *out, int threads) {
-    LogSums task = {x, ld, rows, n, out};
-    run_pieces((rows + TILE - 1) / TILE, threads, log_sums_piece, &task);
+API void log_sums(const float *x, size rows, size n, float *out, int threads) {
+    LogSums task = {x, n, out};
+    run_pieces(rows, threads, log_sums_piece, &task);
 }
 
 /* ---- Attention ------------------------------------------------------------------------------- */
@@ -745,98 +723,99 @@ INLINE void softmax(float *scores, size n) {
     for (size s = 0; s < n; s += 16) store_all(scores + s, mul(share, load_all(scores + s)));
 }
 
-/* Attention of n queries (ldq) of a head to S transposed keys (d, ldk) and values (S, ldv).  Writes
-   out (n, ldo), and the weights to `scores` (n, S rounded up to 16).  Prefetches keys and values that
-   are `next` numbers further. */
-INLINE void attend_few(const int n, const float *q, size ldq, const float *keys, size ldk,
-                       const float *values, size ldv, size length, size d, size next, float *scores,
-                       float *out, size ldo) {
-    size lds = round_up(length, 16);
+/* Arguments of attention, and its result (R, H d).  Each sentence has the rows from its start to the next.
+   Self-attention also reads new keys and values in the rows of q: (R, (H + 2 G) d). */
+typedef struct {
+    size sentences, heads, groups, width;
+    const size *starts;  /* (B + 1) */
+    const float *q;      /* (R, H d) */
+    float *keys;         /* of the memory (B, G, d, S), or of the cache (B, G, S, d) */
+    float *values;       /* (B, G, S, d) */
+    size length;         /* S, the capacity of a cache */
+    const size *lengths;     /* (B) of the sentences in the memory */
+    float *weights;          /* (R, H, S) of the memory, 0 on padding, or NULL */
+    size hypotheses, newest; /* K, and the first new entry of the cache */
+    const int32_t *entries;  /* (B, K, newest + K) the past of each hypothesis */
+    const int32_t *counts;   /* (B, K) its length */
+    float *out;
+} Attention;
+
+/* The queries of a sentence and a head (.., ldq) with transposed keys (d, ldk) and values (S, ldv).  The
+   weights are written to scores (.., S rounded up to 16), the result to out (.., ldo).  The next keys and
+   values to prefetch are `next` numbers further. */
+typedef struct {
+    const float *q, *keys, *values;
+    size ldq, ldk, ldv, length, width, next;
+    float *scores, *out;
+    size ldo;
+} HeadAttention;
+
+/* Compute attention of n queries from query i on */
+INLINE void attend_few(const int n, size i, const HeadAttention *h) {
+    size length = h->length, d = h->width, lds = round_up(length, 16), next = i ? 0 : h->next;
+    size ldq = h->ldq, ldk = h->ldk, ldv = h->ldv, ldo = h->ldo;
+    const float *q = h->q + i * ldq, *keys = h->keys, *values = h->values;
+    float *scores = h->scores + i * lds, *out = h->out + i * ldo;
     Floats scale = all(1 / sqrtf((float)d));
     for (size s = 0; s < length; s += 16) {
         Floats sums[QUERIES];
-        for (int i = 0; i < n; i++) sums[i] = all(0.f);
+        for (int r = 0; r < n; r++) sums[r] = all(0.f);
         for (size j = 0; j < d; j++) {
             Floats key = load(keys + j * ldk + s, length - s);
             prefetch(keys + next + j * ldk + s, 16);
-            UNROLL for (int i = 0; i < n; i++) sums[i] = mul_add(all(q[i * ldq + j]), key, sums[i]);
+            UNROLL for (int r = 0; r < n; r++) sums[r] = mul_add(all(q[r * ldq + j]), key, sums[r]);
         }
-        for (int i = 0; i < n; i++) store_all(scores + i * lds + s, mul(sums[i], scale));
+        for (int r = 0; r < n; r++) store_all(scores + r * lds + s, mul(sums[r], scale));
     }
-    for (int i = 0; i < n; i++) softmax(scores + i * lds, length);
+    for (int r = 0; r < n; r++) softmax(scores + r * lds, length);
     for (size j = 0; j < d; j += 16) {
         Floats sums[QUERIES];
-        for (int i = 0; i < n; i++) sums[i] = all(0.f);
+        for (int r = 0; r < n; r++) sums[r] = all(0.f);
         for (size s = 0; s < length; s++) {
             Floats value = load(values + s * ldv + j, d - j);
             prefetch(values + next + s * ldv + j, 16);
-            UNROLL for (int i = 0; i < n; i++) sums[i] = mul_add(all(scores[i * lds + s]), value, sums[i]);
+            UNROLL for (int r = 0; r < n; r++) sums[r] = mul_add(all(scores[r * lds + s]), value, sums[r]);
         }
-        for (int i = 0; i < n; i++) store(out + i * ldo + j, d - j, sums[i]);
+        for (int r = 0; r < n; r++) store(out + r * ldo + j, d - j, sums[r]);
     }
 }
 
-static void attend(size n, const float *q, size ldq, const float *keys, size ldk, const float *values,
-                   size ldv, size length, size d, size next, float *scores, float *out, size ldo) {
-    size lds = round_up(length, 16);
-    for (size i = 0; i < n; i += QUERIES) {
+static void attend(size n, const HeadAttention *h) {
+    for (size i = 0; i < n; i += QUERIES)
         switch (smaller(QUERIES, n - i)) {
-#define CASE(m)                                                                                        \
-    case m:                                                                                            \
-        attend_few(m, q + i * ldq, ldq, keys, ldk, values, ldv, length, d, i ? 0 : next,               \
-                   scores + i * lds, out + i * ldo, ldo);                                              \
-        break;
+#define CASE(n) case n: attend_few(n, i, h); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
         }
-    }
 }
-
-typedef struct {
-    const float *q;  /* queries; of self-attention, keys and values follow in each row */
-    size ldq, heads, groups, width;
-    const size *starts;
-    const float *keys, *values;
-    size length;
-    const size *lengths;
-    float *weights, *out;
-    size ldo;
-} Attention;
 
 static void attend_self_piece(const void *task, size b) {
     const Attention *a = task;
     size start = a->starts[b], n = a->starts[b + 1] - start, d = a->width, ldk = round_up(n, 16);
+    size ldq = (a->heads + 2 * a->groups) * d, ldo = a->heads * d;
     float *keys = scratch(KEYS_SLOT, d * ldk * 4), *scores = scratch(SCORES_SLOT, n * ldk * 4);
-    const float *rows = a->q + start * a->ldq;
     for (size h = 0; h < a->heads; h++) {
-        size of_group = (a->heads + h * a->groups / a->heads) * d;
+        const float *rows = a->q + start * ldq, *new_keys = rows + (a->heads + h * a->groups / a->heads) * d;
         for (size s = 0; s < n; s++)
-            for (size j = 0; j < d; j++) keys[j * ldk + s] = rows[s * a->ldq + of_group + j];
-        attend(n, rows + h * d, a->ldq, keys, ldk, rows + of_group + a->groups * d, a->ldq, n, d, 0,
-               scores, a->out + start * a->ldo + h * d, a->ldo);
+            UNROLL for (size j = 0; j < d; j++) keys[j * ldk + s] = new_keys[s * ldq + j];
+        attend(n, &(HeadAttention){rows + h * d, keys, new_keys + a->groups * d, ldq, ldk, ldq, n, d, 0, scores,
+                                   a->out + start * ldo + h * d, ldo});
     }
 }
 
-/* Self-attention of sentences that lie one after the other without padding, `starts` (B + 1):
-   qkv (R, (H + 2 G) d) to out (R, H d) */
-API void attend_self(const float *qkv, size ldq, size sentences, const size *starts, size heads,
-                     size groups, size width, float *out, size ldo, int threads) {
-    Attention task = {.q = qkv, .ldq = ldq, .heads = heads, .groups = groups, .width = width,
-                      .starts = starts, .out = out, .ldo = ldo};
-    run_pieces(sentences, threads, attend_self_piece, &task);
-}
+/* Self-attention of sentences that lie one after the other without padding */
+API void attend_self(const Attention *a, int threads) { run_pieces(a->sentences, threads, attend_self_piece, a); }
 
 static void attend_memory_piece(const void *task, size b) {
     const Attention *a = task;
-    size start = a->starts[b], n = a->starts[b + 1] - start, d = a->width, s = a->length;
+    size start = a->starts[b], n = a->starts[b + 1] - start, d = a->width, s = a->length, ld = a->heads * d;
     size length = a->lengths[b], lds = round_up(length, 16);
     float *scores = scratch(SCORES_SLOT, n * lds * 4);
     for (size h = 0; h < a->heads; h++) {
-        size group = b * a->groups + h * a->groups / a->heads;
-        attend(n, a->q + start * a->ldq + h * d, a->ldq, a->keys + group * d * s, s, a->values + group * s * d,
-               d, length, d, d * s, scores, a->out + start * a->ldo + h * d, a->ldo);
-        if (!a->weights) continue;
-        for (size i = 0; i < n; i++) {
+        size memory = (b * a->groups + h * a->groups / a->heads) * d * s, at = start * ld + h * d;
+        attend(n, &(HeadAttention){a->q + at, a->keys + memory, a->values + memory, ld, s, d, length, d, d * s,
+                                   scores, a->out + at, ld});
+        for (size i = 0; a->weights && i < n; i++) {
             float *to = a->weights + ((start + i) * a->heads + h) * s;
             memcpy(to, scores + i * lds, (size_t)length * 4);
             memset(to + length, 0, (size_t)(s - length) * 4);
@@ -844,15 +823,8 @@ static void attend_memory_piece(const void *task, size b) {
     }
 }
 
-/* Attention of the queries of each sentence (R, H d), rows `starts` (B + 1), to its memory: keys
-   (B, G, d, S), values (B, G, S, d), the first `lengths` (B) of them.  weights (R, H, S), 0 on padding, or
-   NULL. */
-API void attend_memory(const float *q, size ldq, size sentences, const size *starts, size heads, size groups,
-                       size width, const float *keys, const float *values, size length,
-                       const size *lengths, float *weights, float *out, size ldo, int threads) {
-    Attention task = {q, ldq, heads, groups, width, starts, keys, values, length, lengths, weights, out, ldo};
-    run_pieces(sentences, threads, attend_memory_piece, &task);
-}
+/* Attention to the memory of the sentences */
+API void attend_memory(const Attention *a, int threads) { run_pieces(a->sentences, threads, attend_memory_piece, a); }
 
 /* ---- Cached self-attention ------------------------------------------------------------------------ */
 
@@ -881,18 +853,6 @@ API void advance_past(float *mask, size ldm, size sentences, size hypotheses, co
         }
     }
 }
-
-typedef struct {
-    const float *qkv;
-    size ldq, sentences, hypotheses, heads, groups, width;
-    const size *starts;
-    float *keys, *values;
-    size capacity, newest;
-    const int32_t *entries, *counts;
-    size lde;
-    float *out;
-    size ldo;
-} CachedAttention;
 
 INLINE Floats product(const size d, const float *q, const float *key) {
     Floats sum = mul(load(q, d), load(key, d));
@@ -926,50 +886,43 @@ INLINE void attend_past(const size d, const float *q, const float *keys, const f
 }
 
 static void attend_cached_piece(const void *task, size b) {
-    const CachedAttention *l = task;
-    size k = l->hypotheses, d = l->width, of_group = l->capacity * d, share = l->heads / l->groups;
-    size start = l->starts[b], n = l->starts[b + 1] - start;
-    float *scores = scratch(SCORES_SLOT, (l->lde + 16) * 4);
-    const float *rows = l->qkv + start * l->ldq;
-    for (size g = 0; g < l->groups; g++) {
-        float *keys = l->keys + (b * l->groups + g) * of_group, *values = l->values + (b * l->groups + g) * of_group;
+    const Attention *a = task;
+    size k = a->hypotheses, d = a->width, of_group = a->length * d, share = a->heads / a->groups;
+    size start = a->starts[b], n = a->starts[b + 1] - start, lde = a->newest + k;
+    size ldq = (a->heads + 2 * a->groups) * d, ldo = a->heads * d;
+    float *scores = scratch(SCORES_SLOT, (lde + 16) * 4);
+    const float *rows = a->q + start * ldq;
+    for (size g = 0; g < a->groups; g++) {
+        float *keys = a->keys + (b * a->groups + g) * of_group, *values = a->values + (b * a->groups + g) * of_group;
         for (size i = 0; i < n; i++) {
-            const float *key = rows + i * l->ldq + (l->heads + g) * d;
-            memcpy(keys + (l->newest + i) * d, key, (size_t)d * 4);
-            memcpy(values + (l->newest + i) * d, key + l->groups * d, (size_t)d * 4);
+            const float *key = rows + i * ldq + (a->heads + g) * d;
+            memcpy(keys + (a->newest + i) * d, key, (size_t)d * 4);
+            memcpy(values + (a->newest + i) * d, key + a->groups * d, (size_t)d * 4);
         }
         for (size i = 0; i < n; i++) {
-            size past = b * k + i, next = g + 1 < l->groups || b + 1 == l->sentences ? past : past + k;
-            const int32_t *entries = l->entries + past * l->lde, *coming = l->entries + next * l->lde;
-            for (size e = 0; e < l->counts[next]; e++) {
+            size past = b * k + i, next = g + 1 < a->groups || b + 1 == a->sentences ? past : past + k;
+            const int32_t *entries = a->entries + past * lde, *coming = a->entries + next * lde;
+            for (size e = 0; e < a->counts[next]; e++) {
                 prefetch(keys + of_group + coming[e] * d, d);
                 prefetch(values + of_group + coming[e] * d, d);
             }
             for (size h = g * share; h < (g + 1) * share; h++) {
-                const float *q = rows + i * l->ldq + h * d;
-                float *out = l->out + (start + i) * l->ldo + h * d;
+                const float *q = rows + i * ldq + h * d;
+                float *out = a->out + (start + i) * ldo + h * d;
                 switch (d) {  /* common widths, known to the compiler */
-                case 32: attend_past(32, q, keys, values, entries, l->counts[past], scores, out); break;
-                case 48: attend_past(48, q, keys, values, entries, l->counts[past], scores, out); break;
-                case 64: attend_past(64, q, keys, values, entries, l->counts[past], scores, out); break;
-                default: attend_past(d, q, keys, values, entries, l->counts[past], scores, out);
+                case 32: attend_past(32, q, keys, values, entries, a->counts[past], scores, out); break;
+                case 48: attend_past(48, q, keys, values, entries, a->counts[past], scores, out); break;
+                case 64: attend_past(64, q, keys, values, entries, a->counts[past], scores, out); break;
+                default: attend_past(d, q, keys, values, entries, a->counts[past], scores, out);
                 }
             }
         }
     }
 }
 
-/* One step of self-attention: writes the keys and values of qkv (R, (H + 2 G) d), rows `starts` (B + 1), to
-   the entries from `newest` on of the cache (B, G, capacity, d), then each row attends to the entries of
-   its past (see `advance_past`).  out (R, H d) */
-API void attend_cached(const float *qkv, size ldq, size sentences, const size *starts, size hypotheses,
-                       size heads, size groups, size width, float *keys, float *values, size capacity,
-                       size newest, const int32_t *entries, size lde, const int32_t *counts, float *out,
-                       size ldo, int threads) {
-    CachedAttention task = {qkv, ldq, sentences, hypotheses, heads, groups, width, starts, keys, values,
-                            capacity, newest, entries, counts, lde, out, ldo};
-    run_pieces(sentences, threads, attend_cached_piece, &task);
-}
+/* One step of self-attention: writes the new keys and values to the entries from `newest` on of the cache,
+   then each row attends to the entries of its past (see `advance_past`) */
+API void attend_cached(const Attention *a, int threads) { run_pieces(a->sentences, threads, attend_cached_piece, a); }
 
 #ifdef __clang__
 #pragma clang attribute pop

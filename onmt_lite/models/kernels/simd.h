@@ -18,17 +18,15 @@
 #define TARGET "arch=armv8.2-a+dotprod"
 #define WIDTH 4 /* numbers in a register */
 #else
-#include <cpuid.h>
 #include <immintrin.h>
 #if defined SET_AVX512
 #define TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8"
 #define WIDTH 16
-#else
-#ifdef SET_AVXVNNI
+#elif defined SET_AVXVNNI
 #define TARGET "avx2,fma,avxvnni"
+#define WIDTH 8
 #else
 #define TARGET "avx2,fma"
-#endif
 #define WIDTH 8
 #endif
 #endif
@@ -56,7 +54,6 @@ typedef struct { IntReg part[PARTS]; } Ints;
 
 /* In memory: vectors at any address.  (A memcpy into a vector goes through the stack in gcc.) */
 typedef float FloatsAt __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef float HalfAt __attribute__((vector_size(2 * WIDTH), aligned(4), may_alias));
 typedef int32_t IntsAt __attribute__((vector_size(4 * WIDTH), aligned(1), may_alias));
 
 /* A value of type Floats or Ints, from an expression for each part p */
@@ -73,15 +70,19 @@ typedef int32_t IntsAt __attribute__((vector_size(4 * WIDTH), aligned(1), may_al
    reg_max     a > b ? a : b; that is b if one of them is NaN
    reg_max_int the larger integers
    pairs_low   a[0] b[0] a[1] b[1], and pairs_high a[2] b[2] a[3] b[3]
-   first_two   a[0] a[1] b[0] b[1], and last_two a[2] a[3] b[2] b[3]
    quarter     the sums of numbers 0, 4, 8, 12; 1, 5, 9, 13; and so on
    load        n floats, 0 behind them; store: n floats
+   load_doubles  WIDTH / 2 floats in double precision
    DEPTH       inputs that `dot` multiplies at once, of type Input, less INPUT_ZERO
    reg_weights DEPTH weights of each output in a register, as `dot` needs them
    reg_dot     sum + inputs * weights, DEPTH products each
    narrow      the low bits of 16 integers as 16 inputs */
 
-INLINE Ints mask_of(size n);
+/* All ones in the first n, 0 in the others */
+INLINE Ints mask_of(size n) {
+    static const int32_t ones[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    return EACH(Ints, ((const IntsAt *)(ones + 16 - (n < 0 ? 0 : n < 16 ? n : 16)))[p]);
+}
 
 #if defined SET_NEON
 #define DEPTH 4
@@ -92,9 +93,8 @@ INLINE FloatReg reg_max(FloatReg a, FloatReg b) { return vbslq_f32(vcgtq_f32(a, 
 INLINE IntReg reg_max_int(IntReg a, IntReg b) { return vmaxq_s32(a, b); }
 INLINE Four pairs_low(Four a, Four b) { return vzip1q_f32(a, b); }
 INLINE Four pairs_high(Four a, Four b) { return vzip2q_f32(a, b); }
-INLINE Four first_two(Four a, Four b) { return vcombine_f32(vget_low_f32(a), vget_low_f32(b)); }
-INLINE Four last_two(Four a, Four b) { return vcombine_f32(vget_high_f32(a), vget_high_f32(b)); }
 INLINE Four quarter(Floats v) { return (v.part[0] + v.part[2]) + (v.part[1] + v.part[3]); }
+INLINE DoubleReg load_doubles(const float *x) { return vcvt_f64_f32(vld1_f32(x)); }
 INLINE Floats load(const float *x, size n) {
     float copy[16] = {0};
     if (n < 16) {
@@ -124,8 +124,6 @@ INLINE void pause_thread(void) { __asm__ volatile("yield"); }
 enum { INPUT_ZERO = 0 };
 INLINE Four pairs_low(Four a, Four b) { return _mm_unpacklo_ps(a, b); }
 INLINE Four pairs_high(Four a, Four b) { return _mm_unpackhi_ps(a, b); }
-INLINE Four first_two(Four a, Four b) { return _mm_movelh_ps(a, b); }
-INLINE Four last_two(Four a, Four b) { return _mm_movehl_ps(b, a); }
 INLINE Four quarter_of_eight(__m256 v) {
     return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 }
@@ -141,6 +139,7 @@ INLINE Four quarter(Floats v) {
     __m512 all = v.part[0];
     return quarter_of_eight(_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1)));
 }
+INLINE DoubleReg load_doubles(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
 INLINE __mmask16 bits_of(size n) { return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1); }
 INLINE Floats load(const float *x, size n) { return (Floats){{_mm512_maskz_loadu_ps(bits_of(n), x)}}; }
 INLINE void store(float *x, size n, Floats v) { _mm512_mask_storeu_ps(x, bits_of(n), v.part[0]); }
@@ -156,6 +155,7 @@ INLINE FloatReg reg_fma(FloatReg a, FloatReg b, FloatReg c) { return _mm256_fmad
 INLINE FloatReg reg_max(FloatReg a, FloatReg b) { return _mm256_max_ps(a, b); }
 INLINE IntReg reg_max_int(IntReg a, IntReg b) { return (IntReg)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 INLINE Four quarter(Floats v) { return quarter_of_eight(v.part[0] + v.part[1]); }
+INLINE DoubleReg load_doubles(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
 INLINE Floats load(const float *x, size n) {
     if (n >= 16) return EACH(Floats, ((const FloatsAt *)x)[p]);
     Ints mask = mask_of(n);
@@ -207,13 +207,11 @@ INLINE Ints all_ints(int32_t x) { return EACH(Ints, x - (IntReg){0}); }
 INLINE Floats add(Floats a, Floats b) { return EACH(Floats, a.part[p] + b.part[p]); }
 INLINE Floats sub(Floats a, Floats b) { return EACH(Floats, a.part[p] - b.part[p]); }
 INLINE Floats mul(Floats a, Floats b) { return EACH(Floats, a.part[p] * b.part[p]); }
-INLINE Floats divide(Floats a, Floats b) { return EACH(Floats, a.part[p] / b.part[p]); }
 INLINE Floats mul_add(Floats a, Floats b, Floats c) { return EACH(Floats, reg_fma(a.part[p], b.part[p], c.part[p])); }
 INLINE Floats max(Floats a, Floats b) { return EACH(Floats, reg_max(a.part[p], b.part[p])); }
 INLINE Ints mul_int(Ints a, int32_t b) { return EACH(Ints, a.part[p] * b); }
 INLINE Floats to_floats(Ints a) { return EACH(Floats, __builtin_convertvector(a.part[p], FloatReg)); }
 INLINE Ints bits(Floats a) { return EACH(Ints, (IntReg)a.part[p]); }
-INLINE Floats from_bits(Ints a) { return EACH(Floats, (FloatReg)a.part[p]); }
 INLINE Floats load_all(const float *x) { return EACH(Floats, ((const FloatsAt *)x)[p]); }
 INLINE Ints load_ints(const void *x) { return EACH(Ints, ((const IntsAt *)x)[p]); }
 INLINE void store_all(float *x, Floats v) { store(x, 16, v); }
@@ -222,12 +220,6 @@ INLINE Ints dot(Ints sums, int32_t inputs, Ints weights) {
 }
 /* DEPTH weights of each of 16 outputs */
 INLINE Ints load_weights(const int8_t *x) { return EACH(Ints, reg_weights(x + WIDTH * DEPTH * p)); }
-
-/* All ones in the first n, 0 in the others */
-INLINE Ints mask_of(size n) {
-    static const int32_t ones[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-    return load_ints(ones + 16 - (n < 0 ? 0 : n < 16 ? n : 16));
-}
 
 /* The first n numbers, 0 behind them */
 INLINE Floats keep(Floats v, size n) {
@@ -244,24 +236,19 @@ INLINE float sum_of(Floats v) {
 /* The sums of four vectors */
 INLINE Four sums_of_four(Floats a, Floats b, Floats c, Floats d) {
     Four qa = quarter(a), qb = quarter(b), qc = quarter(c), qd = quarter(d);
-    Four ab = first_two(qa, qb) + last_two(qa, qb);  /* a0+a2 a1+a3 b0+b2 b1+b3 */
-    Four cd = first_two(qc, qd) + last_two(qc, qd);
-    Four low = pairs_low(ab, cd), high = pairs_high(ab, cd);  /* a02 c02 a13 c13, b02 d02 b13 d13 */
-    return pairs_low(low, high) + pairs_high(low, high);
+    Four ac = pairs_low(qa, qc) + pairs_high(qa, qc);  /* a0+a2 c0+c2 a1+a3 c1+c3 */
+    Four bd = pairs_low(qb, qd) + pairs_high(qb, qd);
+    return pairs_low(ac, bd) + pairs_high(ac, bd);
 }
 
 /* The largest of 16 numbers, none of which is NaN */
-#define FOLD_MAX(Type, v)                                                     \
-    ({                                                                        \
-        Type n_[16];                                                          \
-        memcpy(n_, &(v), sizeof n_);                                          \
-        UNROLL for (int half = 8; half; half /= 2)                            \
-            UNROLL for (int i = 0; i < half; i++)                             \
-                n_[i] = n_[i] > n_[i + half] ? n_[i] : n_[i + half];          \
-        n_[0];                                                                \
-    })
-INLINE float max_of(Floats v) { return FOLD_MAX(float, v); }
-INLINE int32_t max_of_ints(Ints v) { return FOLD_MAX(int32_t, v); }
+INLINE float max_of(Floats v) {
+    float x[16];
+    memcpy(x, &v, sizeof x);
+    UNROLL for (int half = 8; half; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
 
 /* Integers in the low bits of a float: adding it rounds to the nearest integer */
 static const float ROUNDING = 12582912.f;  /* 1.5 * 2^23 */
@@ -269,7 +256,7 @@ static const float ROUNDING = 12582912.f;  /* 1.5 * 2^23 */
 /* e^x for x <= 0, by a polynomial of 2^f for -1/2 <= f <= 1/2 with an error of at most 2e-8.  The
    product with log2(e) has two parts, or its rounding error would grow with x.  NaN stays NaN. */
 INLINE Floats exp_negative(Floats x) {
-    const Floats log2_e = all(1.44269502f), rest = all(1.9259630e-8f), rounding = all(ROUNDING);
+    const Floats log2_e = all(1.44269502f), rest = all(1.9259630e-8f), rounding = all(ROUNDING + 127);
     x = max(all(-87.f), x);
     Floats shifted = add(mul(x, log2_e), rounding), whole = sub(shifted, rounding);
     Floats f = mul_add(x, rest, mul_add(x, log2_e, sub(all(-0.f), whole)));
@@ -280,8 +267,7 @@ INLINE Floats exp_negative(Floats x) {
     sum = mul_add(sum, f, all(2.4022648e-1f));
     sum = mul_add(sum, f, all(6.9314718e-1f));
     sum = mul_add(sum, f, all(1.f));
-    Ints exponent = bits(shifted);
-    return mul(sum, from_bits(EACH(Ints, (exponent.part[p] << 23) + 0x3f800000)));
+    return mul(sum, EACH(Floats, (FloatReg)((IntReg)shifted.part[p] << 23)));
 }
 
 /* x * sigmoid(y): with z = e^-|y|, the sigmoid is 1 / (1 + z), or z / (1 + z) if y < 0 */
@@ -291,5 +277,5 @@ INLINE Floats mul_sigmoid(Floats x, Floats y) {
     Ints negative = EACH(Ints, (IntReg)(y.part[p] < 0));
     Floats numerator = EACH(Floats, (FloatReg)((negative.part[p] & (IntReg)z.part[p]) |
                                                (~negative.part[p] & (IntReg)one.part[p])));
-    return divide(mul(x, numerator), add(one, z));
+    return EACH(Floats, x.part[p] * numerator.part[p] / (one.part[p] + z.part[p]));
 }
