@@ -72,7 +72,7 @@ class TokenMask(Mask):
         self.ids = torch.tensor(ids, dtype=torch.long, device=device)  # (N,)
 
     def find_rows(self, context: StepContext) -> Tensor | None:
-        """Return a mask of the rows (B, 1) or (B, K); None: all."""
+        """Return a mask (B, 1) of the sentences whose rows must not take the tokens; None: all."""
         return None
 
     def forbid(self, token_scores: TokenScores, context: StepContext) -> None:
