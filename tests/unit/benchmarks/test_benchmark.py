@@ -10,6 +10,7 @@ import pytest
 from benchmarks.__main__ import main, parse
 from benchmarks.compare import SystemProcess, list_process_tree, read_memory
 from benchmarks.report import (
+    LEGEND,
     compute_speedups,
     format_headline,
     format_phases,
@@ -52,7 +53,8 @@ def test_benchmark_measures_and_reports_every_figure(monkeypatch, tmp_path, capf
         assert system["memory"] is None or system["memory"] > 50 << 20
     for measured in work["phases"].values():
         assert list(measured["seconds"]) == ["tokenize", "encode", "decode", "write"]
-    assert capfd.readouterr().out == format_tables(record) + "\n"
+    with_phases = f"{format_phases(work)}\n\n{LEGEND}"
+    assert capfd.readouterr().out == format_tables(record).replace(LEGEND, with_phases) + "\n"
 
 
 # -- workloads ------------------------------------------------------------------------------------
