@@ -649,7 +649,8 @@ static void rank_piece(const void *task, size b) {
         if (score != score) nan = score;
         for (size j = 0; j < h->n_blocks; j++) n_found = insert(found, n_found, n, block_at(h, first + k, k, j));
     }
-    for (size i = 0; nan == 0 && i < n_found; i++) count = insert_block(h, b, found[i], best, count);
+    for (size i = 0; nan == 0 && i < n_found; i++)
+        if (count < n || found[i].score >= best[n - 1].score) count = insert_block(h, b, found[i], best, count);
     /* The maxima include masked tokens, so that tokens of other blocks may be among the best */
     for (size i = 0; nan == 0 && beams->n_masked && i < hypotheses * h->n_blocks; i++) {
         Candidate block = block_at(h, first + i / h->n_blocks, i / h->n_blocks, i % h->n_blocks);
