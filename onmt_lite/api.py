@@ -28,6 +28,7 @@ from onmt_lite.jobs.engine import WorkerPool
 from onmt_lite.jobs.job import run_job
 from onmt_lite.jobs.reports import Summary
 from onmt_lite.jobs.tasks import InProcessEngine
+from onmt_lite.system.resources import NUMPY_WARNING
 from onmt_lite.text.lines import iterate_growing_windows, make_lines_from_texts
 from onmt_lite.text.phrases import Phrases
 
@@ -451,7 +452,6 @@ def load_backend(options: TranslateOptions) -> "Pipeline | WorkerPool":
     if (options.n_workers or 1) > 1:
         return WorkerPool(options.with_models())
     with warnings.catch_warnings():
-        # torch works without numpy but warns that it is missing
-        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        warnings.filterwarnings("ignore", message=NUMPY_WARNING)
         from onmt_lite.inference.pipeline import Pipeline
     return Pipeline.load(options)

@@ -106,7 +106,6 @@ def move_to(
     if stay and get_kernels(model) == kernels:
         return model
     restore_weights(model)
-    weights = [*model.parameters(), *model.buffers()]
     try:
         module: Any = model
         if not in_place:

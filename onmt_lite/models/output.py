@@ -53,14 +53,7 @@ class KernelLogits:
     as much time as a tenth of the product.
     """
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        kernel: CKernel,
-        norm: AnyNorm | None,
-        rows: Tensor,
-        buffer: list[Tensor],
-    ):
+    def __init__(self, hidden: Tensor, kernel: CKernel, norm: AnyNorm | None, rows: Tensor):
         """Store the inputs of the output layer.
 
         Args:
@@ -68,18 +61,14 @@ class KernelLogits:
             kernel: the output layer
             norm: applied to the hidden states first
             rows: index of each row in `hidden` (R,), int32
-            buffer: memory for logits, kept from step to step
         """
         self.hidden, self.weights, self.rows = hidden, kernel.weights, rows
-        self.buffer = buffer
         self.norm = None if norm is None else norm.kernel_norm
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Return the logits (R, V), to be overwritten, and their log-sum-exp (R,)."""
         n = len(self.hidden)
-        if not self.buffer or len(self.buffer[0]) < n:
-            self.buffer[:] = [self.hidden.new_empty(n, self.weights.outputs)]
-        logits = self.buffer[0][:n]
+        logits = self.hidden.new_empty(n, self.weights.outputs)
         log_z = kernels.compute_output_logits(self.hidden, self.weights, self.norm, logits)
         if n == len(self.rows):
             return logits, log_z

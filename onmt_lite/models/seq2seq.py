@@ -41,7 +41,6 @@ class DecoderState(Generic[M]):
         # Row of each hypothesis in the hidden states of the last step (R,), int32, if equal ones
         # share a row
         self.row_index: Tensor | None = None
-        self.logits_buffer: list[Tensor] = []  # see `KernelLogits`
 
     def select(self: S, selection: Selection, fresh: S | None = None) -> S:
         """Tile, reorder, drop and add rows; see `onmt_lite.models.base.State.select`."""
@@ -128,8 +127,7 @@ class Seq2SeqModel(nn.Module, Generic[M, S]):
             rows = state.row_index
             if rows is None:
                 rows = torch.arange(len(hidden), dtype=torch.int32)
-            output = kernel, self.output_norm, rows, state.logits_buffer
-            return KernelLogits(hidden, *output), attn.flatten(0, 1)
+            return KernelLogits(hidden, kernel, self.output_norm, rows), attn.flatten(0, 1)
         logits = self.output(hidden, attn, memory)  # (B, K, V + X)
         return logits.flatten(0, 1), attn.flatten(0, 1)
 

@@ -1,7 +1,8 @@
 """Logits processors: masks and penalties for the next token, applied to all rows at once.
 
 A processor receives the scores (R, V) and the `StepContext` of a step.  To add one, write a class
-here (a `Mask` if it only forbids tokens) and add it to the list in `build_logits_processors`.
+here (a `Mask` if it only forbids tokens, a `TokenMask` if these are always the same) and add it to
+the list in `build_logits_processors`.
 """
 
 import math

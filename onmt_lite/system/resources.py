@@ -22,6 +22,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 MIN_MEMORY = 700 << 20  # bytes of address space for torch and a small model
 PACKAGES = {"torch": "torch", "sentencepiece": "sentencepiece", "yaml": "PyYAML", "tqdm": "tqdm"}
 WORKER_BYTES = 512 << 20  # private memory: 60 to 250 MB measured, plus a large vocabulary
+NUMPY_WARNING = "Failed to initialize NumPy"  # torch works without numpy but warns at length
 # Device files of a GPU: NVIDIA, AMD, Windows (WSL)
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -36,8 +37,7 @@ def prepare_environment(*modules: str) -> None:
     if problem:
         print(f"onmt_lite: error: {problem}", file=sys.stderr)
         raise SystemExit(2)
-    # torch works without numpy but warns at length
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    warnings.filterwarnings("ignore", message=NUMPY_WARNING)
     # Idle OpenMP threads spin, by default so long that two programs on the same cores slow each
     # other down.  A short spin costs nothing if a program runs by itself
     if "OMP_WAIT_POLICY" not in os.environ:
