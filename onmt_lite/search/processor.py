@@ -69,7 +69,8 @@ class TokenMask(Mask):
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device):
-        self.ids = torch.tensor(ids, dtype=torch.long, device=device)  # (N,)
+        self.tokens = tuple(ids)
+        self.ids = torch.tensor(self.tokens, dtype=torch.long, device=device)  # (N,)
 
     def find_rows(self, context: StepContext) -> Tensor | None:
         """Return a mask (B, 1) of the sentences whose rows must not take the tokens; None: all."""
@@ -80,8 +81,9 @@ class TokenMask(Mask):
         if rows is None:
             token_scores.logits.index_fill_(1, self.ids, -math.inf)
             return
-        is_forbidden = context.rows.expand_to_rows(rows)[:, None].expand(-1, len(self.ids))
-        mask_columns(token_scores.logits, self.ids.expand_as(is_forbidden), is_forbidden)
+        is_forbidden = context.rows.expand_to_rows(rows)  # (R,)
+        for token in self.tokens:
+            token_scores.logits[:, token].masked_fill_(is_forbidden, -math.inf)
 
 
 def collect_token_masks(
