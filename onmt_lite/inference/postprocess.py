@@ -1,7 +1,7 @@
 """Postprocessing: hypotheses to text, confidence and the warnings of a line.
 
 All warnings; docs/jobs-reference.md explains each one:
-  of the input: empty, invalid-utf8, line-breaks, truncated, capitals
+  of the input: empty, invalid-utf8, line-breaks, truncated, capitals, other-language
   of its tokens: unknown-tokens, unknown-script
   of a JSONL line: invalid-json, no-text-field, tgt-invalid-json, tgt-no-text-field
   of a reference: tgt-invalid-utf8, tgt-too-long, tgt-not-a-number

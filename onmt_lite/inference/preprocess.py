@@ -10,6 +10,7 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint, LanguagePair, Languages
 from onmt_lite.errors import DataError, Message, OptionError
 from onmt_lite.inference.records import Example
 from onmt_lite.text.casing import Spans, lower_masked_line, lower_uppercase_words
+from onmt_lite.text.language import find_other_language
 from onmt_lite.text.lines import (
     CAPITALS,
     INVALID_JSON,
@@ -113,6 +114,7 @@ class Preprocessor:
             prefix, notes = None, (*notes, "prefix-banned")
         text, direction = read_tag(LINE_BREAKS.sub(" ", line.text), checkpoint.languages, direction)
         special = checkpoint.get_special_tokens(direction)
+        notes += self._find_language_warnings(text)
         source = self._read_source(text)
         masked_line = source.masked_line
         tokens = self.tokenizer.encode(masked_line.text)
@@ -150,6 +152,11 @@ class Preprocessor:
             # Phrases must match the casing of the model output
             uppercase_spans=() if line.forced or line.banned else source.uppercase_spans,
         )
+
+    def _find_language_warnings(self, text: str) -> tuple[str, ...]:
+        """Return a warning if the line is in another language than the model reads."""
+        other = find_other_language(text, self.checkpoint.language_pair.src)
+        return ("other-language",) if other else ()
 
     def _read_source(self, text: str) -> SourceText:
         """Mask the line and lowercase uppercase words."""
