@@ -14,7 +14,9 @@ from onmt_lite.text.markup import find_indices_inside_spans, find_line_head
 DATA_FILE = Path(__file__).with_name("abbreviations.yaml")
 FIRST_WORD = re.compile(r"[^\W_]+")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
+UNIT = re.compile(r"\w/[^\W\d_]$")  # km/h
 ROMAN = re.compile("[IVXLC]{2,}")
+YEAR = re.compile(r"(?!.000)1[1-9]\d\d|20[0-4]\d")
 DOTTED = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)+")  # U.S.A, web.de
 WORD = re.compile(r"\S+")
 OPENING, CLOSING = "\"'„“‚‘«»‹›([¿¡", "\"'“”‘’«»‹›)]"
@@ -55,7 +57,7 @@ def starts_sentence(words: Sequence[str], one_case: bool) -> bool:
     marks, first = closed[len(last) :], word[:1]
     if not marks or not first.isalnum() or (first.islower() and not one_case):
         return False
-    last = NO_WORD.split(last)[-1]
+    last = "" if UNIT.search(last) else NO_WORD.split(last)[-1]
     return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, one_case)
 
 
@@ -98,9 +100,10 @@ def is_abbreviation(word: str, before: str, following: str, one_case: bool) -> b
         one_case: the whole line is in one case, so the case of `following` is not informative.
     """
     type_ = _list_of(f"{before}{word}", one_case) if before[-1:] == "." else ""
-    type_ = type_ or _list_of(word, one_case) or _guess_list(word)
+    type_ = type_ or _list_of(word, one_case) or _guess_list(word, before)
     if type_ == "number":
-        return following[:1].isdigit()
+        is_first = word[:1].isupper() and (not before or before[-1] in MARKS)  # Max. Tempo: 50
+        return following[:1].isdigit() or is_first and not _only_starts_sentences(following)
     return (
         type_ == "never" or type_ == "last" and (one_case or not _only_starts_sentences(following))
     )
@@ -114,15 +117,28 @@ def _list_of(word: str, one_case: bool) -> str:
     return known.types.get(word, "")
 
 
-def _guess_list(word: str) -> str:
+def _guess_list(word: str, before: str) -> str:
     """Guess the list of a word that abbreviations.yaml lacks; "" if it is not an abbreviation."""
+    if word.isdigit() and not _starts_item(before):  # am 3. Mai; im Jahr 1987.
+        return "" if YEAR.fullmatch(word) else "last"
     if DOTTED.fullmatch(word):
         return "never" if word.islower() and word[1] == "." else "last"
+    if len(word) == 1 and word.isupper():  # J. Meier; Plan B.
+        return "last"
     if not word.isalpha() or len(word) == 1:
         return "never"
+    if len(word) <= 4 and word.isupper() and not ROMAN.fullmatch(word):  # DDR, CD
+        return ""
     is_short = len(word) <= 4 and not VOWEL.search(word)
     is_last = word.lower().endswith(load_abbreviations().suffixes) or ROMAN.fullmatch(word)
     return "last" if is_short or is_last else ""
+
+
+def _starts_item(before: str) -> bool:
+    """Return True if a number after this word may be the mark of a list item: 1. Die Tür öffnen."""
+    last = before.strip(OPENING + CLOSING).rstrip(MARKS)
+    ends_sentence = before[-1:] in MARKS and len(last) > 1 and not _list_of(last, False)
+    return not last or ends_sentence
 
 
 def _only_starts_sentences(word: str) -> bool:
