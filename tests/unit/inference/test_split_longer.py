@@ -84,7 +84,7 @@ ABBREVIATIONS = """
 [die wohnung hat ca. 80 qm und liegt in der goethestr. 5 in bonn.] [sie ist teuer.]
 [DER EINTRITT KOSTET CA. 5 EURO PRO PERS. UND TAG.] [KINDER ZAHLEN NICHTS.]
 """
-# Not used to write the rules or the lists
+# Numbers, years, units and nouns that look like abbreviations
 NUMBERS_AND_NOUNS = """
 [Das Paket wiegt ca. 3 kg.] [Der Aufzug trägt max. Acht Personen.] [Bitte warten Sie.]
 [Sie brauchen mind. Zwei Ausweise.] [Erika Mustermann, geb. Gabler, kam in Berlin zur Welt.]

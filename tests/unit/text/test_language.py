@@ -1,4 +1,4 @@
-"""Detection of lines in another language; no line here was used to write the lists of words."""
+"""Detection of lines in another language, by frequent short words."""
 
 import pytest
 
