@@ -22,6 +22,23 @@ def load_function_words() -> Mapping[str, frozenset[str]]:
     return {code: frozenset(words.split()) for code, words in data.items()}
 
 
+@lru_cache
+def get_foreign_features(expected: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return words and characters; each line in another language has at least one of them.
+
+    The apostrophe is among the characters, because of elisions. Without a list of words of the
+    expected language, both are empty.
+
+    Args:
+        expected: code of the language that lines should have.
+    """
+    known = load_function_words()
+    if expected not in known:
+        return frozenset(), frozenset()
+    letters = {*"".join(LETTERS.values())} - {*LETTERS.get(expected, "")}
+    return frozenset().union(*known.values()) - known[expected], frozenset(letters | {*"'’"})
+
+
 def find_other_language(text: str, expected: str) -> str:
     """Return the code of the language of a line if it is certainly another one, else "".
 
@@ -32,15 +49,19 @@ def find_other_language(text: str, expected: str) -> str:
         text: the line.
         expected: code of the language that the line should have.
     """
+    foreign_words, foreign_chars = get_foreign_features(expected)
+    if not foreign_words:
+        return ""
+    lowered = text.lower()
+    if foreign_words.isdisjoint(WORD.findall(lowered)) and foreign_chars.isdisjoint(lowered):
+        return ""
     known = load_function_words()
     words = [word.replace("’", "'") for word in WORD.findall(text)]
     words = [word for word in words if not any(map(str.isdigit, word))]
-    if expected not in known or not words:
-        return ""
     # In German lines, a word before a capitalized word may be a part of a name: van Gogh
     following = [*words[1:], ""]
     others = [word for word, after in zip(words, following) if after[:1].islower() or not after]
-    letters = {*text.lower()}
+    letters = {*lowered}
     scores = {
         code: sum(w in listed for w in split_elisions(words if code == expected else others))
         + bool(letters & {*LETTERS.get(code, "")})

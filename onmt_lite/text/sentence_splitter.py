@@ -14,7 +14,7 @@ from onmt_lite.text.markup import find_indices_inside_spans, find_line_head
 DATA_FILE = Path(__file__).with_name("abbreviations.yaml")
 FIRST_WORD = re.compile(r"[^\W_]+")
 VOWEL = re.compile("[aeiouyäöüàâéèêëîïôùûœæ]", re.IGNORECASE)
-UNIT = re.compile(r"\w/[^\W\d_]$")  # km/h
+ENDS_WORD = re.compile(r"\w[/'’][^\W\d_]$")  # km/h, geht's
 ROMAN = re.compile("[IVXLC]{2,}")
 YEAR = re.compile(r"(?!.000)1[1-9]\d\d|20[0-4]\d")
 DOTTED = re.compile(r"[^\W\d_]+(?:\.[^\W\d_]+)+")  # U.S.A, web.de
@@ -57,7 +57,7 @@ def starts_sentence(words: Sequence[str], one_case: bool) -> bool:
     marks, first = closed[len(last) :], word[:1]
     if not marks or not first.isalnum() or (first.islower() and not one_case):
         return False
-    last = "" if UNIT.search(last) else NO_WORD.split(last)[-1]
+    last = "" if ENDS_WORD.search(last) else NO_WORD.split(last)[-1]
     return marks != "." or not last or not is_abbreviation(last, "".join(earlier), word, one_case)
 
 

@@ -27,6 +27,16 @@ Su padre trabaja como médico en un hospital.
 Creo que va a llover esta tarde.
 Buenos días, señora.
 Me duele la cabeza.
+El gobierno anunció ayer nuevas medidas contra la inflación.
+¿Puedes cerrar la ventana, por favor?
+Mi abuela cocina muy bien.
+Hace frío esta mañana.
+Dos personas resultaron heridas en un accidente en la autopista.
+Vivimos cerca del mar.
+Los precios de la vivienda siguen subiendo en Madrid.
+¿A qué hora sale el autobús?
+Olvidé las llaves en casa.
+El equipo ganó el partido por tres goles a uno.
     """,
     "it": """
 Dove si trova la stazione?
@@ -49,6 +59,16 @@ Suo padre lavora come medico in un ospedale.
 Penso che pioverà questo pomeriggio.
 Buongiorno, signora.
 Mi fa male la testa.
+Il governo ha annunciato ieri nuove misure contro l'inflazione.
+Puoi chiudere la finestra, per favore?
+Mia nonna cucina molto bene.
+Stamattina fa freddo.
+Due persone sono rimaste ferite in un incidente in autostrada.
+Abitiamo vicino al mare.
+I prezzi delle case continuano a salire a Milano.
+A che ora parte l'autobus?
+Ho dimenticato le chiavi a casa.
+La squadra ha vinto la partita per tre a uno.
     """,
     "fr": """
 Où se trouve la gare ?
@@ -71,6 +91,16 @@ Son père travaille comme médecin dans un hôpital.
 Je crois qu'il va pleuvoir cet après-midi.
 Bonjour, madame.
 J'ai mal à la tête.
+Le gouvernement a annoncé hier de nouvelles mesures contre l'inflation.
+Peux-tu fermer la fenêtre, s'il te plaît ?
+Ma grand-mère cuisine très bien.
+Il fait froid ce matin.
+Deux personnes ont été blessées dans un accident sur l'autoroute.
+Nous habitons près de la mer.
+Les prix des logements continuent d'augmenter à Paris.
+À quelle heure part le bus ?
+J'ai oublié mes clés chez moi.
+L'équipe a gagné le match trois buts à un.
     """,
     "nl": """
 Waar is het station?
@@ -93,6 +123,16 @@ Zijn vader werkt als arts in een ziekenhuis.
 Ik denk dat het vanmiddag gaat regenen.
 Goedemorgen, mevrouw.
 Ik heb hoofdpijn.
+De regering kondigde gisteren nieuwe maatregelen tegen de inflatie aan.
+Kun je het raam dichtdoen, alsjeblieft?
+Mijn oma kookt heel lekker.
+Het is koud vanochtend.
+Twee mensen raakten gewond bij een ongeluk op de snelweg.
+Wij wonen dicht bij zee.
+De huizenprijzen in Amsterdam blijven stijgen.
+Hoe laat vertrekt de bus?
+Ik heb mijn sleutels thuis vergeten.
+Het team won de wedstrijd met drie tegen een.
     """,
     "en": """
 Where is the train station?
@@ -115,6 +155,16 @@ His father works as a doctor in a hospital.
 I think it will rain this afternoon.
 Good morning, madam.
 My head hurts.
+The government announced new measures against inflation yesterday.
+Can you close the window, please?
+My grandmother cooks very well.
+It is cold this morning.
+Two people were injured in an accident on the highway.
+We live near the sea.
+House prices in London keep rising.
+What time does the bus leave?
+I forgot my keys at home.
+The team won the match three to one.
     """,
 }
 GERMAN = """
@@ -131,9 +181,9 @@ Kommt er in die Stadt? | Man sieht sich. | Der Film hat Charme. | Wien, den 5. M
 def test_other_language_is_found_in_nine_of_ten_lines(code):
     lines = [line.strip() for line in LINES[code].strip().splitlines()]
     found = [bool(find_other_language(line, "de")) for line in lines]
-    assert len(lines) == 20 and sum(found) >= 18
+    assert len(lines) == 30 and sum(found) >= 28
     own = [find_other_language(line, code) for line in lines]
-    assert sum(map(bool, own)) <= 2
+    assert sum(map(bool, own)) <= 3
 
 
 def test_other_language_is_not_found_in_german_lines():
@@ -145,6 +195,12 @@ def test_other_language_needs_a_known_language_and_words():
     assert find_other_language("Where is the station?", "ja") == ""
     assert find_other_language("Where is the station?", "") == ""
     assert find_other_language("... 12 !", "de") == ""
+
+
+def test_other_language_by_one_word_elision_or_letter_is_found():
+    for line in ("Vorrei a casa.", "l'ami", "mañana"):
+        assert find_other_language(line, "de")
+    assert find_other_language("Ilona war's.", "de") == ""
 
 
 def test_function_words_are_unique_and_lowercase():
