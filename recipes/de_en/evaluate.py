@@ -1,8 +1,8 @@
 """Evaluate robustness: `python -m recipes.de_en.evaluate -model data/de-en -test F`.
 
 Prints one line for each test set: the test files; the first file in uppercase, in lowercase,
-without final punctuation and joined by eight; and sentences with strings to copy.  Translates in
-fp32 with beam size 5.  Requires sacrebleu.
+without final punctuation and joined by eight; and sentences with strings to copy, or with times,
+dates and numbers to convert.  Translates in fp32 with beam size 5.  Requires sacrebleu.
 """
 
 import re
@@ -27,13 +27,16 @@ from onmt_lite.config.sources import Program
 from onmt_lite.errors import FileError
 from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.train.data import Pair, read_pairs
+from recipes.de_en import identifiers, quantities
+from recipes.de_en.quantities import Quantity
 
 USAGE = """\
 -test PAIRS.tsv [PAIRS.tsv ...] [options]
 
 Prints BLEU, chrF, and the number of empty lines and repetitions for the test files and for variants
-of the first file, and how many times, numbers, dates, phone numbers, addresses and names are copied
-unchanged. Run it in the project directory."""
+of the first file; how many times, numbers, dates, phone numbers, addresses and names are copied
+unchanged; and how many times of day, dates and number words are translated correctly. Run it in the
+project directory."""
 
 N_CHANGED, N_JOINED = 400, 100  # lines per variant
 REPETITION = re.compile(r"(\b\w[\w ,.']{1,40}?)(?:[ ,.]*\1){2,}")  # a phrase three times in a row
@@ -58,6 +61,34 @@ SENTENCES = {
         "Gestern ist {} angekommen.",
     ),
     "odd": ("Danke {}", "Das ist {} für dich.", "Ich habe {} gesehen."),
+    "version": ("Ist {} schon erschienen?", "Der Absturz tritt nur in {} auf.", "Laden Sie {}."),
+    "hexadecimal": ("Im Protokoll steht {}.", "Das Gerät meldet {}.", "Der Schlüssel ist {}."),
+    "plate": ("{} parkt vor unserer Tür.", "Wem gehört der Wagen {}?", "Es war ein Audi mit {}."),
+    "iban": ("Zahlen Sie bitte auf {} ein.", "Die IBAN {} ist ungültig.", "Mein Konto: {}"),
+    "clock": (
+        "Wir haben um {} Besuch bekommen.",
+        "Der Arzt ist ab {} zu sprechen.",
+        "Mein Bruder kommt gegen {} vorbei.",
+        "Die Post wird um {} geleert.",
+        "Der Strom fiel um {} aus.",
+        "Es ist {}, und ich bin noch müde.",
+    ),
+    "day": (
+        "Am {} um 14:15 Uhr ist die Besprechung.",
+        "Meine Tochter heiratet am {}.",
+        "Wir sind erst ab dem {} wieder da.",
+    ),
+    "cardinal": (
+        "Der Ofen wiegt {} Kilo.",
+        "Im Lager liegen {} Kisten.",
+        "Auf dem Parkplatz standen {} Autos.",
+    ),
+    "mixed": ("Die Wanderung dauert {} Stunden.", "Es fehlen {} Meter.", "Nimm {} Löffel Zucker."),
+    "amount": (
+        "Gestern habe ich dafür {} Euro ausgegeben.",
+        "Die Schuhe kosten jetzt {} Euro.",
+        "Am 12.05.2024 waren es {} Euro.",
+    ),
 }
 # Names that occur in no corpus and that slots.py cannot generate
 SURNAMES = """Kowalczyk Okafor Szymański Lindqvist Abernathy Wojciechowski Hagedorn Petrosyan
@@ -100,7 +131,8 @@ def _sample_mail(rng: Random) -> str:
     )
 
 
-STRINGS: dict[str, Callable[[Random], str]] = {
+# A string is copied; a quantity is converted
+STRINGS: dict[str, Callable[[Random], str | Quantity]] = {
     "time": lambda rng: f"{rng.randrange(24)}:{rng.randrange(60):02d}",
     "number": _sample_number,
     "decimal": lambda rng: f"{rng.randrange(1000)},{_sample_digits(rng, rng.choice((1, 2, 3)))}",
@@ -111,6 +143,15 @@ STRINGS: dict[str, Callable[[Random], str]] = {
     "surname": lambda rng: rng.choice(SURNAMES),
     "person": lambda rng: f"{rng.choice(FIRST_NAMES)} {rng.choice(SURNAMES)}",
     "odd": lambda rng: rng.choice(ODD),
+    "version": identifiers.version,
+    "hexadecimal": identifiers.hexadecimal,
+    "plate": identifiers.plate,
+    "iban": identifiers.iban,
+    "clock": quantities.clock,
+    "day": quantities.day,
+    "cardinal": quantities.cardinal,
+    "mixed": quantities.mixed,
+    "amount": quantities.decimal,
 }
 
 
@@ -177,8 +218,8 @@ def make_variants(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     }
 
 
-def make_copy_tests(string_type: str, n: int, rng: Random) -> Iterator[Pair]:
-    """Yield n (sentence, string that its translation must contain) pairs.
+def make_copy_tests(string_type: str, n: int, rng: Random) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield n (sentence, strings of which its translation must contain one) pairs.
 
     Args:
         string_type: key of STRINGS and SENTENCES
@@ -188,12 +229,21 @@ def make_copy_tests(string_type: str, n: int, rng: Random) -> Iterator[Pair]:
     sentences = SENTENCES[string_type]
     for i in range(n):
         string = STRINGS[string_type](rng)
-        yield sentences[i % len(sentences)].format(string), string
+        sentence = sentences[i % len(sentences)]
+        if isinstance(string, Quantity):
+            yield sentence.format(string.src), (string.tgt, *string.others)
+        else:
+            yield sentence.format(string), (string,)
 
 
 def is_copied(string: str, output: str) -> bool:
     """Return True if the output contains the string, with a decimal comma or a decimal point."""
     return string in output or string.replace(",", ".") in output
+
+
+def is_translated(accepted: Sequence[str], output: str) -> bool:
+    """Return True if the output contains one of the strings as whole words, ignoring case."""
+    return any(re.search(rf"(?<!\w){re.escape(s)}(?!\w)", output, re.I) for s in accepted)
 
 
 def evaluate(options: EvaluateOptions) -> None:
@@ -224,9 +274,15 @@ def evaluate(options: EvaluateOptions) -> None:
         )
     for string_type in STRINGS if options.strings else ():
         rng = Random(f"{options.seed} {string_type}")
-        pairs = list(make_copy_tests(string_type, options.strings, rng))
+        tests = list(make_copy_tests(string_type, options.strings, rng))
+        pairs = [(src, accepted[0]) for src, accepted in tests]
         outputs = translate_set(translator, pairs, string_type, options.output)
-        n = sum(is_copied(string, out) for (_, string), out in zip(pairs, outputs, strict=True))
+        n = sum(
+            any(map(is_copied, accepted, [output] * len(accepted)))
+            if len(accepted) == 1
+            else is_translated(accepted, output)
+            for (_, accepted), output in zip(tests, outputs, strict=True)
+        )
         write_text(f"{string_type:30} {len(pairs):5} lines  copied {n}\n")
 
 

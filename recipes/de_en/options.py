@@ -61,9 +61,8 @@ class FileOptions:
     )
     slots: str | None = opt(
         None,
-        help="Read pairs with slots from this file, such as `{name} kommt um {time}.`; slots are "
-        "name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script, "
-        "field",
+        help="Read pairs with slots from this file, such as `{name} kommt um {clock}.`; slots are "
+        "the functions of slots.py, identifiers.py and quantities.py",
         metavar="FILE",
         example="recipes/de_en/slots.tsv",
     )

@@ -1,13 +1,28 @@
-"""Random strings that a translation must copy: names, numbers, dates, addresses.
+"""Random strings in pairs such as `{name} kommt {day}.`: names, numbers, dates, addresses.
 
-Each time the slots of a pair such as `{name} kommt am {date}.` are filled, the values differ.  A
-model cannot memorize these strings, so it has to learn to copy.
+The values differ each time the slots of a pair are filled.  A model cannot memorize these strings,
+so it has to learn to copy them, or to convert quantities such as times of day.
 """
 
 import re
+from collections.abc import Callable
 from random import Random
 
 from onmt_lite.train.data import EMOJI, SIGNS, Pair
+from recipes.de_en.identifiers import (
+    address,
+    file_name,
+    hexadecimal,
+    iban,
+    order,
+    path,
+    plate,
+    product,
+    variable,
+    verbatim,
+    version,
+)
+from recipes.de_en.quantities import QUANTITIES
 
 SLOT = re.compile(r"\{([a-z]+)\d?\}")
 
@@ -122,18 +137,6 @@ def number(rng: Random) -> str:
     return rng.choice("123456789") + _digits(rng, digits - 1)
 
 
-def decimal(rng: Random) -> str:
-    """Return a number with 1 to 3 decimal places."""
-    whole = str(rng.randrange(10 ** rng.choice((1, 1, 2, 2, 3, 4))))
-    return whole + rng.choice(",,,.") + _digits(rng, rng.choice((1, 1, 2, 2, 2, 3)))
-
-
-def time(rng: Random) -> str:
-    """Return a time of day."""
-    hour = str(rng.randrange(24))
-    return hour.zfill(rng.choice((1, 2))) + rng.choice(":::.") + f"{rng.randrange(60):02d}"
-
-
 def date(rng: Random) -> str:
     """Return a date, mostly as day.month.year."""
     month = rng.randrange(12)
@@ -209,26 +212,43 @@ def field(rng: Random) -> str:
 
 
 FILLERS = (
-    *(name, person, number, decimal, time, date, phone, mail, url, code, emoji, sign, script),
-    field,
+    *(name, person, number, date, phone, mail, url, code, emoji, sign, script, field),
+    *(verbatim, version, hexadecimal, plate, iban, order, file_name, path, variable, address),
+    product,
 )
-SLOTS = {filler.__name__: filler for filler in FILLERS}
+# Slot name -> function that returns the string
+SLOTS: dict[str, Callable[[Random], str]] = {
+    filler.__name__.partition("_")[0]: filler for filler in FILLERS
+}
 
 
 def fill(template: Pair, rng: Random) -> Pair:
-    """Fill the slots of a pair.  `{name}` has the same value everywhere; `{name2}` has another."""
-    values: dict[str, str] = {}
+    """Fill the slots of a pair.  `{name}` has the same value everywhere; `{name2}` has another.
 
-    def replace(match: re.Match[str]) -> str:
-        filler = SLOTS.get(match[1])
-        if filler is None:
-            return match[0]
+    A quantity differs on the two sides.  At the start of a sentence it is capitalized.
+    """
+    values: dict[str, Pair] = {}
+
+    def choose(match: re.Match[str]) -> Pair | None:
         if match[0] not in values:
-            values[match[0]] = filler(rng)
-        return values[match[0]]
+            if match[1] in SLOTS:
+                values[match[0]] = (SLOTS[match[1]](rng),) * 2
+            elif match[1] in QUANTITIES:
+                values[match[0]] = QUANTITIES[match[1]](rng)[:2]
+        return values.get(match[0])
 
-    src, tgt = template
-    return SLOT.sub(replace, src), SLOT.sub(replace, tgt)
+    def fill_side(i: int) -> str:
+        def replace(match: re.Match[str]) -> str:
+            pair = choose(match)
+            if pair is None:
+                return match[0]
+            starts_sentence = match.start() == 0 and match[1] in QUANTITIES and side[-1] in ".!?"
+            return pair[i][:1].upper() + pair[i][1:] if starts_sentence else pair[i]
+
+        side = template[i]
+        return SLOT.sub(replace, side).replace(".m..", ".m.")  # at 8 a.m..
+
+    return fill_side(0), fill_side(1)
 
 
 def decorate(pair: Pair, rng: Random) -> Pair:

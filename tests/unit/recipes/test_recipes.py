@@ -27,6 +27,7 @@ from recipes.de_en.augment import Augment, drop_final, rename, renumber
 from recipes.de_en.grow import load_grow_options
 from recipes.de_en.lexicon import find_word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
+from recipes.de_en.quantities import QUANTITIES
 from recipes.de_en.run import RUNS, list_commands
 from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
@@ -239,7 +240,7 @@ def test_evaluation_prints_scores_and_copies(tmp_path, capfd):
         lines = (tmp_path / "out" / f"{string_type}.tsv").read_text(encoding="utf-8").splitlines()
         found = [string in output for _, string, output in (line.split("\t") for line in lines)]
         assert n >= sum(found) and len(found) == 2
-        if string_type != "decimal":
+        if string_type not in ("decimal", *QUANTITIES):  # several forms are correct
             assert n == sum(found)
     assert copied.keys() == evaluate.SENTENCES.keys()
 
@@ -322,7 +323,8 @@ def test_each_run_step_reads_outputs_of_earlier_steps():
             models.add(options.output)
         elif "translate.py" in options:
             assert options[options.index("-model") + 1] in models
-    assert {"runs/back", "runs/de-en", *(f"runs/de-en-{n}" for n in range(1, 25))} <= models
+    assert {"runs/back", "runs/back-24", "runs/de-en"} <= models
+    assert {f"runs/de-en-{n}" for n in range(1, 26)} <= models
 
 
 def test_readme_command_includes_every_run():
@@ -359,7 +361,7 @@ def test_run_resume_skips_complete_steps_and_continues_training(monkeypatch, tmp
 def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monkeypatch, capfd):
     """The GPU run in one call, with a tiny teacher and few steps."""
     (tmp_path / "runs").mkdir()
-    start = tmp_path / "runs" / "de-en-23"
+    start = tmp_path / "runs" / "de-en-24"
     train(make_tiny_options(corpus, start, "-train_steps", 2))
     small = dict(d_model=16, heads=2, d_ff=16, enc_layers=1, dec_layers=1, batch_tokens=200)
     usual = "vocab_size train_minutes slots slot_lines held_out train_same same_lines".split()
@@ -388,9 +390,9 @@ def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monk
     translator = Translator.from_pretrained(tmp_path / "runs" / "teacher", device="cpu")
     assert translator.translate([taught[0][0]])[0].text == taught[0][1]
     made = {tgt for _, tgt in taught}
-    text = read_pairs(tmp_path / "runs" / "text-24" / "01.tsv.gz")
+    text = read_pairs(tmp_path / "runs" / "text-25" / "01.tsv.gz")
     assert sum(tgt in made for _, tgt in text) >= 2
-    before, after = (native.load(tmp_path / "runs" / f"de-en-{n}").model for n in (23, 24))
+    before, after = (native.load(tmp_path / "runs" / f"de-en-{n}").model for n in (24, 25))
     assert before.cfg == after.cfg
     assert not torch.equal(before.output.weight, after.output.weight)
     assert run.main(["teacher", "--resume"]) == 0  # every step is complete
@@ -498,8 +500,6 @@ SLOT_FORMS = {
     "name": r"[^\W\d_]+(-[^\W\d_]+)?",
     "person": r"[^\W\d_]+\.?([ -]([^\W\d_]+|[A-Z]\.))?( (von|van|de|el))? [^\W\d_]+(-[^\W\d_]+)?",
     "number": r"[1-9]\d{,9}|0",
-    "decimal": r"\d+[.,]\d+",
-    "time": r"\d{1,2}[:.]\d\d",
     "date": r"\d{1,2}\.\d{1,2}\.(\d{4})?|\d{4}-\d\d-\d\d",
     "phone": r"[+(]?\d[\d ()/-]{5,}",
     "mail": r"[a-z0-9._-]+@[a-z0-9.-]+\.[a-z.]+",
@@ -513,7 +513,7 @@ SLOT_FORMS = {
 
 
 def test_slot_values_match_the_form_of_the_slot():
-    assert set(slots.SLOTS) == set(SLOT_FORMS)
+    assert set(slots.SLOTS) > set(SLOT_FORMS)
     rng = Random(6)
     for slot, form in SLOT_FORMS.items():
         values = [slots.SLOTS[slot](rng) for _ in range(500)]
@@ -568,7 +568,7 @@ def test_slot_lines_adds_filled_templates_to_each_epoch(corpus, tmp_path):
     pairs = generate_text(corpus, tmp_path, "-slots", path, "-slot_lines", 40)[0]
     times = [pair for pair in pairs if re.match(r"Um \d", pair[0])]
     assert len(times) == 40 and len(set(times)) > 30
-    assert all(re.findall(r"[\d:]+", src) == re.findall(r"[\d:]+", tgt) for src, tgt in times)
+    assert all(re.findall(r"\d+", src) == re.findall(r"\d+", tgt) for src, tgt in times)
 
 
 def test_truecase_keeps_usually_capitalized_words():
