@@ -29,6 +29,7 @@ from recipes.de_en.lexicon import find_word_pairs
 from recipes.de_en.options import OPTIONS, ChangeOptions, load_text_options
 from recipes.de_en.quantities import QUANTITIES
 from recipes.de_en.run import RUNS, list_commands
+from recipes.de_en.select_back import load_select_options
 from recipes.de_en.text import main, write_text
 from recipes.de_en.train import load_in_turn_options
 from recipes.de_en.words import Truecase, find_names, select_rare
@@ -294,6 +295,7 @@ def load_steps():
         "recipes.de_en.text": load_text_options,
         "recipes.de_en.grow": load_grow_options,
         "recipes.de_en.mean": mean.load_mean_options,
+        "recipes.de_en.select_back": load_select_options,
     }
     for name in RUNS:
         for command in list_commands(name):
@@ -321,6 +323,8 @@ def test_each_run_step_reads_outputs_of_earlier_steps():
         elif program == "recipes.de_en.mean":
             assert models >= set(options.models)
             models.add(options.output)
+        elif program == "recipes.de_en.select_back":
+            assert options.sources == "runs/german-24.txt"
         elif "translate.py" in options:
             assert options[options.index("-model") + 1] in models
     assert {"runs/back", "runs/back-24", "runs/de-en"} <= models
