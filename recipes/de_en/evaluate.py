@@ -278,7 +278,7 @@ def evaluate(options: EvaluateOptions) -> None:
         pairs = [(src, accepted[0]) for src, accepted in tests]
         outputs = translate_set(translator, pairs, string_type, options.output)
         n = sum(
-            any(map(is_copied, accepted, [output] * len(accepted)))
+            is_copied(accepted[0], output)
             if len(accepted) == 1
             else is_translated(accepted, output)
             for (_, accepted), output in zip(tests, outputs, strict=True)

@@ -4,7 +4,7 @@ from random import Random
 
 UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 HEX = "0123456789abcdef"
-# Codes of districts on licence plates, and letter pairs that look like words
+# Codes of districts on license plates, and letter pairs that look like words
 DISTRICTS = """B M K F S L N H HH HB KI HL MD DD EF MZ SB KA FR UL A R WÜ BN E DO GÖ OL PB KS MR TÜ
 OS LG FL PI OHV LDS RÜG GER KU KÖ AC AB WOB SHA ERZ""".split()
 COUNTRIES = "DE AT CH FR NL BE IT ES PL".split()
@@ -45,7 +45,7 @@ def hexadecimal(rng: Random) -> str:
 
 
 def plate(rng: Random) -> str:
-    """Return a licence plate: HH-KU 123."""
+    """Return a license plate: HH-KU 123."""
     letters = _choose(rng, UPPER, rng.choice((1, 2, 2)))
     number = str(rng.randrange(1, 10 ** rng.choice((2, 3, 3, 4))))
     suffix = rng.choice(("",) * 8 + ("E", "H"))

@@ -297,7 +297,10 @@ def mixed(rng: Random) -> Quantity:
     number = rng.choice((1, 1, 1, 2, 2, *range(3, 13)))
     src = rng.choice(("anderthalb", "anderthalb", "eineinhalb")) if number == 1 else ""
     src = src or ONES_DE[number] + "einhalb"
-    return Quantity(src, spell_english(number) + " and a half", (f"{number}.5", f"{number} 1/2"))
+    others = [f"{number}.5", f"{number} 1/2"]
+    if number == 1:
+        others += [f"{unit} and a half" for unit in ("hour", "meter", "metre", "spoon", "spoonful")]
+    return Quantity(src, spell_english(number) + " and a half", tuple(others))
 
 
 FRACTIONS = (
