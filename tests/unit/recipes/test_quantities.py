@@ -62,7 +62,6 @@ def test_clock_generates_each_form_with_its_translation():
     assert all(times[src] == {src.removesuffix(" Uhr").replace(".", ":")} for src in digits)
 
 
-
 def test_one_and_a_half_has_forms_with_the_unit_before():
     forms = {q.src: (q.tgt, *q.others) for q in map(QUANTITIES["mixed"], map(Random, range(200)))}
     assert is_translated(forms["anderthalb"], "It takes an hour and a half.")
