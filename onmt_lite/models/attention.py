@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onmt_lite.models.cache import KeyValueCache
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.kernel_cache import KernelCache
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import AnyNorm, Linear
 from onmt_lite.models.positions import RELATIVE_POSITIONS
@@ -75,7 +76,6 @@ class SelfAttentionInputs:
     relative: Any = None  # from `RelativePositions.prepare`
     packing: Packing | None = None  # set if the layers receive tokens without padding
     starts: Tensor | None = None  # (B + 1,) int64, for kernels: first row of each sentence
-    past: tuple[Tensor, Tensor] | None = None  # entries of each row, see `kernels.advance_past`
 
 
 class SelfAttention(nn.Module):
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         inputs: SelfAttentionInputs,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | KernelCache | None = None,
         layer: int = 0,
         norm: AnyNorm | None = None,
         residual: Tensor | None = None,
@@ -114,9 +114,10 @@ class SelfAttention(nn.Module):
         """
         qkv = self.qkv(x, norm)  # (N, T, (H + 2G) d)
         if inputs.starts is None:
+            assert not isinstance(cache, KernelCache)
             context = self._attend(qkv, inputs, cache, layer)
-        elif inputs.past is not None and cache is not None:
-            context = cache.attend_cached(layer, qkv, inputs.starts, inputs.past, self.heads)
+        elif isinstance(cache, KernelCache):
+            context = cache.attend(layer, qkv, inputs.starts, self.heads)
         else:
             context = kernels.attend_self(qkv[0], inputs.starts, self.heads, self.kv_heads)[None]
         return self.out(context, residual=residual)

@@ -6,31 +6,15 @@ head width, L layers, N entries.  An entry is the key and value of one hypothesi
 
 import copy
 import math
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onmt_lite.models.base import Selection, pad_to_size
-from onmt_lite.models.kernels import bindings as kernels
 
 FIRST_CAPACITY = 12  # steps
 STEPS_PER_GROWTH = 64  # every 64 steps, the free capacity after compaction grows by FIRST_CAPACITY
 SYNC_FREE_DEVICES = ("cpu",)  # the host reads tensors on these devices without waiting
-
-
-@dataclass(frozen=True)
-class DistinctRows:
-    """The rows that a step computes: all hypotheses, except for copies of another one."""
-
-    starts: Tensor  # (B + 1,) int64: first row of each sentence, and the number of rows
-    index: Tensor  # (B * K,) int32: row of each hypothesis
-    kept: Tensor | None  # (rows,) int64: hypothesis of each row; None: all
-
-    def select(self, x: Tensor) -> Tensor:
-        """Return the entries of x (B, K), any dtype, for the rows (rows,)."""
-        return x.flatten() if self.kept is None else x.flatten()[self.kept]
 
 
 class KeyValueCache:
@@ -145,57 +129,6 @@ class KeyValueCache:
         self._write(keys, 2, k)
         self._write(values, 2, v)
         return self._read(keys, 2).transpose(-2, -1), self._read(values, 2)
-
-    def find_distinct_rows(self, tokens: Tensor) -> DistinctRows:
-        """Find the rows of a step; the hypotheses of a new sentence are equal, and share a row.
-
-        Args:
-            tokens: the last token of each hypothesis (B, K), int64
-        """
-        b, k = tokens.shape
-        first = self.n_written - k
-        if k == 1 or first not in self.first_entries:
-            index = torch.arange(b * k, dtype=torch.int32)
-            return DistinctRows(torch.arange(0, b * k + 1, k), index, None)
-        is_new = torch.tensor([entry == first for entry in self.first_entries])  # (B,)
-        is_new &= (tokens == tokens[:, :1]).all(1)
-        is_distinct = torch.ones_like(tokens, dtype=torch.bool)  # (B, K)
-        is_distinct[:, 1:] = ~is_new[:, None]
-        kept, index = is_distinct.flatten().nonzero()[:, 0], is_distinct.flatten().cumsum(0) - 1
-        starts = F.pad(is_distinct.sum(1).cumsum(0), (1, 0))
-        return DistinctRows(starts, index.int(), kept)
-
-    def advance_past(self, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Continue the past of each hypothesis by a step; see `kernels.advance_past`."""
-        parents = self.parents if self.has_pending_parents else None
-        self.has_pending_parents = False
-        mask = self.masks.view(-1, self.masks.size(-1))
-        newest = self.length - self.beam_size
-        return kernels.advance_past(mask, self.beam_size, parents, starts, newest)
-
-    def attend_cached(
-        self,
-        layer: int,
-        qkv: Tensor,
-        starts: Tensor,
-        past: tuple[Tensor, Tensor],
-        heads: int,
-    ) -> Tensor:
-        """Append a step's keys and values, and attend to each row's past, in one kernel.
-
-        Args:
-            layer: index of the decoder layer
-            qkv: queries, keys and values (1, R, (H + 2G) d), float32
-            starts: first row of each sentence, and R (B + 1,), int64
-            past: the result of `advance_past`
-            heads: number of query heads H
-
-        Returns:
-            Context (1, R, H d), float32.
-        """
-        keys, values = self._get_layer(layer, len(starts) - 1)
-        newest = self.length - self.beam_size
-        return kernels.attend_cached(qkv, starts, keys, values, newest, past, heads)
 
     def _get_layer(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values for b sentences, both (b, H, capacity, d)."""

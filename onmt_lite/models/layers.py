@@ -18,6 +18,7 @@ from onmt_lite.models.attention import (
 )
 from onmt_lite.models.cache import KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.kernel_cache import KernelCache
 from onmt_lite.models.kernels import bindings as kernels
 from onmt_lite.models.linear import AnyNorm, CKernel, LayerNorm, Linear, RMSNorm
 from onmt_lite.models.positions import RelativePositions
@@ -205,7 +206,7 @@ class TransformerLayer(nn.Module):
         x: Tensor,
         inputs: SelfAttentionInputs,
         memory: CrossAttentionInputs | None = None,
-        past: KeyValueCache | RunningSums | None = None,
+        past: KeyValueCache | KernelCache | RunningSums | None = None,
         layer: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the layer.

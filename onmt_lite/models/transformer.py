@@ -7,7 +7,7 @@ key/value heads, d head width.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,15 @@ from onmt_lite.models.attention import CrossAttentionInputs, Packing, SelfAttent
 from onmt_lite.models.base import HeadSelection, Selection
 from onmt_lite.models.cache import SYNC_FREE_DEVICES, KeyValueCache, RunningSums
 from onmt_lite.models.config import TransformerConfig
+from onmt_lite.models.kernel_cache import KernelCache
 from onmt_lite.models.layers import Dropout, TransformerLayer, make_norm
 from onmt_lite.models.linear import AnyNorm, CKernel
 from onmt_lite.models.memory import Memory, make_padding_mask
 from onmt_lite.models.output import OutputLayer
 from onmt_lite.models.positions import Embedding, make_sinusoids
 from onmt_lite.models.seq2seq import DecoderState, Seq2SeqModel
+
+AnyCache: TypeAlias = KeyValueCache | KernelCache | RunningSums
 
 
 @dataclass
@@ -40,7 +43,7 @@ class TransformerState(DecoderState[TransformerMemory]):
     def __init__(
         self,
         memory: TransformerMemory,
-        past: KeyValueCache | RunningSums,
+        past: AnyCache,
         uses_cuda_graphs: bool = False,
     ):
         """Initialize the state.
@@ -154,9 +157,13 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         """Compute the keys and values of cross-attention; returns the initial state."""
         bank, n_layers = memory.bank, len(self.decoder)
         keys, values = map(list, zip(*self._project(bank)))
-        past: KeyValueCache | RunningSums
+        past: AnyCache
         if self.cfg.dec_self_attn == "dot":
-            past = KeyValueCache(keys, self.cfg.relative != "none")
+            has_kernels = memory.lengths is not None and self.get_output_kernel(bank) is not None
+            if has_kernels and self.cfg.relative == "none":
+                past = KernelCache(keys)
+            else:
+                past = KeyValueCache(keys, self.cfg.relative != "none")
         else:
             past = RunningSums(bank.new_zeros(n_layers, *bank[:, 0].shape))  # (L, B, D)
         memory = replace(memory, keys=keys, values=values)
@@ -167,9 +174,8 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
     def decode_step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, Tensor]:
         """Decode one step; see `Seq2SeqModel.decode_step`."""
         memory, past, positions = state.memory, state.past, state.positions
-        if isinstance(past, KeyValueCache) and self.cfg.relative == "none":
-            if memory.lengths is not None and self.get_output_kernel(memory.bank) is not None:
-                return self._decode_distinct_rows(tokens, state, past)
+        if isinstance(past, KernelCache):
+            return self._decode_distinct_rows(tokens, state, past)
         mask, entry_positions = past.begin_step(positions)
         inputs = prepare_self_attention(self.decoder, mask, positions[:, None], entry_positions)
         x = self.tgt_embedding(tokens, positions)
@@ -180,7 +186,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         return hidden, self._average_heads(heads)
 
     def _decode_distinct_rows(
-        self, tokens: Tensor, state: TransformerState, past: KeyValueCache
+        self, tokens: Tensor, state: TransformerState, past: KernelCache
     ) -> tuple[Tensor, Tensor]:
         """Decode one step with C kernels, computing equal hypotheses once.
 
@@ -192,11 +198,10 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         Returns:
             Hidden states (1, rows, D), see `DecoderState.row_index`, and attention (B, K, S).
         """
-        memory, rows = state.memory, past.find_distinct_rows(tokens)
+        memory, rows = state.memory, past.begin_step(tokens)
         positions = rows.select(state.positions[:, None].expand_as(tokens))  # (rows,)
         x = self.tgt_embedding(rows.select(tokens)[:, None], positions).transpose(0, 1)
-        entries = past.advance_past(rows.starts)
-        inputs = SelfAttentionInputs(None, starts=rows.starts, past=entries)
+        inputs = SelfAttentionInputs(None, starts=rows.starts)
         pairs = zip(memory.keys, memory.values)
         hidden, heads = self._run(x, inputs, pairs, memory, self.align_layer, past)
         attn, state.row_index = self._average_heads(heads)[0], rows.index  # (rows, S)
@@ -275,7 +280,7 @@ class Transformer(Seq2SeqModel[TransformerMemory, TransformerState]):
         pairs: Iterable[tuple[Tensor, Tensor]],
         memory: TransformerMemory,
         layer: int,
-        past: KeyValueCache | RunningSums | None = None,
+        past: AnyCache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run all decoder layers, without the final norm.
 

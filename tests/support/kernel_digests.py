@@ -86,13 +86,14 @@ def attention() -> Iterator[tuple[str, str]]:
         for needs_weights in (False, True):
             inputs = q[:36], rows, keys, values, lengths, needs_weights
             yield f"memory-{case}-{needs_weights}", digest(*kernels.attend_memory(*inputs))
-        mask = torch.where(make_random(42, 32) > 0.3, 0.0, -torch.inf)
-        past = kernels.advance_past(mask, 7, torch.arange(42).view(6, 7).flip(1), rows, 21)
-        yield f"past-{case}", digest(past[1])
-        caches = make_random(6, groups, 32, width), make_random(6, groups, 32, width) + 1
+        old = torch.stack([torch.randperm(500)[:20] for _ in range(42)]).int()
+        past = kernels.Past(old, torch.randint(21, (42,)).int(), old[0])
+        past = kernels.advance_past(past, torch.arange(42).flip(0), rows, 500)
+        yield f"past-{case}", digest(past.counts, past.new_entries)
+        cache = make_random(600, 2, groups, width)
         step = make_random(36, columns, special=special)
-        out = kernels.attend_cached(step, rows, *caches, 21, past, heads)
-        yield f"cached-{case}", digest(out, *caches)
+        out = kernels.attend_cached(step, rows, cache, past, heads)
+        yield f"cached-{case}", digest(out, cache)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ static void call(size kernel, const size *a) {
     case LOG_SUMS: log_sums(P(0), N(1), N(2), P(3), I(4)); break;
     case ATTEND_SELF: attend_self(P(0), I(1)); break;
     case ATTEND_MEMORY: attend_memory(P(0), I(1)); break;
-    case ADVANCE_PAST: advance_past(P(0), N(1), N(2), N(3), P(4), P(5), N(6), P(7), N(8), P(9)); break;
+    case ADVANCE_PAST: advance_past(N(0), N(1), P(2), P(3), N(4), P(5), N(6), P(7), P(8), N(9), P(10), P(11)); break;
     case ATTEND_CACHED: attend_cached(P(0), I(1)); break;
     default: require(0, "the recording calls an unknown kernel");
     }

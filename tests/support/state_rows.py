@@ -31,6 +31,15 @@ def select(
     return state.select(Selection.build(torch.tensor(rows), n_sentences, slots), fresh)
 
 
+@torch.inference_mode()
+def compute_step(
+    model: EncoderDecoder, tokens: list[int], state: State
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a step; return logits (R, V) and attention (R, S)."""
+    logits, attn = model.step(torch.tensor(tokens), state)
+    return logits if isinstance(logits, torch.Tensor) else logits.compute()[0], attn
+
+
 class Rows:
     """A model's state, and the expected decoder inputs of its rows as plain lists."""
 
@@ -46,11 +55,13 @@ class Rows:
         self.cached_states: dict[tuple[int, ...], State] = {}
         self.prefixes: list[list[int]] = [[] for _ in self.sentences]  # decoder input of each row
 
+    @torch.inference_mode()
     def encode(self, sentences: Sequence[int]) -> State:
         lengths = [LENGTHS[b] for b in sentences]
         src = self.src[list(sentences), : max(lengths)]
         return self.model.init_state(self.model.encode(src, torch.tensor(lengths)))
 
+    @torch.inference_mode()
     def select(self, rows: list[list[int]], joining: Sequence[int] = ()) -> None:
         """Select rows; numbers from R on are rows of the joining sentences."""
         fresh = self.encode(joining) if joining else None
@@ -68,7 +79,7 @@ class Rows:
         """Run a step for all rows, and compare each row with a separate decoder."""
         for prefix, token in zip(self.prefixes, tokens, strict=True):
             prefix.append(token)
-        logits, attn = self.model.step(torch.tensor(tokens), self.state)
+        logits, attn = compute_step(self.model, tokens, self.state)
         for r, (b, prefix) in enumerate(zip(self.sentences, self.prefixes, strict=True)):
             n = LENGTHS[b]
             expected_logits, expected_attn = self.replay(b, prefix)
@@ -83,9 +94,9 @@ class Rows:
         if cached is None:
             state = self.encode([sentence])
             for earlier in before:
-                self.model.step(torch.tensor([earlier]), state)
+                compute_step(self.model, [earlier], state)
         else:
             state = deepcopy(cached)
-        logits, attn = self.model.step(torch.tensor([token]), state)
+        logits, attn = compute_step(self.model, [token], state)
         self.cached_states[(sentence, *prefix)] = state
         return logits[0], attn[0]

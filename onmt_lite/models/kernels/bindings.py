@@ -10,7 +10,7 @@ point is float32, and integers are int64 unless noted.
 import ctypes
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ SIGNATURES = {
     "log_sums": [_P, _N, _N, _P, c_int],
     "attend_self": [_P, c_int],
     "attend_memory": [_P, c_int],
-    "advance_past": [_P, _N, _N, _N, _P, _P, _N, _P, _N, _P],
+    "advance_past": [_N, _N, _P, _P, _N, _P, _N, _P, _P, _N, _P, _P],
     "attend_cached": [_P, c_int],
 }
 
@@ -271,8 +271,8 @@ class Attention(ctypes.Structure):
         *((name, c_int64) for name in ("sentences", "heads", "groups", "width")),
         *((name, c_void_p) for name in ("starts", "q", "keys", "values")),
         *(("length", c_int64), ("lengths", c_void_p), ("weights", c_void_p)),
-        *(("hypotheses", c_int64), ("newest", c_int64)),
-        *((name, c_void_p) for name in ("entries", "counts", "out")),
+        ("hypotheses", c_int64),
+        *((name, c_void_p) for name in ("entries", "counts", "new_entries", "out")),
     ]
 
 
@@ -331,62 +331,59 @@ def attend_memory(
     return out, weights
 
 
-def advance_past(
-    mask: Tensor, n_hypotheses: int, parents: Tensor | None, starts: Tensor, newest: int
-) -> tuple[Tensor, Tensor]:
+class Past(NamedTuple):
+    """The entries of a cache that each hypothesis attends to, in the order of steps."""
+
+    entries: Tensor  # (B K, T) int32
+    counts: Tensor  # (B K,) int32: number of entries
+    new_entries: Tensor  # (R,) int32: entries of the newest step, ascending
+
+
+def advance_past(past: Past, parents: Tensor, starts: Tensor, capacity: int) -> Past:
     """Continue the past of all hypotheses by a step: that of the parent and a new entry.
 
     Args:
-        mask: 0 on the past of a hypothesis, -inf elsewhere (B K, capacity), updated in place
-        n_hypotheses: hypotheses per sentence, K
-        parents: the old hypothesis that each one continues (B K,); None: unchanged
+        past: the past of the old hypotheses
+        parents: the old hypothesis that each one continues (B K,)
         starts: first row of each sentence, and R (B + 1,); hypotheses of a sentence with a single
             row share its entry
-        newest: index of the first new entry
+        capacity: all old entries are smaller; new entries may be larger
 
     Returns:
-        The entries of each hypothesis in order (B K, newest + K), and their number (B K,), int32.
+        The new past.  Entries that are in no past are used again.
     """
-    n = newest + n_hypotheses
-    entries = torch.empty(len(mask), n, dtype=torch.int32)
-    counts = torch.empty(len(mask), dtype=torch.int32)
+    (_, longest), n, b = past.entries.shape, len(parents), len(starts) - 1
+    entries = torch.empty(n, longest + 1, dtype=torch.int32)
+    counts = torch.empty(n, dtype=torch.int32)
+    new_entries = torch.empty(int(starts[-1]), dtype=torch.int32)
     get_library().advance_past(
-        *(mask.data_ptr(), mask.size(1), len(starts) - 1, n_hypotheses),
-        *(get_data_pointer(parents), starts.data_ptr(), newest),
-        *(entries.data_ptr(), n, counts.data_ptr()),
+        *(b, n // b, parents.data_ptr(), starts.data_ptr(), capacity),
+        *(past.entries.data_ptr(), longest, past.counts.data_ptr()),
+        *(entries.data_ptr(), longest + 1, counts.data_ptr(), new_entries.data_ptr()),
     )
-    return entries, counts
+    return Past(entries, counts, new_entries)
 
 
-def attend_cached(
-    qkv: Tensor,
-    starts: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    newest: int,
-    past: tuple[Tensor, Tensor],
-    heads: int,
-) -> Tensor:
-    """Compute one step of cached self-attention, and append its keys and values.
+def attend_cached(qkv: Tensor, starts: Tensor, cache: Tensor, past: Past, heads: int) -> Tensor:
+    """Compute one step of cached self-attention, and store its keys and values.
 
     Args:
         qkv: queries, keys and values of the step (.., (H + 2 G) d), R rows in all
         starts: first row of each sentence, and R (B + 1,)
-        keys: cached keys (B, G, capacity, d), updated in place
-        values: cached values (B, G, capacity, d), updated in place
-        newest: index of the first new entry
+        cache: keys and values (capacity, 2, G, d), updated in place
         past: the result of `advance_past`
         heads: number of query heads H
 
     Returns:
         Context (.., H d).
     """
-    (b, groups, capacity, width), (entries, counts) = keys.shape, past
+    _, _, groups, width = cache.shape
+    b, (n, longest) = len(starts) - 1, past.entries.shape
     out = qkv.new_empty(*qkv.shape[:-1], heads * width)
     task = Attention(
-        *(b, heads, groups, width, starts.data_ptr(), qkv.data_ptr(), keys.data_ptr()),
-        *(values.data_ptr(), capacity, None, None, len(counts) // b, newest),
-        *(entries.data_ptr(), counts.data_ptr(), out.data_ptr()),
+        *(b, heads, groups, width, starts.data_ptr(), qkv.data_ptr(), cache.data_ptr(), None),
+        *(longest, None, None, n // b, past.entries.data_ptr(), past.counts.data_ptr()),
+        *(past.new_entries.data_ptr(), out.data_ptr()),
     )
     get_library().attend_cached(ctypes.addressof(task), torch.get_num_threads())
     return out

@@ -730,14 +730,15 @@ typedef struct {
     size sentences, heads, groups, width;
     const size *starts;  /* (B + 1) */
     const float *q;      /* (R, H d) */
-    float *keys;         /* of the memory (B, G, d, S), or of the cache (B, G, S, d) */
-    float *values;       /* (B, G, S, d) */
-    size length;         /* S, the capacity of a cache */
+    float *keys;         /* of the memory (B, G, d, S), or the cache: keys and values (capacity, 2, G, d) */
+    const float *values; /* of the memory (B, G, S, d) */
+    size length;         /* S, or the most entries of a past */
     const size *lengths;     /* (B) of the sentences in the memory */
     float *weights;          /* (R, H, S) of the memory, 0 on padding, or NULL */
-    size hypotheses, newest; /* K, and the first new entry of the cache */
-    const int32_t *entries;  /* (B, K, newest + K) the past of each hypothesis */
+    size hypotheses;         /* K */
+    const int32_t *entries;  /* (B, K, length) the past of each hypothesis in the cache */
     const int32_t *counts;   /* (B, K) its length */
+    const int32_t *new_entries;  /* (R) the entry of each row's keys and values */
     float *out;
 } Attention;
 
@@ -829,28 +830,30 @@ API void attend_memory(const Attention *a, int threads) { run_pieces(a->sentence
 
 /* ---- Cached self-attention ------------------------------------------------------------------------ */
 
-/* Continue the past of the K hypotheses of B sentences by a step.  The past of a hypothesis is that of its
-   parent (B, K; b * K + k, or NULL: itself) and its new entry, `newest` + k.  If a sentence has one row for
-   all hypotheses (rows `starts` (B + 1)), they share entry `newest`.  mask (B, K, ldm) is 0 on the past
-   and -inf elsewhere.  Also writes the past in ascending order to entries (B, K, lde), and its length to
-   counts (B, K). */
-API void advance_past(float *mask, size ldm, size sentences, size hypotheses, const size *parents,
-                      const size *starts, size newest, int32_t *entries, size lde, int32_t *counts) {
-    size n = newest + hypotheses;
-    float *old = scratch(SCORES_SLOT, hypotheses * n * 4);
+/* Continue the past of the K hypotheses of B sentences by a step.  The past of a hypothesis is a list of
+   entries in the order of steps: that of its parent, parents (B, K), in old (.., ld_old) with old_counts
+   entries, and a new one.  Each row (rows `starts` (B + 1)) gets a new entry, new_entries (R): in order the
+   first that are in no list.  If a sentence has one row for all hypotheses, they share its entry.  All old
+   entries are smaller than `capacity`; a new one may be larger.  Writes the lists to entries (B, K, lde)
+   and their lengths to counts (B, K). */
+API void advance_past(size sentences, size hypotheses, const size *parents, const size *starts, size capacity,
+                      const int32_t *old, size ld_old, const int32_t *old_counts, int32_t *entries, size lde,
+                      int32_t *counts, int32_t *new_entries) {
+    size n_used = capacity + starts[sentences], next = 0;
+    char *used = memset(scratch(SCORES_SLOT, n_used), 0, (size_t)n_used);
+    for (size r = 0; r < sentences * hypotheses; r++) {
+        counts[r] = old_counts[parents[r]];
+        for (size e = 0; e < counts[r]; e++) used[entries[r * lde + e] = old[parents[r] * ld_old + e]] = 1;
+    }
     for (size b = 0; b < sentences; b++) {
-        size first = b * hypotheses, shared = starts[b + 1] - starts[b] < hypotheses;
-        for (size k = 0; k < hypotheses; k++) memcpy(old + k * n, mask + (first + k) * ldm, (size_t)newest * 4);
+        size start = starts[b], n = starts[b + 1] - start;
+        for (size i = start; i < start + n; i++) {
+            while (used[next]) next++;
+            new_entries[i] = (int32_t)next++;
+        }
         for (size k = 0; k < hypotheses; k++) {
-            size r = first + k, count = 0, own = newest + (shared ? 0 : k);
-            const float *past = old + (parents ? parents[r] - first : k) * n;
-            for (size e = 0; e < n; e++) {
-                float value = e < newest ? past[e] : e == own ? 0.f : -INFINITY;
-                mask[r * ldm + e] = value;
-                entries[r * lde + count] = (int32_t)e;  /* overwritten unless it counts */
-                count += value == 0;
-            }
-            counts[r] = (int32_t)count;
+            size r = b * hypotheses + k;
+            entries[r * lde + counts[r]++] = new_entries[start + smaller(k, n - 1)];
         }
     }
 }
@@ -861,13 +864,13 @@ INLINE Floats product(const size d, const float *q, const float *key) {
     return sum;
 }
 
-/* Attention of one query to the n entries of its past in keys and values (capacity, d) */
-INLINE void attend_past(const size d, const float *q, const float *keys, const float *values,
-                 const int32_t *entries, size n, float *scores, float *out) {
+/* Attention of one query to the n entries of its past in keys and values (capacity, ld) */
+INLINE void attend_past(const size d, const float *q, const float *keys, const float *values, size ld,
+                        const int32_t *entries, size n, float *scores, float *out) {
     float scale = 1 / sqrtf((float)d);
     for (size e = 0; e < n; e += 4) {
         const float *key[4];
-        for (int i = 0; i < 4; i++) key[i] = keys + entries[e + i < n ? e + i : e] * d;
+        for (int i = 0; i < 4; i++) key[i] = keys + entries[e + i < n ? e + i : e] * ld;
         Four four = sums_of_four(product(d, q, key[0]), product(d, q, key[1]), product(d, q, key[2]),
                                  product(d, q, key[3])) * scale;
         memcpy(scores + e, &four, sizeof four);
@@ -876,7 +879,7 @@ INLINE void attend_past(const size d, const float *q, const float *keys, const f
     for (size j = 0; j < d; j += 64) {  /* 64 sums at a time */
         Floats sums[4] = {all(0.f), all(0.f), all(0.f), all(0.f)};
         for (size e = 0; e < n; e++) {
-            const float *value = values + entries[e] * d + j;
+            const float *value = values + entries[e] * ld + j;
             Floats weight = all(scores[e]);
             UNROLL for (int i = 0; i < 4; i++)
                 if (j + 16 * i < d) sums[i] = mul_add(weight, load(value + 16 * i, d - j - 16 * i), sums[i]);
@@ -888,41 +891,40 @@ INLINE void attend_past(const size d, const float *q, const float *keys, const f
 
 static void attend_cached_piece(const void *task, size b) {
     const Attention *a = task;
-    size k = a->hypotheses, d = a->width, of_group = a->length * d, share = a->heads / a->groups;
-    size start = a->starts[b], n = a->starts[b + 1] - start, lde = a->newest + k;
-    size ldq = (a->heads + 2 * a->groups) * d, ldo = a->heads * d;
+    size k = a->hypotheses, d = a->width, of_keys = a->groups * d, ld = 2 * of_keys, lde = a->length;
+    size start = a->starts[b], n = a->starts[b + 1] - start, share = a->heads / a->groups;
+    size ldq = ld + a->heads * d, ldo = a->heads * d;
     float *scores = scratch(SCORES_SLOT, (lde + 16) * 4);
     const float *rows = a->q + start * ldq;
+    for (size i = 0; i < n; i++)
+        memcpy(a->keys + a->new_entries[start + i] * ld, rows + i * ldq + a->heads * d, (size_t)ld * 4);
     for (size g = 0; g < a->groups; g++) {
-        float *keys = a->keys + (b * a->groups + g) * of_group, *values = a->values + (b * a->groups + g) * of_group;
+        const float *keys = a->keys + g * d, *values = keys + of_keys;
         for (size i = 0; i < n; i++) {
-            const float *key = rows + i * ldq + (a->heads + g) * d;
-            memcpy(keys + (a->newest + i) * d, key, (size_t)d * 4);
-            memcpy(values + (a->newest + i) * d, key + a->groups * d, (size_t)d * 4);
-        }
-        for (size i = 0; i < n; i++) {
-            size past = b * k + i, next = g + 1 < a->groups || b + 1 == a->sentences ? past : past + k;
-            const int32_t *entries = a->entries + past * lde, *coming = a->entries + next * lde;
+            int is_last = g + 1 == a->groups;  /* the next group is the first of the next sentence */
+            size past = b * k + i, next = is_last && b + 1 < a->sentences ? past + k : past;
+            const float *coming = is_last ? a->keys : keys + d;
+            const int32_t *entries = a->entries + past * lde;
             for (size e = 0; e < a->counts[next]; e++) {
-                prefetch(keys + of_group + coming[e] * d, d);
-                prefetch(values + of_group + coming[e] * d, d);
+                prefetch(coming + a->entries[next * lde + e] * ld, d);
+                prefetch(coming + a->entries[next * lde + e] * ld + of_keys, d);
             }
             for (size h = g * share; h < (g + 1) * share; h++) {
                 const float *q = rows + i * ldq + h * d;
                 float *out = a->out + (start + i) * ldo + h * d;
                 switch (d) {  /* common widths, known to the compiler */
-                case 32: attend_past(32, q, keys, values, entries, a->counts[past], scores, out); break;
-                case 48: attend_past(48, q, keys, values, entries, a->counts[past], scores, out); break;
-                case 64: attend_past(64, q, keys, values, entries, a->counts[past], scores, out); break;
-                default: attend_past(d, q, keys, values, entries, a->counts[past], scores, out);
+                case 32: attend_past(32, q, keys, values, ld, entries, a->counts[past], scores, out); break;
+                case 48: attend_past(48, q, keys, values, ld, entries, a->counts[past], scores, out); break;
+                case 64: attend_past(64, q, keys, values, ld, entries, a->counts[past], scores, out); break;
+                default: attend_past(d, q, keys, values, ld, entries, a->counts[past], scores, out);
                 }
             }
         }
     }
 }
 
-/* One step of self-attention: writes the new keys and values to the entries from `newest` on of the cache,
-   then each row attends to the entries of its past (see `advance_past`) */
+/* One step of self-attention: writes the new keys and values to their entries of the cache, then each row
+   attends to the entries of its past (see `advance_past`) */
 API void attend_cached(const Attention *a, int threads) { run_pieces(a->sentences, threads, attend_cached_piece, a); }
 
 #ifdef __clang__

@@ -290,46 +290,49 @@ def test_attend_memory_equals_torch(seed, lengths, beams, heads_groups, d, n_thr
     *(SEED, st.integers(1, 4), st.sampled_from([1, 2, 5, 64]), st.integers(0, 40)),
     *(HEADS, WIDTHS, THREADS),
 )
-def test_attend_cached_equals_torch(seed, b, beams, n_before, heads_groups, d, n_threads):
+def test_attend_cached_equals_torch(seed, b, beams, longest, heads_groups, d, n_threads):
     torch.set_num_threads(n_threads)
-    (heads, groups), n = heads_groups, n_before + beams
-    keys, values = (
-        make_random(seed, b, groups, n + 3, d),
-        make_random(seed + 1, b, groups, n + 3, d),
-    )
-    qkv = make_random(seed + 2, b, beams, (heads + 2 * groups) * d)
-    before = make_random(seed + 3, b * beams, n + 3) > 0
-    parents = torch.randint(beams, (b, beams)) + beams * torch.arange(b)[:, None]
-    seen = before[parents.flatten()] if beams > 1 else before.clone()
-    seen[:, n_before:] = torch.eye(beams, n + 3 - n_before, dtype=torch.bool).repeat(b, 1)
-    mask, starts = torch.where(before, 0.0, -math.inf), torch.arange(0, b * beams + 1, beams)
-    past = k.advance_past(mask, beams, parents if beams > 1 else None, starts, n_before)
-    entries, counts = past
-    assert torch.equal(mask[:, :n] == 0, seen[:, :n])
-    for row in range(b * beams):
-        past_entries = entries[row, : counts[row]].tolist()
-        assert past_entries == seen[row, :n].nonzero().flatten().tolist()
-    found = k.attend_cached(qkv, starts, keys, values, n_before, past, heads)
-    parts = qkv.view(b, beams, -1, d).transpose(1, 2)
-    q, new_keys, new_values = parts.split([heads, groups, groups], 1)
-    assert torch.equal(keys[:, :, n_before:n], new_keys)
-    assert torch.equal(values[:, :, n_before:n], new_values)
-    both = (x[:, :, :n].repeat_interleave(heads // groups, 1) for x in (keys, values))
-    expected, _ = compute_attention(q, *both, seen[:, :n].view(b, 1, beams, n))
-    expected = expected.transpose(1, 2).reshape(found.shape)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    (heads, groups), n = heads_groups, b * beams
+    capacity = n * (longest + 1) + 3
+    cache = make_random(seed, capacity, 2, groups, d)
+    qkv = make_random(seed + 1, b, beams, (heads + 2 * groups) * d)
+    torch.manual_seed(seed)
+    counts = torch.randint(longest + 1, (n,), dtype=torch.int32)
+    entries = torch.stack([torch.randperm(capacity, dtype=torch.int32)[:longest] for _ in range(n)])
+    parents = torch.randint(n, (n,))
+    starts = torch.arange(0, n + 1, beams)
+    old = k.Past(entries, counts, entries[0])
+    past, before = k.advance_past(old, parents, starts, capacity), cache.clone()
+    kept = {e for p in parents.tolist() for e in entries[p, : counts[p]].tolist()}
+    free = [e for e in range(capacity + n) if e not in kept]
+    assert past.new_entries.tolist() == free[:n]
+    cache = torch.cat([cache, torch.full((n, 2, groups, d), math.nan)])  # room for new entries
+    found = k.attend_cached(qkv, starts, cache, past, heads).view(n, heads, d)
+    parts = qkv.view(n, -1, d)
+    assert torch.equal(cache[past.new_entries], parts[:, heads:].reshape(n, 2, groups, d))
+    others = [e for e in range(capacity) if e not in free[:n]]
+    assert torch.equal(cache[others], before[others])
+    for row, parent in enumerate(parents.tolist()):
+        own = [*entries[parent, : counts[parent]].tolist(), free[row]]
+        assert past.entries[row, : past.counts[row]].tolist() == own
+        keys, values = cache[own].repeat_interleave(heads // groups, 2).permute(1, 2, 0, 3)
+        expected, _ = compute_attention(parts[row, :heads, None], keys, values, torch.tensor(True))
+        torch.testing.assert_close(found[row], expected[:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_advance_past_shares_an_entry_among_equal_hypotheses():
     """The first of two sentences has one row for its three hypotheses."""
-    mask = torch.full((6, 7), -math.inf)
-    entries, counts = k.advance_past(mask, 3, None, torch.tensor([0, 1, 4]), 0)
-    assert counts.tolist() == [1] * 6
-    assert entries[:, 0].tolist() == [0, 0, 0, 0, 1, 2]
+    none = torch.empty(2, 0, dtype=torch.int32)
+    past = k.Past(none, torch.zeros(2, dtype=torch.int32), none[0])
+    past = k.advance_past(past, torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 4]), 0)
+    assert past.counts.tolist() == [1] * 6
+    assert past.entries[:, 0].tolist() == [0, 0, 0, 1, 2, 3]
+    assert past.new_entries.tolist() == [0, 1, 2, 3]
+    # No hypothesis continues the fifth, so that its entry is used again
     parents = torch.tensor([2, 0, 1, 5, 5, 3])
-    entries, counts = k.advance_past(mask, 3, parents, torch.tensor([0, 3, 6]), 3)
-    assert counts.tolist() == [2] * 6
-    assert entries[:, :2].tolist() == [[0, 3], [0, 4], [0, 5], [2, 3], [2, 4], [0, 5]]
+    past = k.advance_past(past, parents, torch.tensor([0, 3, 6]), 4)
+    assert past.counts.tolist() == [2] * 6
+    assert past.entries.tolist() == [[0, 2], [0, 4], [0, 5], [3, 6], [3, 7], [1, 8]]
 
 
 @pytest.mark.parametrize("is_int8", [False, True])

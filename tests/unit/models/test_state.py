@@ -7,6 +7,8 @@ import torch
 
 from onmt_lite.models import cache
 from onmt_lite.models.cache import FIRST_CAPACITY
+from onmt_lite.models.kernels import bindings as kernels
+from onmt_lite.models.linear import assign_kernels
 from onmt_lite.models.table_model import TableModel, TableSource
 from tests.support import tiny
 from tests.support.model_variants import MODELS
@@ -56,19 +58,26 @@ DAILY = [
     *("rnn_lstm", "rnn_brnn_gru", "rnn_gate_both", "rnn_no_attention", "fconv_uneven"),
     *("cnn_plain", "copy_general", "copy_mlp", "copy_transformer", "ensemble_of_probs"),
 ]
-ALL = [*MODELS, *(f"{name} on a GPU" for name in GPU_MODELS)]
+ALL = [*MODELS, *(f"{name} on a GPU" for name in GPU_MODELS), "transformer with kernels"]
 
 
-@pytest.fixture(
-    params=mark_sweeps(ALL, [*DAILY, "transformer_shaw on a GPU", "transformer on a GPU"])
-)
+@pytest.fixture(params=mark_sweeps(ALL, [*DAILY, "transformer_shaw on a GPU", *ALL[-2:]]))
 def rows(request, monkeypatch) -> Rows:
     """A small capacity for keys and values, so that they are often compacted."""
     monkeypatch.setattr(cache, "FIRST_CAPACITY", 2)
-    name, *gpu = request.param.split(" ")
-    if gpu:
+    name, *condition = request.param.split(" ")
+    model = MODELS[name]()
+    if condition[-1:] == ["GPU"]:
         monkeypatch.setattr(cache, "SYNC_FREE_DEVICES", ())
-    return Rows(MODELS[name]())
+    elif condition:
+        assign_fp32_kernels(model)
+    return Rows(model)
+
+
+def assign_fp32_kernels(model: torch.nn.Module) -> None:
+    if kernels.get_library() is None:
+        pytest.skip("this machine has no kernels")
+    assign_kernels(model, "fp32")
 
 
 def test_select_tiles_reorders_and_drops_a_sentence(rows):
@@ -202,3 +211,21 @@ def test_cache_select_does_not_move_entries():
     rows.select([[8, 9, 10, 11], [5, 4, 6, 7]])  # the last moves into the slot of the first
     assert equals(0, first[2]) and equals(1, first[1])
     assert [buffer.data_ptr() for buffer in (*past.keys, *past.values)] == addresses
+
+
+def test_kernel_cache_reuses_entries_that_are_in_no_past():
+    model = tiny.make_model()
+    assign_fp32_kernels(model)
+    rows = Rows(model)
+    rows.select([[0] * 4, [1] * 4, [2] * 4])
+    used = set()
+    for t in range(12):
+        rows.step([1 + (t + k) % 3 for _ in range(3) for k in range(4)])
+        used.update(rows.state.past.past.entries.flatten().tolist())
+        rows.select([[4 * b] * 4 for b in range(3)])  # the past of each sentence is one prefix
+    assert max(used) < 3 * 12 + 12  # one entry per sentence and step, and those of the newest step
+    rows.select([[8, 8, 8, 8]])
+    for t in range(12):
+        rows.step([1 + t % 3] * 4)
+        rows.select([[0, 0, 0, 0]])
+    assert max(rows.state.past.past.entries.flatten().tolist()) < 3 * 12 + 12
