@@ -27,16 +27,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` that C kernels can also compute."""
+class KernelNorm(nn.Module):
+    """Norm that C kernels compute, here or as part of the next layer."""
 
     kernel_norm: kernels.Norm | None = None
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized x (..., D)."""
+        if self.kernel_norm is not None and x.is_cpu:
+            return kernels.normalize(x, self.kernel_norm)
+        return super().forward(x)
 
-class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` that C kernels can also compute."""
 
-    kernel_norm: kernels.Norm | None = None
+class LayerNorm(KernelNorm, nn.LayerNorm):
+    """`nn.LayerNorm` with a kernel."""
+
+
+class RMSNorm(KernelNorm, nn.RMSNorm):
+    """`nn.RMSNorm` with a kernel."""
 
 
 AnyNorm = LayerNorm | RMSNorm

@@ -1,7 +1,8 @@
 """Print a digest of the results of each kernel as JSON: `python -m tests.support.kernel_digests`.
 
 ONMT_LITE_KERNELS selects the instruction set.  Inputs cover sizes that are not multiples of a
-register, many rows, NaN and infinity.
+register, many rows, NaN and infinity.  Translations with small models show that torch adds nothing
+that depends on the processor; ATEN_CPU_CAPABILITY selects its instruction set.
 """
 
 import hashlib
@@ -13,10 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from onmt_lite.models.kernels import bindings as kernels
+from onmt_lite.models.linear import assign_kernels
+from onmt_lite.search.beam_search import decode
+from onmt_lite.search.presets import PRESETS
+from onmt_lite.search.slots import Sentence
+from onmt_lite.search.spec import SearchSpec, SentenceLimits
+from tests.support import tiny
 
 NO_TOKENS, NO_ROWS = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
 ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 33, 100)
 SIZES = ((1, 1), (3, 17), (16, 32), (33, 31), (64, 100), (100, 65), (256, 48))  # inputs, outputs
+
+
+MODELS = {
+    "pre-norm": dict(),
+    "post-norm": dict(pre_norm=False, final_norm=False),
+    "embedding-norm": dict(embedding_norm=True, activation="silu"),
+    "rms-norm": dict(norm="rms", gated_ffn=True),
+}
 
 
 def digest(*tensors: Tensor | None) -> str:
@@ -30,8 +45,12 @@ def digest(*tensors: Tensor | None) -> str:
 
 
 def make_random(*shape: int, special: bool = False) -> Tensor:
-    """Return random numbers; `special` adds NaN, infinity and large and small numbers."""
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    """Return random numbers; `special` adds NaN, infinity and large and small numbers.
+
+    `torch.randn` depends on the processor, integers do not.
+    """
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randint(-8191, 8192, shape, generator=generator) / 4096
     if special:
         x.view(-1)[:: max(1, x.numel() // 7)] = torch.tensor(
             [float("nan"), float("inf"), -float("inf"), 1e30, 1e-38, -0.0, 88.0]
@@ -51,6 +70,8 @@ def linear_layers(
         for rows in row_counts:
             x = make_random(rows, d, special=special)
             case = f"{rows}x{d}x{n}-{'int8' if is_int8 else 'fp32'}{'-special' * special}"
+            for i, norm in enumerate(norms[1:]):
+                yield f"norm-{case}-{i}", digest(kernels.normalize(x, norm))
             for i, norm in enumerate(norms):
                 yield f"linear-{case}-{i}", digest(kernels.linear(x, up, norm))
             for activation in kernels.ACTIVATIONS:
@@ -96,6 +117,22 @@ def attention() -> Iterator[tuple[str, str]]:
         yield f"cached-{case}", digest(out, cache)
 
 
+def translations() -> Iterator[tuple[str, str]]:
+    """Yield (case, digest) of the scores of translations with small models."""
+    preset = PRESETS["opennmt"]
+    settings = dict(beam_size=4, bos_id=tiny.BOS, eos_id=tiny.EOS)
+    spec = SearchSpec(preset.policy, next(iter(preset.stop_rules.values())), **settings)
+    sentences = [Sentence([4 + i, 7, 30 - i, 5], SentenceLimits(12, 6)) for i in range(5)]
+    for name, precision in product(MODELS, ("int8", "fp32")):
+        model = tiny.make_model(d_model=40, d_ff=72, **MODELS[name])
+        for weight in model.parameters():
+            weight.copy_(make_random(*weight.shape) / 4)
+        assign_kernels(model, precision)
+        beams = [beam for _, beam in decode(model, sentences, spec, 3)]
+        scores = [hypothesis.score for beam in beams for hypothesis in beam.finished]
+        yield f"model-{name}-{precision}", digest(torch.tensor(scores))
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print(json.dumps(dict([*linear_layers(), *attention()])))
+    print(json.dumps(dict([*linear_layers(), *attention(), *translations()])))

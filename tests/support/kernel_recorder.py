@@ -15,6 +15,7 @@ from onmt_lite.models.kernels import bindings
 BUFFER, POINTER, CALL, OUTPUT = range(4)  # steps of a recording, see `replay_kernels.c`
 ARGUMENTS = 0  # the buffer for the arguments of a call
 STRUCTURES = {  # by kernel and position of the argument
+    "normalize": {3: bindings.Norm},
     "compute_layer": {0: bindings.Layer},
     "head": {3: bindings.Weights, 4: bindings.Norm, 7: bindings.Beams},
     "attend_self": {0: bindings.Attention},

@@ -13,7 +13,7 @@
    OUTPUT id, 0, 0, 0: write the content of a buffer
    The kernels are numbered in the order of SIGNATURES in `bindings.py`. */
 enum { BUFFER, POINTER, CALL, OUTPUT };
-enum { PACK, COMPUTE_LAYER, HEAD, LOG_SUMS, ATTEND_SELF, ATTEND_MEMORY, ADVANCE_PAST, ATTEND_CACHED };
+enum { PACK, NORMALIZE, COMPUTE_LAYER, HEAD, LOG_SUMS, ATTEND_SELF, ATTEND_MEMORY, ADVANCE_PAST, ATTEND_CACHED };
 enum { MAX_BUFFERS = 1 << 16 };
 
 static struct { char *memory; size bytes; } buffers[MAX_BUFFERS];
@@ -43,6 +43,7 @@ static void read_buffer(size id, size bytes) {
 static void call(size kernel, const size *a) {
     switch (kernel) {
     case PACK: pack(P(0), N(1), N(2), P(3), P(4), P(5)); break;
+    case NORMALIZE: normalize(P(0), N(1), N(2), P(3), P(4), I(5)); break;
     case COMPUTE_LAYER: compute_layer(P(0), I(1)); break;
     case HEAD: head(P(0), N(1), N(2), P(3), P(4), P(5), P(6), P(7), I(8)); break;
     case LOG_SUMS: log_sums(P(0), N(1), N(2), P(3), I(4)); break;

@@ -23,6 +23,7 @@ ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_sigmoid": 3, "gelu_tanh": 
 _P, _N = c_void_p, c_int64
 SIGNATURES = {
     "pack": [_P, _N, _N, _P, _P, _P],
+    "normalize": [_P, _N, _N, _P, _P, c_int],
     "compute_layer": [_P, c_int],
     "head": [_P, _N, _N, _P, _P, _P, _P, _P, c_int],
     "log_sums": [_P, _N, _N, _P, c_int],
@@ -94,6 +95,16 @@ class Norm(ctypes.Structure):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Norm":
         return self
+
+
+def normalize(x: Tensor, norm: Norm) -> Tensor:
+    """Return norm(x) (.., D) of x (.., D)."""
+    x = x.contiguous()
+    d, out = x.size(-1), torch.empty_like(x)
+    get_library().normalize(
+        *(x.data_ptr(), x.numel() // d, d, norm.address, out.data_ptr(), torch.get_num_threads())
+    )
+    return out
 
 
 def get_data_pointer(x: Tensor | None) -> int | None:

@@ -194,6 +194,19 @@ static void norm_row(const float *x, float *out, size n, const Norm *norm) {
     }
 }
 
+typedef struct { const float *x; size rows, d; const Norm *norm; float *out; } NormTask;
+
+static void norm_piece(const void *task, size piece) {
+    const NormTask *t = task;
+    for (size r = piece * BLOCK; r < smaller((piece + 1) * BLOCK, t->rows); r++)
+        norm_row(t->x + r * t->d, t->out + r * t->d, t->d, t->norm);
+}
+
+/* out (R, D) = norm(x) */
+API void normalize(const float *x, size rows, size d, const Norm *norm, float *out, int threads) {
+    run_pieces((rows + BLOCK - 1) / BLOCK, threads, norm_piece, &(NormTask){x, rows, d, norm, out});
+}
+
 /* Rows as inputs of a product: integers that are (number / step + zero), or floats */
 typedef struct {
     const void *rows;

@@ -97,6 +97,16 @@ def make_norm(seed, d, norm_type):
     return norm
 
 
+@settings(deadline=None, max_examples=60)
+@given(SEED, ROWS, SIZES, st.sampled_from(["layer", "rms"]), THREADS)
+def test_norm_equals_torch(seed, r, d, norm_type, n_threads):
+    torch.set_num_threads(n_threads)
+    x, norm = make_random(seed, r, d), make_norm(seed, d, norm_type)
+    found = k.normalize(x, k.Norm(norm))
+    with torch.no_grad():
+        torch.testing.assert_close(found, norm(x), rtol=1e-5, atol=1e-5)
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     *(SEED, ROWS, SIZES, SIZES, st.booleans(), st.sampled_from([None, "layer", "rms"])),
