@@ -1,7 +1,7 @@
 """The result of loading a model, and its summary for -print_model."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
@@ -85,19 +85,17 @@ class Confidence:
     per_nat: float
     per_log_token: float = 0.0
 
-    def estimate(self, hyps: Sequence[Any]) -> float | None:
-        """Return the confidence in the concatenation of the hypotheses.
+    def estimate(self, hyp: Any) -> float | None:
+        """Return the confidence in a hypothesis.
 
         Args:
-            hyps: hypotheses with `log_prob` and `token_log_probs`.
+            hyp: a hypothesis with `log_prob` and `token_log_probs`.
 
         Returns:
             A probability, or None if the model predicted no tokens.
         """
-        n_tokens = sum(len(hyp.token_log_probs) for hyp in hyps)
-        if not n_tokens:
-            return None
-        return self.compute_probability(sum(hyp.log_prob for hyp in hyps) / n_tokens, n_tokens)
+        n_tokens = len(hyp.token_log_probs)
+        return self.compute_probability(hyp.log_prob / n_tokens, n_tokens) if n_tokens else None
 
     def compute_probability(self, mean: float, n_tokens: int) -> float:
         """Return the confidence, 0 to 1.

@@ -13,7 +13,6 @@ All warnings; docs/jobs-reference.md explains each one:
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from onmt_lite.inference.records import (
 from onmt_lite.inference.runtime import get_precision
 from onmt_lite.inference.search_setup import (
     SearchConfig,
+    has_forced_eos,
     min_length_exceeds_limit,
     prefix_reaches_limit,
 )
@@ -231,20 +231,18 @@ LENGTH_TOLERANCE = (
 FLAWED_FACTOR = 0.49  # factor for the confidence of a truncated or repetitive translation
 
 
-def get_confidence(
-    hyps: Sequence[Hypothesis], curve: Confidence | None, is_flawed: bool
-) -> float | None:
-    """Return the probability that hypotheses that form one text are correct, or None if unknown.
+def get_confidence(hyp: Hypothesis, curve: Confidence | None, is_flawed: bool) -> float | None:
+    """Return the probability that a hypothesis is correct, or None if unknown.
 
     The calibration does not apply to truncated or repetitive text, because the model grows more
     certain with each repetition. Its confidence is therefore reduced.
 
     Args:
-        hyps: the hypotheses of the parts of the text.
+        hyp: the hypothesis.
         curve: the calibration of the model.
-        is_flawed: whether the text is truncated or repetitive.
+        is_flawed: whether the hypothesis or its source is truncated, or it is repetitive.
     """
-    confidence = curve.estimate(hyps) if curve is not None else None
+    confidence = curve.estimate(hyp) if curve is not None else None
     return confidence * FLAWED_FACTOR if confidence is not None and is_flawed else confidence
 
 
@@ -263,9 +261,10 @@ def assess(
     flags, confidence = {"unknown-tokens": example.n_unknown > 0}, None
     if result.hyps:
         best = result.hyps[0]
-        is_truncated = not best.ended and not result.note
+        is_truncated = not (best.ended or result.note) or has_forced_eos(config, example, best)
         repeats = has_repetition(best.text, example.line.text)
-        confidence = get_confidence([best], config.checkpoint.confidence, is_truncated or repeats)
+        is_flawed = is_truncated or repeats or not best.ended or "truncated" in example.notes
+        confidence = get_confidence(best, config.checkpoint.confidence, is_flawed)
         flags |= {
             "prefix-over-limit": prefix_reaches_limit(config, example),
             "min-length-over-limit": min_length_exceeds_limit(config, example),

@@ -9,7 +9,7 @@ from onmt_lite.checkpoints.checkpoint import Checkpoint
 from onmt_lite.config.options import TranslateOptions
 from onmt_lite.config.translate_checks import FORCED_AND_SAMPLED, explain_missing_option
 from onmt_lite.errors import Message, OptionError
-from onmt_lite.inference.records import Example
+from onmt_lite.inference.records import Example, Hypothesis
 from onmt_lite.models.base import HeadSelection
 from onmt_lite.search.policy import Policy, Preset, Sampling, StopRule
 from onmt_lite.search.presets import PRESETS
@@ -360,6 +360,20 @@ def min_length_exceeds_limit(config: SearchConfig, example: Example) -> bool:
         return False
     limits = make_sentence_limits(config, example)
     return limits.min_eos_step > limits.max_steps
+
+
+def has_forced_eos(config: SearchConfig, example: Example, hyp: Hypothesis) -> bool:
+    """Return True if the search forced EOS at the maximum length, against the model (fairseq).
+
+    Args:
+        config: the search configuration.
+        example: the line.
+        hyp: a hypothesis.
+    """
+    log_probs = hyp.token_log_probs
+    if config.spec.force_eos != "paid" or not hyp.ended or log_probs[-1] > math.log(0.5):
+        return False
+    return len(log_probs) >= make_sentence_limits(config, example).max_steps
 
 
 def _get_max_target_tokens(config: SearchConfig, example: Example) -> int:

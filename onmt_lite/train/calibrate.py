@@ -41,6 +41,7 @@ from onmt_lite.inference.records import Example, Translation
 from onmt_lite.jobs.reports import has_sacrebleu
 from onmt_lite.text.lines import Line, make_lines_from_texts
 from onmt_lite.text.placeholders import is_one_word
+from onmt_lite.text.sentence_splitter import split_sentences
 from onmt_lite.text.tag_projection import TextUnits
 from onmt_lite.train.data import read_pairs
 
@@ -141,7 +142,8 @@ def calibrate(options: CalibrateOptions) -> None:
             sacrebleu.sentence_chrf(t.text, [ref]).score >= MIN_CHRF,
         )
         for t, (_, ref) in zip(translations, pairs + concatenations)
-        if (hyp := t.hyps[0]).token_log_probs
+        # The confidence of a split line is that of a sentence
+        if (hyp := t.hyps[0]).token_log_probs and not is_split(t.src, checkpoint.split_longer)
     ]
     curve = fit_confidence(points)
     fields = (checkpoint.unknown, curve, checkpoint.split_longer, checkpoint.language_pair)
@@ -196,6 +198,11 @@ class Point(NamedTuple):
     mean: float
     n_tokens: int
     is_correct: bool
+
+
+def is_split(line: str, split_longer: int) -> bool:
+    """Return True if the sentences of a line are translated separately."""
+    return 0 < split_longer < len(line) and len(split_sentences(line)) > 1
 
 
 def join_neighbors(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ from onmt_lite.train.calibrate import (
     find_rare_symbols,
     fit_confidence,
     format_reliability_table,
+    is_split,
     load_calibrate_options,
 )
 from onmt_lite.train.calibrate import calibrate as run
@@ -55,17 +56,16 @@ def model(tiny_checkpoint, tmp_path):
 
 
 def test_confidence_curve_is_logistic():
-    """In the mean token log-probability and the log of the length, for one text or several."""
+    """In the mean token log-probability and the log of the length."""
     curve = Confidence(3.0, 6.0, 0.5)
-    for texts in ([[-0.5, -0.5]], [[-0.1, -0.2, -0.3]], [[-900.0]], [[-0.1], [-0.9, -0.2], []]):
-        log_probs = [x for text in texts for x in text]
+    for log_probs in ([-0.5, -0.5], [-0.1, -0.2, -0.3], [-900.0]):
         mean, n_tokens = sum(log_probs) / len(log_probs), len(log_probs)
         odds = math.exp(3.0 + 6.0 * mean) * math.sqrt(n_tokens)
-        found = curve.estimate([hyp(*text) for text in texts])
+        found = curve.estimate(hyp(*log_probs))
         assert found == pytest.approx(odds / (1 + odds), abs=1e-12)
         threshold = curve.compute_threshold(n_tokens)
         assert curve.compute_probability(threshold, n_tokens) == pytest.approx(0.5)
-    assert curve.estimate([Hypothesis("", [], 0.0, 0.0, [], False)]) is None
+    assert curve.estimate(Hypothesis("", [], 0.0, 0.0, [], False)) is None
 
 
 @settings(max_examples=30)
@@ -250,6 +250,12 @@ def test_older_model_configs_still_load(model):
     changed(model, **manifest)
     checkpoint = native.load(model)
     assert (checkpoint.unknown, checkpoint.confidence) == (UnknownPolicy(), None)
+
+
+def test_calibrate_leaves_out_split_lines():
+    line = "Er kam. Sie ging."
+    assert is_split(line, 10) and not is_split(line, 20) and not is_split(line, 0)
+    assert not is_split("Er kam, sie ging.", 10)
 
 
 class TestCalibrate:

@@ -103,6 +103,29 @@ def test_confidence_of_unfinished_or_repetitive_output_is_below_half(max_length,
     assert sure.notes == () and sure.confidence > 0.99
 
 
+@pytest.mark.parametrize(
+    "default, is_forced", [([-9.0, 9.0, -9.0], True), ([9.0, -9.0, -9.0], False)]
+)
+def test_unfinished_warning_marks_eos_that_fairseq_forces_at_limit(default, is_forced):
+    """A likely EOS at the limit is the model's own."""
+    first = [-9.0, 9.0, -9.0]
+    table = make_source({"": first, "1": first}, default)
+    checkpoint = replace(make_checkpoint([table]), confidence=Confidence(99.0, 1.0))
+    options = TranslateOptions.of(device="cpu", search="fairseq", beam_size=1, max_length=2)
+    (found,) = Translator(checkpoint, options).translate(["s0"])
+    assert found.hyps[0].text == "a a" and found.hyps[0].ended
+    assert ("unfinished" in found.notes) == is_forced == (found.confidence < 0.5)
+
+
+def test_confidence_of_truncated_source_is_below_half():
+    model = Translator.from_pretrained(device="cpu", threads=1)
+    checkpoint = replace(model.checkpoint, confidence=Confidence(99.0, 1.0))
+    translator = Translator(checkpoint, TranslateOptions.of(device="cpu", threads=1))
+    long, short = translator.translate(["Haus " * 600, "Haus"], max_length=8)
+    assert "truncated" in long.notes and long.confidence < 0.5
+    assert short.notes == () and short.confidence > 0.99
+
+
 def test_unknown_tokens_warning_and_count(translator):
     """The tokenizer does not match the vocabulary, so some tokens are unknown."""
     vocab = translator.checkpoint.src_vocab

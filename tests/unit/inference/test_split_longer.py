@@ -195,11 +195,7 @@ def test_split_longer_equals_separate_sentences(model, options):
     parts = make(model, split_longer=0).translate(PARTS, **options)
     assert short.hyps == parts[0].hyps and whole.src == LINE
     assert whole.n_src_tokens == sum(part.n_src_tokens for part in parts)
-    curve, best = model.checkpoint.confidence, whole.hyps[0]
-    n_tokens = len(best.token_log_probs)
-    assert whole.confidence == pytest.approx(
-        curve.compute_probability(sum(best.token_log_probs) / n_tokens, n_tokens)
-    )
+    assert whole.confidence == pytest.approx(min(part.confidence for part in parts))
     for hyp, *own in zip(whole.hyps, *(part.hyps for part in parts), strict=True):
         assert hyp.text == " ".join(h.text for h in own)
         assert hyp.tokens == [token for h in own for token in h.tokens]
@@ -208,8 +204,7 @@ def test_split_longer_equals_separate_sentences(model, options):
         assert hyp.ended
 
 
-def test_split_longer_unsure_applies_to_whole_line(model):
-    """Not to a single sentence."""
+def test_split_longer_confidence_is_that_of_least_sure_sentence(model):
     odd, plain = "Xylqu bnorft wrimsel.", "Ich habe heute keine Zeit."
     parts = make(model, split_longer=0).translate([odd, plain])
     low, high = (h.log_prob / len(h.token_log_probs) for h in (t.hyps[0] for t in parts))
@@ -217,9 +212,12 @@ def test_split_longer_unsure_applies_to_whole_line(model):
     curve = Confidence(-10 * (0.6 * low + 0.4 * high), 10)  # 0.5 is between the two
     checkpoint = replace(model.checkpoint, confidence=curve)
     options = TranslateOptions.of(device="cpu", threads=1, split_longer=20)
-    found = Translator(checkpoint, options).translate([odd, f"{odd}{6 * f' {plain}'}", plain])
-    assert [t.confidence < 0.5 for t in found] == [True, False, False]
-    assert ["unsure" in t.notes for t in found] == [True, False, False]
+    mixed, copied = f"{plain} {odd}{6 * f' {plain}'}", f"مرحبا بالعالم. {plain}"
+    found = Translator(checkpoint, options).translate([odd, mixed, plain, copied])
+    assert [t.confidence < 0.5 for t in found] == [True, True, False, False]
+    assert ["unsure" in t.notes for t in found] == [True, True, False, False]
+    assert found[1].confidence == found[0].confidence
+    assert found[3].confidence == found[2].confidence  # a copied sentence has none
 
 
 def test_split_longer_confidence_with_unfinished_sentence_is_below_half(model):
