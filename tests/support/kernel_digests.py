@@ -90,6 +90,34 @@ def linear_layers(
             yield f"log-sums-{case}", digest(kernels.logsumexp(make_random(rows, 40 * n)))
 
 
+def extreme_products() -> Iterator[tuple[str, str]]:
+    """Yield (case, digest) of int8 products of the largest numbers, each after its exact product.
+
+    The largest weight is 127 and the largest input 127, or 255 after ReLU, so all scales are 1.
+    """
+    n, rows = 40, 7
+    for d, is_positive in product((1, 2, 3, 5, 64, 70, 500), (False, True)):
+        signs = make_random(n, d).sign()
+        heavy = signs * (127 - make_random(n, d).abs().mul(9).round())
+        heavy[:, 0] = 127
+        alternating = (1 - torch.arange(d) % 2 * 2) * 127.0
+        pairs = (1 - torch.arange(d) // 2 % 2 * 2) * 127.0
+        weights = torch.full((n, d), 127.0), alternating.repeat(n, 1), pairs.repeat(n, 1), heavy
+        inputs = torch.full((rows, d), 127.0), *(w[:rows] for w in weights[1:])
+        for i, (weight, x) in enumerate(product((*weights, -weights[0]), (*inputs, -inputs[0]))):
+            layer = kernels.Weights(weight, None, True)
+            if is_positive:  # the hidden units are the bias of the first layer
+                x = (x[:1] + 128).relu().repeat(rows, 1).clamp(max=255)
+                x[:, 0] = 255
+                up = kernels.Weights(torch.zeros(d, 1), x[0], True)
+                out = kernels.feed_forward(torch.ones(rows, 1), up, layer)
+            else:
+                out = kernels.linear(x, layer)
+            case = f"{d}-{i}{'-positive' * is_positive}"
+            yield f"exact-{case}", digest(x.long() @ weight.long().T)
+            yield f"extreme-{case}", digest(out)
+
+
 def attention() -> Iterator[tuple[str, str]]:
     """Yield (case, digest) of the attention kernels."""
     for width, (heads, groups), special in product(
@@ -135,4 +163,4 @@ def translations() -> Iterator[tuple[str, str]]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print(json.dumps(dict([*linear_layers(), *attention(), *translations()])))
+    print(json.dumps(dict([*linear_layers(), *extreme_products(), *attention(), *translations()])))

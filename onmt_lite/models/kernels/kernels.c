@@ -213,11 +213,12 @@ typedef struct {
     size ld;  /* in numbers */
     const float *step;
     int zero;
+    const int32_t *shortfall;  /* of the sums of each row, see `narrow` */
 } Inputs;
 
-/* Quantize a row to 8 bits; `padded`, a multiple of 4, is its length with zeros.  Returns the step;
-   NaN if a number is not finite, so that all outputs of the row become NaN. */
-static float quantize(const float *x, size n, int positive, Input *out, size padded) {
+/* Quantize a row to 8 bits, with zeros behind it up to a multiple of 16.  Returns the step; NaN if a number
+   is not finite, so that all outputs of the row become NaN. */
+static float quantize(const float *x, size n, int positive, Input *out, int32_t *shortfall) {
     Ints top = all_ints(0);  /* without signs, floats are ordered like their bits */
     for (size i = 0; i < n; i += 16) {
         Ints v = bits(load(x + i, n - i));
@@ -230,30 +231,32 @@ static float quantize(const float *x, size n, int positive, Input *out, size pad
     memcpy(&largest, &largest_bits, 4);
     Floats factor = all(largest > 1e-30f ? range / largest : 0.f);
     Floats zero = all(ROUNDING + (float)((positive ? 0 : 128) - INPUT_ZERO));
-    for (size i = 0; i < padded; i += 16)  /* a row has room for a multiple of 16 */
-        narrow(bits(add(mul(load(x + i, n > i ? n - i : 0), factor), zero)), out + i);
+    *shortfall = 0;
+    for (size i = 0; i < n; i += 16)  /* a row has room for a multiple of 16 */
+        *shortfall += narrow(bits(keep(add(mul(load(x + i, n - i), factor), zero), n - i)), out + i);
     return largest / range + largest * 0;
 }
 
 /* Return n rows as the inputs of a layer, after `norm` if it is not NULL */
 static Inputs prepare(const float *x, size ldx, size n, const Weights *w, const Norm *norm, int positive) {
     size d = w->inputs;
-    if (!w->integers && !norm) return (Inputs){x, ldx, NULL, 0};
+    if (!w->integers && !norm) return (Inputs){x, ldx, NULL, 0, NULL};
     if (!w->integers) {
         float *rows = scratch(ROWS_SLOT, n * d * 4);
         for (size r = 0; r < n; r++) norm_row(x + r * ldx, rows + r * d, d, norm);
-        return (Inputs){rows, d, NULL, 0};
+        return (Inputs){rows, d, NULL, 0, NULL};
     }
-    size padded = round_up(d, 4), ld = round_up(padded, STEP);
+    size ld = round_up(d, STEP);
     if (ld % 256 == 0) ld += 64;  /* or rows would share the sets of the first-level cache */
     Input *rows = scratch(ROWS_SLOT, round_up(n, 2 * HEIGHT) * ld * (size)sizeof(Input));  /* for whole tiles */
-    float *step = scratch(STEP_SLOT, (n + d) * 4), *normed = step + n;
+    float *step = scratch(STEP_SLOT, (2 * n + d) * 4), *normed = step + 2 * n;
+    int32_t *shortfall = (int32_t *)(step + n);
     for (size r = 0; r < n; r++) {
         const float *row = x + r * ldx;
         if (norm) norm_row(row, normed, d, norm), row = normed;
-        step[r] = quantize(row, d, positive, rows + r * ld, padded);
+        step[r] = quantize(row, d, positive, rows + r * ld, shortfall + r);
     }
-    return (Inputs){rows, ld, step, (positive ? 0 : 128) - INPUT_ZERO};
+    return (Inputs){rows, ld, step, (positive ? 0 : 128) - INPUT_ZERO, shortfall};
 }
 
 /* ---- Products ----------------------------------------------------------------------------------- */
@@ -289,16 +292,13 @@ INLINE void int_tile(const int n, const Inputs *in, size r, const Weights *w, si
     Ints sums[TILE][WIDE];
     UNROLL for (int h = 0; h < WIDE; h++) {
         Ints first = first_sums(w, o + 16 * h, in->zero);
-        UNROLL for (int i = 0; i < n; i++) sums[i][h] = first;
+        UNROLL for (int i = 0; i < n; i++) sums[i][h] = EACH(Ints, first.part[p] + in->shortfall[r + i]);
     }
     for (size k = 0; k < groups; k++) {
         Ints weights[WIDE];
-        UNROLL for (int h = 0; h < WIDE; h++) weights[h] = load_weights(panel + (k * PANEL + 16 * h) * DEPTH);
-        UNROLL for (int i = 0; i < n; i++) {
-            int32_t inputs;
-            memcpy(&inputs, x + i * in->ld + DEPTH * k, 4);
-            UNROLL for (int h = 0; h < WIDE; h++) sums[i][h] = dot(sums[i][h], inputs, weights[h]);
-        }
+        UNROLL for (int h = 0; h < WIDE; h++) weights[h] = load_ints(panel + (k * PANEL + 16 * h) * DEPTH);
+        UNROLL for (int i = 0; i < n; i++)
+            UNROLL for (int h = 0; h < WIDE; h++) sums[i][h] = dot(sums[i][h], x + i * in->ld + DEPTH * k, weights[h]);
     }
     Floats bound = lower_bound(to);
     UNROLL for (int h = 0; h < WIDE; h++) {

@@ -43,6 +43,7 @@ PRAGMA(GCC target(TARGET))
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #define PARTS (16 / WIDTH)
+#define DEPTH 4 /* inputs that `dot` multiplies at once */
 
 typedef int64_t size;
 typedef float FloatReg __attribute__((vector_size(4 * WIDTH)));
@@ -55,6 +56,7 @@ typedef struct { IntReg part[PARTS]; } Ints;
 /* In memory: vectors at any address.  (A memcpy into a vector goes through the stack in gcc.) */
 typedef float FloatsAt __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t IntsAt __attribute__((vector_size(4 * WIDTH), aligned(1), may_alias));
+typedef int32_t IntAt __attribute__((aligned(1), may_alias));
 
 /* A value of type Floats or Ints, from an expression for each part p */
 #define EACH(Type, value)                                  \
@@ -73,10 +75,9 @@ typedef int32_t IntsAt __attribute__((vector_size(4 * WIDTH), aligned(1), may_al
    quarter     the sums of numbers 0, 4, 8, 12; 1, 5, 9, 13; and so on
    load        n floats, 0 behind them; store: n floats
    load_doubles  WIDTH / 2 floats in double precision
-   DEPTH       inputs that `dot` multiplies at once, of type Input, less INPUT_ZERO
-   reg_weights DEPTH weights of each output in a register, as `dot` needs them
+   Input       an input of an integer product, less INPUT_ZERO
    reg_dot     sum + inputs * weights, DEPTH products each
-   narrow      the low bits of 16 integers as 16 inputs */
+   narrow      store the low 8 bits of 16 integers as inputs; return what sums of their products lack */
 
 /* All ones in the first n, 0 in the others */
 INLINE Ints mask_of(size n) {
@@ -85,7 +86,6 @@ INLINE Ints mask_of(size n) {
 }
 
 #if defined SET_NEON
-#define DEPTH 4
 typedef int8_t Input;
 enum { INPUT_ZERO = 128 };
 INLINE FloatReg reg_fma(FloatReg a, FloatReg b, FloatReg c) { return vfmaq_f32(c, a, b); }
@@ -109,19 +109,18 @@ INLINE void store(float *x, size n, Floats v) {
     UNROLL for (int p = 0; p < PARTS; p++) ((FloatsAt *)to)[p] = v.part[p];
     for (size i = 0; n < 16 && i < n; i++) x[i] = copy[i];
 }
-INLINE IntReg reg_weights(const int8_t *weights) { return *(const IntsAt *)weights; }
-INLINE IntReg reg_dot(IntReg sum, int32_t inputs, IntReg weights) {
-    return vdotq_s32(sum, vreinterpretq_s8_s32(weights), vreinterpretq_s8_s32(vdupq_n_s32(inputs)));
+INLINE IntReg reg_dot(IntReg sum, const Input *x, IntReg weights) {
+    return vdotq_s32(sum, vreinterpretq_s8_s32(weights), vreinterpretq_s8_s32(vdupq_n_s32(*(const IntAt *)x)));
 }
-INLINE void narrow(Ints v, Input *to) {
+INLINE int32_t narrow(Ints v, Input *to) {
     int16x8_t low = vcombine_s16(vmovn_s32(v.part[0]), vmovn_s32(v.part[1]));
     int16x8_t high = vcombine_s16(vmovn_s32(v.part[2]), vmovn_s32(v.part[3]));
     vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+    return 0;
 }
 INLINE void pause_thread(void) { __asm__ volatile("yield"); }
 
 #else
-enum { INPUT_ZERO = 0 };
 INLINE Four pairs_low(Four a, Four b) { return _mm_unpacklo_ps(a, b); }
 INLINE Four pairs_high(Four a, Four b) { return _mm_unpackhi_ps(a, b); }
 INLINE Four quarter_of_eight(__m256 v) {
@@ -130,8 +129,8 @@ INLINE Four quarter_of_eight(__m256 v) {
 INLINE void pause_thread(void) { __builtin_ia32_pause(); }
 
 #if defined SET_AVX512
-#define DEPTH 4
 typedef uint8_t Input;
+enum { INPUT_ZERO = 0 };
 INLINE FloatReg reg_fma(FloatReg a, FloatReg b, FloatReg c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE FloatReg reg_max(FloatReg a, FloatReg b) { return _mm512_max_ps(a, b); }
 INLINE IntReg reg_max_int(IntReg a, IntReg b) { return (IntReg)_mm512_max_epi32((__m512i)a, (__m512i)b); }
@@ -143,11 +142,10 @@ INLINE DoubleReg load_doubles(const float *x) { return _mm512_cvtps_pd(_mm256_lo
 INLINE __mmask16 bits_of(size n) { return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1); }
 INLINE Floats load(const float *x, size n) { return (Floats){{_mm512_maskz_loadu_ps(bits_of(n), x)}}; }
 INLINE void store(float *x, size n, Floats v) { _mm512_mask_storeu_ps(x, bits_of(n), v.part[0]); }
-INLINE IntReg reg_weights(const int8_t *weights) { return *(const IntsAt *)weights; }
-INLINE IntReg reg_dot(IntReg sum, int32_t inputs, IntReg weights) {
-    return (IntReg)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(inputs), (__m512i)weights);
+INLINE IntReg reg_dot(IntReg sum, const Input *x, IntReg weights) {
+    return (IntReg)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(*(const IntAt *)x), (__m512i)weights);
 }
-INLINE void narrow(Ints v, Input *to) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v.part[0])); }
+INLINE int32_t narrow(Ints v, Input *to) { *(__m128i_u *)to = _mm512_cvtepi32_epi8((__m512i)v.part[0]); return 0; }
 
 #else
 
@@ -168,34 +166,39 @@ INLINE void store(float *x, size n, Floats v) {
         else _mm256_maskstore_ps(x + 8 * p, (__m256i)mask.part[p], v.part[p]);
     }
 }
-/* The low 16 bits of 16 integers, as one register */
-INLINE __m256i words_of(Ints v) {
+/* The low 8 bits of 16 integers */
+INLINE __m128i bytes_of(Ints v) {
     __m256i words = _mm256_packus_epi32((__m256i)(v.part[0] & 255), (__m256i)(v.part[1] & 255));
-    return _mm256_permute4x64_epi64(words, 0xd8);  /* packus works within halves */
+    words = _mm256_permute4x64_epi64(words, 0xd8);  /* packus works within halves */
+    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
 #if defined SET_AVXVNNI
-#define DEPTH 4
 typedef uint8_t Input;
-INLINE IntReg reg_weights(const int8_t *weights) { return *(const IntsAt *)weights; }
-INLINE IntReg reg_dot(IntReg sum, int32_t inputs, IntReg weights) {
-    return (IntReg)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(inputs), (__m256i)weights);
+enum { INPUT_ZERO = 0 };
+INLINE IntReg reg_dot(IntReg sum, const Input *x, IntReg weights) {
+    return (IntReg)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(*(const IntAt *)x), (__m256i)weights);
 }
-INLINE void narrow(Ints v, Input *to) {
-    __m256i words = words_of(v);
-    __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
-    _mm_storeu_si128((__m128i *)to, _mm_packus_epi16(low, high));
-}
+INLINE int32_t narrow(Ints v, Input *to) { *(__m128i_u *)to = bytes_of(v); return 0; }
 #else
-#define DEPTH 2 /* sums of products of bytes may exceed 16 bits, so bytes are widened before */
+/* vpmaddubsw multiplies bytes without and with sign, and adds two products in 16 bits, where it saturates:
+   for inputs up to 255, but not for magnitudes up to 128.  So 4 inputs are stored as 4 magnitudes, then 4
+   masks: -1 if the input is negative, else 0.  weight ^ -1 is -weight - 1, so the sum of a row lacks the
+   magnitudes of its negative inputs, whatever the weights. */
 typedef int16_t Input;
-INLINE IntReg reg_weights(const int8_t *weights) {
-    return (IntReg)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)weights));
+enum { INPUT_ZERO = 128 };
+INLINE IntReg reg_dot(IntReg sum, const Input *x, IntReg weights) {
+    __m256i magnitudes = _mm256_set1_epi32(*(const IntAt *)x), masks = _mm256_set1_epi32(*(const IntAt *)(x + 2));
+    __m256i products = _mm256_maddubs_epi16(magnitudes, (__m256i)weights ^ masks);
+    return sum + (IntReg)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
 }
-INLINE IntReg reg_dot(IntReg sum, int32_t inputs, IntReg weights) {
-    return sum + (IntReg)_mm256_madd_epi16(_mm256_set1_epi32(inputs), (__m256i)weights);
+INLINE int32_t narrow(Ints v, Input *to) {
+    __m128i x = bytes_of(v), none = _mm_setzero_si128(), magnitudes = _mm_abs_epi8(x), masks = _mm_cmpgt_epi8(none, x);
+    _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi32(magnitudes, masks));
+    _mm_storeu_si128((__m128i *)to + 1, _mm_unpackhi_epi32(magnitudes, masks));
+    __m128i sums = _mm_sad_epu8(magnitudes & masks, none);
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4);
 }
-INLINE void narrow(Ints v, Input *to) { _mm256_storeu_si256((__m256i *)to, words_of(v)); }
 #endif
 #endif
 #endif
@@ -215,11 +218,7 @@ INLINE Ints bits(Floats a) { return EACH(Ints, (IntReg)a.part[p]); }
 INLINE Floats load_all(const float *x) { return EACH(Floats, ((const FloatsAt *)x)[p]); }
 INLINE Ints load_ints(const void *x) { return EACH(Ints, ((const IntsAt *)x)[p]); }
 INLINE void store_all(float *x, Floats v) { store(x, 16, v); }
-INLINE Ints dot(Ints sums, int32_t inputs, Ints weights) {
-    return EACH(Ints, reg_dot(sums.part[p], inputs, weights.part[p]));
-}
-/* DEPTH weights of each of 16 outputs */
-INLINE Ints load_weights(const int8_t *x) { return EACH(Ints, reg_weights(x + WIDTH * DEPTH * p)); }
+INLINE Ints dot(Ints sums, const Input *x, Ints w) { return EACH(Ints, reg_dot(sums.part[p], x, w.part[p])); }
 
 /* The first n numbers, 0 behind them */
 INLINE Floats keep(Floats v, size n) {

@@ -54,6 +54,15 @@ def test_instruction_sets_give_the_same_bits(instruction_set):
     assert [case for case in expected if digests[case] != expected[case]] == []
 
 
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_extreme_int8_products_are_exact(instruction_set):
+    """Sums of products that 16 bits cannot hold."""
+    digests = compute_digests(instruction_set)
+    cases = [case.removeprefix("exact-") for case in digests if case.startswith("exact-")]
+    assert len(cases) == 350
+    assert [c for c in cases if digests[f"extreme-{c}"] != digests[f"exact-{c}"]] == []
+
+
 def test_amx_gives_the_same_bits_as_vnni(tmp_path):
     """With emulated tiles, on any processor that has AVX-512."""
     if "avx512" not in SETS:
