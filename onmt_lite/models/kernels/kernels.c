@@ -284,11 +284,11 @@ INLINE Floats dequantize(Ints sums, Floats scale, float step, Floats bias) {
     return mul_add(mul(to_floats(sums), scale), all(step), bias);
 }
 
-/* Multiply n rows from row r on by WIDE * 16 outputs from output o on */
+/* Multiply n rows from row r on by WIDE * 16 outputs from output o on, and prefetch the weights of the next panel */
 INLINE void int_tile(const int n, const Inputs *in, size r, const Weights *w, size o, const Outputs *to) {
-    size groups = round_up(w->inputs, DEPTH) / DEPTH;
+    size groups = round_up(w->inputs, DEPTH) / DEPTH, next = PANEL * round_up(w->inputs, STEP);
     const Input *x = (const Input *)in->rows + r * in->ld;
-    const int8_t *panel = w->integers + o / PANEL * PANEL * round_up(w->inputs, STEP) + o % PANEL * DEPTH;
+    const int8_t *panel = w->integers + o / PANEL * next + o % PANEL * DEPTH;
     Ints sums[TILE][WIDE];
     UNROLL for (int h = 0; h < WIDE; h++) {
         Ints first = first_sums(w, o + 16 * h, in->zero);
@@ -297,6 +297,7 @@ INLINE void int_tile(const int n, const Inputs *in, size r, const Weights *w, si
     for (size k = 0; k < groups; k++) {
         Ints weights[WIDE];
         UNROLL for (int h = 0; h < WIDE; h++) weights[h] = load_ints(panel + (k * PANEL + 16 * h) * DEPTH);
+        prefetch((const float *)(panel + next + k * PANEL * DEPTH), 16 * WIDE);
         UNROLL for (int i = 0; i < n; i++)
             UNROLL for (int h = 0; h < WIDE; h++) sums[i][h] = dot(sums[i][h], x + i * in->ld + DEPTH * k, weights[h]);
     }
