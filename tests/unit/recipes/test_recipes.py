@@ -1,6 +1,7 @@
 """The recipe of the shipped model: training text, averaging, evaluation and runs."""
 
 import datetime
+import gzip
 import json
 import re
 import shlex
@@ -365,6 +366,8 @@ def test_run_resume_skips_complete_steps_and_continues_training(monkeypatch, tmp
 def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monkeypatch, capfd):
     """The GPU run in one call, with a tiny teacher and few steps."""
     (tmp_path / "runs").mkdir()
+    with gzip.open(tmp_path / "runs" / "back-24.tsv.gz", "wb") as file:
+        file.write(corpus.read_bytes())
     start = tmp_path / "runs" / "de-en-24"
     train(make_tiny_options(corpus, start, "-train_steps", 2))
     small = dict(d_model=16, heads=2, d_ff=16, enc_layers=1, dec_layers=1, batch_tokens=200)
