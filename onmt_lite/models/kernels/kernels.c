@@ -960,7 +960,7 @@ API int enable(int amx) {
 #ifdef EMULATE_TILES
     has_amx = 1;
 #endif
-#elif defined SET_AVX2
+#elif defined SET_AVX2 && defined __APPLE__
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
