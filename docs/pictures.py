@@ -24,7 +24,7 @@ SEARCHED = "Lass mich in Ruhe."  # the sentence of search.svg
 SENTENCE = "Mein Bruder wohnt seit drei Jahren in Berlin."  # from data/sample.de.txt
 INPUT = (  # input.de
     "Guten Morgen! Wie geht es dir?\nWo ist der Bahnhof?\n"
-    "Die Sitzung beginnt um 14.30 Uhr in Raum 212.\n"
+    "Es waren 12.345.678 Menschen.\n"
 )
 SESSION = (
     f'echo "{SENTENCE}" | python translate.py -n_best 3 -with_score',

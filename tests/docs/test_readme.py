@@ -80,9 +80,9 @@ INPUTS = {
     "input.de": "Guten Morgen!\nWo ist der Bahnhof?\n\nIch lerne Deutsch.\n",
     "begin.en": "Good\nWhere\n\n\n",
     "numbers.de": (
-        "Das kostet 899,00 €.\nDie Sitzung beginnt um 14.30 Uhr in Raum 212.\n"
-        "Der Preis beträgt 1.500.000 Euro.\nEs waren 12.345.678 Menschen.\n"
-        "Die Temperatur ist -5 Grad.\n"
+        "Das kostet 899,00 €.\nEs waren 12.345.678 Menschen.\n"
+        "Die Firma hat 1.234.567 Kunden.\nDie Temperatur ist -5 Grad.\n"
+        "Das Konto hat 4.567.890,12 Euro.\n"
     ),
 }
 
