@@ -134,9 +134,8 @@ class TestReasons:
         options = TranslateOptions.of(beam_size=2, block_ngram_repeat=1)
         (found,) = translate_traced(de_en, options, ["Das ist sehr, sehr, sehr gut."])
         blocked = [c for cells in found.trace.pruned for c in cells if c.state == "blocked"]
-        assert {(c.text, c.why) for c in blocked} == {
-            ("▁very", "blocked: it would repeat a token (block_ngram_repeat)")
-        }
+        why = "blocked: it would repeat a token (block_ngram_repeat)"
+        assert {(c.text, c.why) for c in blocked} == {("▁very", why), (",", why)}
 
     def test_min_length_is_named_as_reason(self):
         pruned, _ = self.find_pruned(3, min_length=4)
