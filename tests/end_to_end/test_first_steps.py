@@ -13,7 +13,7 @@ from tests.end_to_end.conftest import ROOT, SCRIPT
 
 FAMILIES = "tests/data/families"
 SURE = "Guten Morgen!"
-UNSURE = "Mensch, das hättest du mir ja wohl auch früher sagen können!"
+UNSURE = "Mensch, das hättest du mir ja wohl auch schon früher sagen können!"
 
 
 @pytest.fixture
