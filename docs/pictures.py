@@ -23,8 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SEARCHED = "Lass mich in Ruhe."  # the sentence of search.svg
 SENTENCE = "Mein Bruder wohnt seit drei Jahren in Berlin."  # from data/sample.de.txt
 INPUT = (  # input.de
-    "Guten Morgen! Wie geht es dir?\nWo ist der Bahnhof?\n"
-    "Es waren 12.345.678 Menschen.\n"
+    "Guten Morgen! Wie geht es dir?\nWo ist der Bahnhof?\nEs waren 12.345.678 Menschen.\n"
 )
 SESSION = (
     f'echo "{SENTENCE}" | python translate.py -n_best 3 -with_score',
