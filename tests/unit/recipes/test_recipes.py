@@ -370,7 +370,7 @@ def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monk
     (tmp_path / "runs").mkdir()
     with gzip.open(tmp_path / "runs" / "back-24.tsv.gz", "wb") as file:
         file.write(corpus.read_bytes())
-    start = tmp_path / "runs" / "de-en-24"
+    start = tmp_path / RUNS["teacher"][-1]["train"]["init_from"]
     train(make_tiny_options(corpus, start, "-train_steps", 2))
     small = dict(d_model=16, heads=2, d_ff=16, enc_layers=1, dec_layers=1, batch_tokens=200)
     usual = "vocab_size train_minutes slots slot_lines held_out train_same same_lines".split()
@@ -401,7 +401,7 @@ def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monk
     made = {tgt for _, tgt in taught}
     text = read_pairs(tmp_path / "runs" / "text-25" / "01.tsv.gz")
     assert sum(tgt in made for _, tgt in text) >= 2
-    before, after = (native.load(tmp_path / "runs" / f"de-en-{n}").model for n in (24, 25))
+    before, after = (native.load(path).model for path in (start, tmp_path / "runs" / "de-en-25"))
     assert before.cfg == after.cfg
     assert not torch.equal(before.output.weight, after.output.weight)
     assert run.main(["teacher", "--resume"]) == 0  # every step is complete
