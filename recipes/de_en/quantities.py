@@ -292,6 +292,17 @@ def cardinal(rng: Random) -> Quantity:
     return Quantity(src, tgt, (str(number), words, group_digits(number)))
 
 
+def hundreds(rng: Random) -> Quantity:
+    """Return an integer from 100 to 999 in words, for which the translation has digits."""
+    number = rng.randrange(100, 1000)
+    if rng.random() < 0.2:
+        number = number // 100 * 100 + rng.choice((0, 10, 11, 12, 20, 30, 40, 50, 60, 70, 80, 90))
+    src, words = spell_german(number), spell_english(number)
+    if src.startswith("einhundert") and rng.random() < 0.7:
+        src = src.removeprefix("ein")
+    return Quantity(src, "one hundred" if number == 100 else str(number), (words, str(number)))
+
+
 def mixed(rng: Random) -> Quantity:
     """Return a number and a half: anderthalb, zweieinhalb."""
     number = rng.choice((1, 1, 1, 2, 2, *range(3, 13)))
@@ -376,6 +387,9 @@ QUANTITIES = {
     function.__name__: function
     for function in (
         *(clock, time, span, day, weekday, month, year, cardinal, mixed, fraction, decimal, spoken),
-        *(grouped, ordinal, rank),
+        *(grouped, ordinal, rank, hundreds),
     )
 }
+# Single forms of a time of day that are harder than the others
+QUANTITIES |= {"hour": _afternoon_hour, "half": _half_hour, "quarter": _quarter_hour}
+QUANTITIES |= {"minutes": _minutes, "spelt": _words}

@@ -137,6 +137,11 @@ def number(rng: Random) -> str:
     return rng.choice("123456789") + _digits(rng, digits - 1)
 
 
+def count(rng: Random) -> str:
+    """Return an integer of one or two digits."""
+    return str(rng.choice((rng.randrange(1, 13), rng.randrange(1, 100))))
+
+
 def date(rng: Random) -> str:
     """Return a date, mostly as day.month.year."""
     month = rng.randrange(12)
@@ -212,7 +217,7 @@ def field(rng: Random) -> str:
 
 
 FILLERS = (
-    *(name, person, number, date, phone, mail, url, code, emoji, sign, script, field),
+    *(name, person, number, count, date, phone, mail, url, code, emoji, sign, script, field),
     *(verbatim, version, hexadecimal, plate, iban, order, file_name, path, variable, address),
     product,
 )
