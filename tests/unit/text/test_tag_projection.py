@@ -294,7 +294,7 @@ EXACT = {
     "Klicke &lt;a href=&quot;x.html&quot;&gt;hier&lt;/a&gt; bitte.": (
         "Please click &lt;a href=&quot;x.html&quot;&gt;here&lt;/a&gt;."
     ),
-    "Der Befehl `ls -l /tmp` zeigt alle Dateien.": "The order `ls -l /tmp` shows all the files.",
+    "Der Befehl `ls -l /tmp` zeigt alle Dateien.": "The command `ls -l /tmp` shows all the files.",
     "<b>H</b>allo": "<b>Hello</b>",
 }
 # Lines, and their markup in output order, without spaces
