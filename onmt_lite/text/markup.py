@@ -54,7 +54,13 @@ CODE = (
     rf"(?<![\w@=&#\\~|])[^\W_]+(?:(?!{ENTITY})[_@=&#\\~|]+[^\W_]+)+"
     r"|(?<!\w)[A-Za-z](?:#|\+\+)(?!\w)"  # C#
 )
-WORDS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE))
+HASH = (
+    r"(?<![\w#-])(?:#[0-9A-Fa-f]{6}|0x[0-9A-Fa-f]{1,64}|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-"
+    r"[0-9A-Fa-f]{12}|(?=[a-f]*[0-9])(?=[0-9]*[a-f])[0-9a-f]{7,64}"
+    r"|(?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{7,64})(?![\w-])"
+)  # #1a2b3c, 0xE1CC, UUID, 9f86d081
+IBAN = r"(?<![\w-])[A-Z]{2}[0-9]{2}(?: ?[A-Z]{4})?(?: ?[0-9]{4}){2,7}(?: ?[0-9]{1,3})?(?![\w-])"
+WORDS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE, HASH, IBAN))
 LITERALS = "|".join((LINK_DEFINITION, FENCE, CODE_SPAN, AUTOLINK))
 # Inline tags are removed from the line that the model reads; words and literals become placeholders
 PATTERNS = re.compile(
@@ -64,7 +70,9 @@ PATTERNS = re.compile(
 SPAN = f"(?P<span>{LITERALS}|{LINK_END}|{TAG}|{ESCAPED_TAG}|{WORDS})"  # text that never changes
 SPANS = re.compile(SPAN)
 # Every match of the patterns contains one of these
-HINT = re.compile(r"[<&{%$@_=#\\~|[/`*]|\+\+|www\.|mailto:|\w\.[a-z]{2}")
+HINT = re.compile(
+    r"[<&{%$@_=#\\~|[/`*]|\+\+|www\.|mailto:|\w\.[a-z]{2}|\d[a-fx]|[a-z]\d|\d{8}-\d", re.IGNORECASE
+)
 
 TAG_NAME = re.compile(rf"{LT}(/?)([A-Za-z][\w:-]*)")
 SELF_CLOSING = re.compile(rf"/{GT}$")

@@ -9,11 +9,12 @@ words at unknown tokens. The model therefore reads the line without such charact
 2. List marks at the start of the line (`- [x] `, `1. `, `## `, `> `) are its head. The rest is
    translated as if it were the whole line.
 3. Other unknown characters are masked. So are, known or not, tags, escaped tags, HTML entities,
-   Markdown links, emphasis and code, variables (`{name}`, `[[name]]`, `%s`), addresses, paths and
-   words such as `max_size` or `AT&T`.
+   Markdown links, emphasis and code, variables (`{name}`, `[[name]]`, `%s`), addresses, paths,
+   hashes, IBANs and words such as `max_size` or `AT&T`.
    - Words with an unknown letter (several in a row count as one), formulas (`3 × 4 = 12`), dates
-     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), variables, code and addresses are
-     replaced by a placeholder. This is a name or a number that the model is known to copy.
+     (`9/4/2000`), amounts with an unknown sign (`52,42 €`), variables, code, hashes, IBANs
+     and addresses are replaced by a placeholder. This is a name or a number that the model is
+     known to copy.
    - All other masked spans are inline tags, and are removed.
 4. Module `onmt_lite.text.tag_projection` restores the masked spans in the translation.
    - A word replaces its placeholder. If the placeholder was not copied, the word follows the

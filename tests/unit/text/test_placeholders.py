@@ -74,6 +74,11 @@ READINGS = [
     ("Alles steht auf uni-jena.de.", "Alles steht auf Tom.", ["uni-jena.de"]),
     ("Unter a.example.com/b/c, bitte", "Unter Tom, bitte", ["a.example.com/b/c"]),
     ("Die Variable max_size fehlt", "Die Variable Tom fehlt", ["max_size"]),
+    ("Commit 9f86d081 und c1ac6b85f1de", "Commit Tom und Boston", ["9f86d081", "c1ac6b85f1de"]),
+    ("Der Fehler 0xE1CC, Farbe #1a2B3c.", "Der Fehler Tom, Farbe Boston.", ["0xE1CC", "#1a2B3c"]),
+    ("12ab34cd-00FF-1234-5678-0123456789ab ja", "Tom ja", ["12ab34cd-00FF-1234-5678-0123456789ab"]),
+    ("An DE02 1203 0000 0000 2020 51 bitte", "An Tom bitte", ["DE02 1203 0000 0000 2020 51"]),
+    ("An NL91ABNA0417164300 bitte", "An Tom bitte", ["NL91ABNA0417164300"]),
     ("Es gilt a² + b² = c² hier", "Es gilt Tom hier", ["a² + b² = c²"]),
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
     ("😀 I 😀 U ok", "I U ok", ["😀", "😀"]),
@@ -116,7 +121,8 @@ def test_mask_gives_text_for_model(line, text, taken):
 
 
 PLAIN = ["Guten Tag.", "Es sind 50 % mehr", "Es sind 3 % der 4 %igen und 5 %-e", "Um 14:30 Uhr", ""]
-PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann"]
+PLAIN += ["123", "z.B. am 4.4.1996", "usw.de-luxe", "Er kam.dann", "1234567", "abcdefabcdef"]
+PLAIN += ["Die 1980er", "Ein A4 mit 3a", "2a3b4c", "AB12 sind 1234 Leute"]
 
 
 @pytest.mark.parametrize("line", PLAIN)
