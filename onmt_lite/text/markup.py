@@ -59,7 +59,11 @@ HASH = (
     r"[0-9A-Fa-f]{12}|(?=[a-f]*[0-9])(?=[0-9]*[a-f])[0-9a-f]{7,64}"
     r"|(?=[A-F]*[0-9])(?=[0-9]*[A-F])[0-9A-F]{7,64})(?![\w-])"
 )  # #1a2b3c, 0xE1CC, UUID, 9f86d081
-IBAN = r"(?<![\w-])[A-Z]{2}[0-9]{2}(?: ?[A-Z]{4})?(?: ?[0-9]{4}){2,7}(?: ?[0-9]{1,3})?(?![\w-])"
+# Spaces everywhere or nowhere, so that an amount that follows is not part of it
+IBAN = (
+    r"(?<![\w-])[A-Z]{2}[0-9]{2}(?:(?:[A-Z]{4})?[0-9]{8,28}|(?: [A-Z]{4})?(?: [0-9]{4}){2,7}"
+    r"(?: [0-9]{1,3})?)(?![\w-]|[.,][0-9])"
+)
 WORDS = "|".join((URL, MAIL, SITE, PATH, WRAPPED, BRACES, PRINTF, VARIABLE, CODE, HASH, IBAN))
 LITERALS = "|".join((LINK_DEFINITION, FENCE, CODE_SPAN, AUTOLINK))
 # Inline tags are removed from the line that the model reads; words and literals become placeholders

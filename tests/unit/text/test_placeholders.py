@@ -79,6 +79,8 @@ READINGS = [
     ("12ab34cd-00FF-1234-5678-0123456789ab ja", "Tom ja", ["12ab34cd-00FF-1234-5678-0123456789ab"]),
     ("An DE02 1203 0000 0000 2020 51 bitte", "An Tom bitte", ["DE02 1203 0000 0000 2020 51"]),
     ("An NL91ABNA0417164300 bitte", "An Tom bitte", ["NL91ABNA0417164300"]),
+    ("Von AT611904300234573201 1 Euro", "Von Tom 1 Euro", ["AT611904300234573201"]),
+    ("Von AT61 1904 3002 3457 3201 1,5 Euro", "Von Tom 1,5 Euro", ["AT61 1904 3002 3457 3201"]),
     ("Es gilt a² + b² = c² hier", "Es gilt Tom hier", ["a² + b² = c²"]),
     ("Das ist ½ Liter", "Das ist 14 Liter", ["½"]),
     ("😀 I 😀 U ok", "I U ok", ["😀", "😀"]),
