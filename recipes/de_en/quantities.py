@@ -241,9 +241,7 @@ def span(rng: Random) -> Quantity:
 
 def day(rng: Random) -> Quantity:
     """Return a day with a month: 5. Januar, January 5th; 5. Januar 2024, January 5, 2024."""
-    month = rng.randrange(12)
-    number = rng.randrange(1, 32 if month not in (1, 3, 5, 8, 10) else 29)
-    german, english = MONTHS[month]
+    number, german, english = _choose_date(rng)
     others = tuple(f"{english} {n}" for n in (number, f"the {to_english_ordinal(number)}"))
     others += (f"{to_english_ordinal(number)} of {english}", f"{number} {english}")
     if rng.random() < 0.4:
@@ -252,6 +250,20 @@ def day(rng: Random) -> Quantity:
         return Quantity(f"{number}. {german} {year}", tgt, tuple(f"{o} {year}" for o in others))
     name = f"{number}." if rng.random() < 0.75 else spell_german_ordinal(number) + "n"
     return Quantity(f"{name} {german}", f"{english} {to_english_ordinal(number)}", others)
+
+
+def _spelled_day(rng: Random) -> Quantity:
+    """Achten Juli: July 8th."""
+    number, german, english = _choose_date(rng)
+    src = f"{spell_german_ordinal(number)}n {german}"
+    return Quantity(src, f"{english} {to_english_ordinal(number)}")
+
+
+def _choose_date(rng: Random) -> tuple[int, str, str]:
+    """Return a day of the month, and the month in both languages."""
+    month = rng.randrange(12)
+    number = rng.randrange(1, 32 if month not in (1, 3, 5, 8, 10) else 29)
+    return number, *MONTHS[month]
 
 
 def weekday(rng: Random) -> Quantity:
@@ -390,6 +402,7 @@ QUANTITIES = {
         *(grouped, ordinal, rank, hundreds),
     )
 }
-# Single forms of a time of day that are harder than the others
+# Single forms of a time of day or of a date that are harder than the others
 QUANTITIES |= {"hour": _afternoon_hour, "half": _half_hour, "quarter": _quarter_hour}
-QUANTITIES |= {"minutes": _minutes, "spelt": _words}
+QUANTITIES |= {"minutes": _minutes, "spelt": _words, "daypart": _part_of_day}
+QUANTITIES |= {"spelled": _spelled_day}
