@@ -336,7 +336,7 @@ def test_each_run_step_reads_outputs_of_earlier_steps():
         elif "translate.py" in options:
             assert options[options.index("-model") + 1] in models
     assert {"runs/back", "runs/back-24", "runs/de-en"} <= models
-    assert {f"runs/de-en-{n}" for n in range(1, 27)} <= models
+    assert {f"runs/de-en-{n}" for n in range(1, 28)} <= models
 
 
 def test_readme_command_includes_every_run():
@@ -404,9 +404,9 @@ def test_teacher_run_trains_a_student_on_its_translations(corpus, tmp_path, monk
     translator = Translator.from_pretrained(tmp_path / "runs" / "teacher", device="cpu")
     assert translator.translate([taught[0][0]])[0].text == taught[0][1]
     made = {tgt for _, tgt in taught}
-    text = read_pairs(tmp_path / "runs" / "text-26" / "01.tsv.gz")
+    text = read_pairs(tmp_path / "runs" / "text-27" / "01.tsv.gz")
     assert sum(tgt in made for _, tgt in text) >= 2
-    before, after = (native.load(path).model for path in (start, tmp_path / "runs" / "de-en-26"))
+    before, after = (native.load(path).model for path in (start, tmp_path / "runs" / "de-en-27"))
     assert before.cfg == after.cfg
     assert not torch.equal(before.output.weight, after.output.weight)
     assert run.main(["teacher", "--resume"]) == 0  # every step is complete
