@@ -297,9 +297,7 @@ def cardinal(rng: Random) -> Quantity:
     number = rng.randrange(2 if largest < 99 else largest // 10, largest + 1)
     if rng.random() < 0.1:
         number = max(2, number // 100 * 100 or number // 10 * 10)
-    src, words = spell_german(number), spell_english(number)
-    if src.startswith(("einhundert", "eintausend")) and rng.random() < 0.5:
-        src = src.removeprefix("ein")
+    src, words = _drop_ein(spell_german(number), rng, 0.5), spell_english(number)
     tgt = words if number <= 100 else group_digits(number)
     return Quantity(src, tgt, (str(number), words, group_digits(number)))
 
@@ -309,10 +307,15 @@ def hundreds(rng: Random) -> Quantity:
     number = rng.randrange(100, 1000)
     if rng.random() < 0.2:
         number = number // 100 * 100 + rng.choice((0, 10, 11, 12, 20, 30, 40, 50, 60, 70, 80, 90))
-    src, words = spell_german(number), spell_english(number)
-    if src.startswith("einhundert") and rng.random() < 0.7:
-        src = src.removeprefix("ein")
+    src, words = _drop_ein(spell_german(number), rng, 0.7), spell_english(number)
     return Quantity(src, "one hundred" if number == 100 else str(number), (words, str(number)))
+
+
+def _drop_ein(number: str, rng: Random, probability: float) -> str:
+    """Return einhundert and eintausend as hundert and tausend, with the given probability."""
+    if number.startswith(("einhundert", "eintausend")) and rng.random() < probability:
+        return number.removeprefix("ein")
+    return number
 
 
 def mixed(rng: Random) -> Quantity:
