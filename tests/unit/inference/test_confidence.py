@@ -165,7 +165,7 @@ def test_calibrated_model_outputs_confidence_and_unsure(model, tmp_path, capfd):
             t.confidence < min(0.5, by_curve) if flawed else t.confidence == pytest.approx(by_curve)
         )
     assert [t.confidence for t in found[-2:]] == [None, None]
-    unsure = [i for i, t in enumerate(found) if t.confidence is not None and t.confidence < 0.7]
+    unsure = [i for i, t in enumerate(found) if t.confidence is not None and t.confidence < 0.75]
     assert unsure
     assert [i for i, t in enumerate(found) if "unsure" in t.notes] == unsure
 
