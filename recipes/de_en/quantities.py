@@ -408,4 +408,4 @@ QUANTITIES = {
 # Single forms of a time of day or of a date that are harder than the others
 QUANTITIES |= {"hour": _afternoon_hour, "half": _half_hour, "quarter": _quarter_hour}
 QUANTITIES |= {"minutes": _minutes, "spelt": _words, "daypart": _part_of_day}
-QUANTITIES |= {"spelled": _spelled_day}
+QUANTITIES |= {"daywords": _spelled_day}

@@ -294,7 +294,8 @@ def test_split_longer_scores_references_of_whole_lines(model):
     lines = [Line(i, text) for i, text in enumerate([LINE, PARTS[0], LINE])]
     references = [Line(i, text) for i, text in enumerate(["I go home.", "Yes.", ""])]
     made = translator.pipeline.translate_lines(lines, references)
-    assert [t.hyps for t in made] == [t.hyps for t in translator.pipeline.translate_lines(lines)]
+    plain = list(translator.pipeline.translate_lines(lines))
+    assert [(t.hyps, t.notes) for t in made] == [(t.hyps, t.notes) for t in plain]
     scores = translator.score([LINE, PARTS[0], LINE], ["I go home.", "Yes.", ""])
     assert [t.gold_log_prob for t in made] == scores
     assert all(t.has_gold for t in made) and made[0].n_gold_tokens == 5

@@ -31,7 +31,7 @@ Sie forscht am MIT Media Lab in Boston.
 # Shipped model: uppercase words, and words that keep their case
 SHIPPED = {
     "ACHTUNG: Der Boden ist nass.": ("ATTENTION", "floor"),
-    "ICH KOMME MORGEN NACH HAUSE. Bis dann!": ("HOME TOMORROW", "See you"),
+    "ICH KOMME MORGEN NACH HAUSE. Bis dann!": ("HOME TOMORROW", "See you then."),
     "ICH LIEBE DICH, Maria!": ("I LOVE YOU", ""),
     "Guten Morgen. WO BIST DU? Ich warte.": ("WHERE ARE YOU", "waiting"),
     "ICH LIEBE {name} SEHR, Maria.": ("I LOVE {name}", ""),
